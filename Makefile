@@ -1,11 +1,12 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down chaos test test-large test-newer fuzz fuzz-check alerts-test alerts-fire bench bench-peers lint fmt chart-test chart-readme image
+.PHONY: help stores build demo up down chaos test test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench bench-peers lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
 TEST := $(CARGO) test --workspace --features scheduler-node/failpoints
+SEEDED := $(TEST) --lib -- --ignored --exact seeded::tests::each_seeded_bug_is_caught --nocapture
 STACK := target/release/stack
 
 help: ## List these targets
@@ -16,6 +17,7 @@ stores: ## Install what is missing of PostgreSQL, etcd and RabbitMQ
 
 build: ## Build the node and the tools, optimised
 	$(CARGO) build --release --package scheduler-node --package integration-tests --bins
+	@! grep --quiet DUETIME_SEEDED_BUG target/release/duetime || { echo "target/release/duetime has seeded bugs: it was built with fail points"; exit 1; }
 
 demo: stores build ## Three nodes from nothing, a stream of tasks, the master killed half way, a verdict
 	@$(STACK) demo $(ARGS)
@@ -33,6 +35,7 @@ test: stores alerts-test fuzz-check ## Run all tests
 	@integration-tests/install schemathesis
 	@integration-tests/install redis || echo "Redis cannot be installed: the comparison with other schedulers is not tested"
 	$(TEST)
+	$(SEEDED)
 	@integration-tests/build-last-release
 	$(TEST) --test it -- --test-threads=1
 
@@ -40,6 +43,10 @@ test-large: stores ## Run the tests that take long, on large tables
 	$(TEST) --test it --test rooms --no-run
 	@integration-tests/build-last-release
 	DUETIME_TEST_LARGE=1 $(TEST) --test it -- --test-threads=1 --nocapture migration:: move_large::
+
+# DUETIME_SEEDED_BUG=<name> before a test command runs those tests with one of the bugs.
+seeded-bugs: stores ## Break the rules of the product one by one; each time, a test must fail
+	$(SEEDED)
 
 # RELEASE is a codename of Debian, or `next` for the one after this machine's. SERVERS says which of the three are newer. ARGS chooses scenarios.
 # The first build is for the node: the target of the scenarios alone leaves an older one in place.

@@ -6,6 +6,9 @@
 
 #![allow(unreachable_pub, reason = "`pub` inside a private module means: for the whole crate")]
 
+#[macro_use]
+mod seeded;
+
 pub mod node;
 
 mod store;

@@ -76,18 +76,18 @@ const LONG: Duration = Duration::from_secs(60);
 /// The queue whose rows a test's database refuses.
 const POISON: &str = "poison";
 
-struct Loops {
-    counter: Counter,
-    test: TestDatabase,
-    metrics: Arc<Metrics>,
-    fences: BTreeMap<ShardId, Epoch>,
+pub(super) struct Loops {
+    pub(super) counter: Counter,
+    pub(super) test: TestDatabase,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) fences: BTreeMap<ShardId, Epoch>,
     broker: watch::Sender<BrokerState>,
-    keys: watch::Sender<Option<Arc<ReceiptKeys>>>,
+    pub(super) keys: watch::Sender<Option<Arc<ReceiptKeys>>>,
 }
 
 impl Loops {
     /// A node's loops over a fresh database, of which it owns shard 0.
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let (counter, test) = fresh().await;
         let metrics = Arc::new(Metrics::register(&prometheus::Registry::new()).unwrap());
         let queues = ["orders", POISON].map(|name| Queue::with_defaults(QueueName::new(name)));
@@ -111,7 +111,7 @@ impl Loops {
         Releaser { nudger: Nudger::new(self.counter.databases.clone(), Duration::from_secs(10)) }
     }
 
-    fn reporter(&self) -> Reporter {
+    pub(super) fn reporter(&self) -> Reporter {
         Reporter {
             databases: self.counter.databases.clone(),
             books: Arc::clone(&self.counter.books),
@@ -126,7 +126,7 @@ impl Loops {
     }
 
     /// Writes two tasks of `orders` with one of the poisoned queue between them, on shard 0, due at once.
-    async fn three(&self, change: impl Fn(&mut ValidTask)) -> [TaskId; 3] {
+    pub(super) async fn three(&self, change: impl Fn(&mut ValidTask)) -> [TaskId; 3] {
         let ids: [TaskId; 3] = std::array::from_fn(|_| fixture::fresh_id_of(ShardId::new(0)));
         let task = |(id, queue): (&TaskId, _)| {
             changed(new_task(*id), |task| {

@@ -110,7 +110,7 @@ impl Database {
         let (queues, kept_ms): (Vec<&str>, Vec<i64>) =
             keep.others.iter().map(|(queue, kept_ms)| (queue.as_str(), *kept_ms)).unzip();
         self.run(StoreOp::TaskCancel, |pool| async move {
-            let row: Option<PgRow> = sqlx::query(include_str!("queries/task_cancel.sql"))
+            let row: Option<PgRow> = sqlx::query(statement!("task_cancel"))
                 .bind(id.uuid())
                 .bind(keep.default_ms)
                 .bind(queues)

@@ -55,7 +55,7 @@ impl Database {
         let ahead = interval(ahead);
         let (ids, shards, epochs) = presented(ids, fences);
         self.claimed(StoreOp::TaskClaim, fences.len(), || {
-            sqlx::query(include_str!("queries/task_claim.sql"))
+            sqlx::query(statement!("task_claim"))
                 .bind(ids)
                 .bind(shards)
                 .bind(epochs)
@@ -71,11 +71,7 @@ impl Database {
     pub async fn task_rescue(&self, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> Result<Claimed, Error> {
         let (ids, shards, epochs) = presented(ids, fences);
         self.claimed(StoreOp::TaskRescue, fences.len(), || {
-            sqlx::query(include_str!("queries/task_rescue.sql"))
-                .bind(ids)
-                .bind(shards)
-                .bind(epochs)
-                .bind(interval(LOOK_AGAIN_AFTER))
+            sqlx::query(statement!("task_rescue")).bind(ids).bind(shards).bind(epochs).bind(interval(LOOK_AGAIN_AFTER))
         })
         .await
     }
@@ -89,7 +85,7 @@ impl Database {
     ) -> Result<Vec<TaskId>, Error> {
         let (shards, epochs) = pairs(fences);
         self.run(StoreOp::TaskTakeover, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_takeover.sql"))
+            let rows = sqlx::query(statement!("task_takeover"))
                 .bind(shards)
                 .bind(epochs)
                 .bind(most_per_shard)

@@ -43,7 +43,7 @@ impl Database {
             succeeded.iter().map(|one| (one.name.as_str(), one.partition_key.as_deref())).unzip();
         let elsewhere = self.elsewhere();
         self.run(StoreOp::TaskRelease, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_release.sql"))
+            let rows = sqlx::query(statement!("task_release"))
                 .bind(ids)
                 .bind(names)
                 .bind(partition_keys)

@@ -10,8 +10,7 @@ use sqlx::{Row, postgres::PgRow};
 
 use super::{Database, Effect, Error, StoreOp};
 
-/// The statements that take fences, in the order in which they are tried.
-const FREE: &str = include_str!("queries/shard_acquire_free.sql");
+/// The statements that take fences, in the order in which they are tried after `shard_acquire_free.sql`.
 const IN_TURN: &str = include_str!("queries/shard_acquire_in_turn.sql");
 const WAITING: &str = include_str!("queries/shard_acquire.sql");
 
@@ -31,7 +30,7 @@ impl Database {
     /// take are left out of the answer. It is an error only if it could take none.
     pub async fn shard_acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, Error> {
         let mut taken: BTreeMap<ShardId, Epoch> = BTreeMap::new();
-        for statement in [FREE, IN_TURN, WAITING] {
+        for statement in [statement!("shard_acquire_free"), IN_TURN, WAITING] {
             let left: Vec<ShardId> = shards.iter().filter(|shard| !taken.contains_key(shard)).copied().collect();
             if left.is_empty() {
                 break;

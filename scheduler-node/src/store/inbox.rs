@@ -170,7 +170,7 @@ impl Database {
     /// Makes tasks without a key from rows of this database's inbox, or of the inbox of
     /// `source`. Returns those that were new.
     pub async fn task_collect(&self, tasks: &[NewTask], source: Option<&DatabaseName>) -> Result<Vec<TaskId>, Error> {
-        let statement = Columns::of(tasks).bound_to(include_str!("queries/task_collect.sql"));
+        let statement = Columns::of(tasks).bound_to(statement!("task_collect"));
         self.inbox_write(StoreOp::TaskCollect, statement.bind(source.map(DatabaseName::as_str))).await
     }
 

@@ -124,7 +124,7 @@ impl Database {
             begin.2.push(place);
             begin.3.push(lane);
         }
-        let query = sqlx::query(include_str!("queries/task_pick.sql"))
+        let query = sqlx::query(statement!("task_pick"))
             .bind(pick.queue.as_str())
             .bind(shards)
             .bind(epochs)

@@ -195,7 +195,7 @@ impl Database {
         let times: Vec<_> = turn.fires.iter().map(|fire| fire.at.to_utc()).collect();
         let buffered: Vec<bool> = turn.fires.iter().map(|fire| fire.buffered).collect();
         self.run(StoreOp::ScheduleTurn, |pool| async move {
-            let row = sqlx::query(include_str!("queries/schedule_turn.sql"))
+            let row = sqlx::query(statement!("schedule_turn"))
                 .bind(name.as_str())
                 .bind(read.0)
                 .bind(standing.next_at.map(UnixMicros::to_utc))

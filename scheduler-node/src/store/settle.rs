@@ -145,7 +145,7 @@ impl Database {
         let messages: Vec<_> = tasks.iter().map(|task| task.report.status_msg.clone()).collect();
         let entries: Vec<_> = tasks.iter().map(|task| task.entry.clone()).collect();
         self.run(StoreOp::TaskFinish, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_finish.sql"))
+            let rows = sqlx::query(statement!("task_finish"))
                 .bind(ids)
                 .bind(attempts)
                 .bind(finals)
@@ -179,7 +179,7 @@ impl Database {
         let entries: Vec<_> = tasks.iter().map(|task| task.entry.clone()).collect();
         let lower: Vec<_> = tasks.iter().map(|task| task.lower).collect();
         self.run(StoreOp::TaskRetry, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_retry.sql"))
+            let rows = sqlx::query(statement!("task_retry"))
                 .bind(ids)
                 .bind(attempts)
                 .bind(times)

@@ -132,7 +132,7 @@ impl Database {
         let (now, arrived, written) = self
             .run(StoreOp::TaskSubmit, |pool| async move {
                 let row: PgRow = columns
-                    .bound_to(include_str!("queries/task_submit.sql"))
+                    .bound_to(statement!("task_submit"))
                     .bind(sending == Sending::Again)
                     .bind(epochs)
                     .bind(super::claim::interval(LOOK_AGAIN_AFTER))

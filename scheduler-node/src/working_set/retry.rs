@@ -65,7 +65,7 @@ fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool) -> Next {
     let hopeless = match fault {
         Fault::Outage | Fault::Moved => return Next::Again,
         Fault::Contention => return if rows > 1 && tries >= CONTENDED_TRIES { Next::Split } else { Next::Again },
-        Fault::Data => true,
+        Fault::Data => !seeded!(RefusalRepeated),
         Fault::Bug => tries >= if rows > 1 || others_pass { BUG_TRIES } else { BUG_TRIES_ALONE },
     };
     match (hopeless, rows) {

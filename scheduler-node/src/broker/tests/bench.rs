@@ -234,7 +234,7 @@ pub(crate) fn outgoing(queue: &str) -> Outgoing {
     }
 }
 
-pub(in super::super) fn batch(queue: &str, len: usize) -> Vec<Outgoing> {
+pub(crate) fn batch(queue: &str, len: usize) -> Vec<Outgoing> {
     std::iter::repeat_with(|| outgoing(queue)).take(len).collect()
 }
 

@@ -101,7 +101,7 @@ fn counter_of(databases: Vec<Arc<Database>>, setup: Setup, access: Arc<Access>) 
 }
 
 /// An etcd that does not answer.
-fn nowhere() -> Coordination {
+pub(crate) fn nowhere() -> Coordination {
     let nowhere = coordination(&["http://127.0.0.1:1".to_owned()], "/nowhere").now_or_never();
     nowhere.expect("opens no connection yet")
 }
@@ -214,7 +214,7 @@ fn upper_half() -> ShardRange {
 }
 
 /// A counter with two databases, each with half of the shards.
-async fn with_two_databases() -> (Counter, [TestDatabase; 2]) {
+pub(crate) async fn with_two_databases() -> (Counter, [TestDatabase; 2]) {
     with_two_databases_among(watch::channel(Arc::default()).1).await
 }
 

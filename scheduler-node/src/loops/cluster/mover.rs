@@ -7,6 +7,8 @@
 
 mod copy;
 mod cut;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use std::{

@@ -213,6 +213,7 @@ impl<F: Fence> Owner<F> {
         let map = self.places.load();
         self.join();
         self.follow(&map);
+        seeded!(EtcdHoldsPermission, self.lose_without_lease());
         let owned = self.owned();
         let known = (view.revision > 0).then_some(&*view);
         let leaving = self.leaving.is_cancelled();
@@ -303,6 +304,15 @@ impl<F: Fence> Owner<F> {
     fn begin(&mut self, shard: ShardId, act: impl Future<Output = ActResult> + Send + 'static) {
         self.busy.insert(shard);
         self.acts.push(act.boxed());
+    }
+
+    /// What an owner does for which the lease, and not the fence, is the permission to dispatch.
+    #[cfg(feature = "failpoints")]
+    fn lose_without_lease(&mut self) {
+        let renewed = self.session.borrow().last_renewal;
+        if renewed.is_some_and(|at| at.elapsed() > self.actor.coordination.lease_ttl()) {
+            self.owned().into_keys().for_each(|shard| self.lose(shard));
+        }
     }
 
     fn lose(&mut self, shard: ShardId) {

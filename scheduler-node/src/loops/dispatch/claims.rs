@@ -1,6 +1,9 @@
 //! The parts that every claim of one database shares: the fences it presents, the meaning of its answer, and the
 //! way to the publisher.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -133,6 +136,7 @@ impl ClaimHandler {
 
     /// The instant of the due time on the database's clock; a task is never published before it.
     fn publish_at(&self, delivery: &Delivery, now: Instant) -> Instant {
+        seeded!(EarlyPublish, return now);
         self.database.sql.clock().instant_of(delivery.due_at).unwrap_or(now)
     }
 }

@@ -4,6 +4,9 @@
 //! repair what a lost nudge missed. If it stops, this node does not wake tasks that were submitted elsewhere or are
 //! due beyond the horizon.
 
+#[cfg(feature = "failpoints")]
+mod watermark;
+
 use std::{
     collections::BTreeMap,
     sync::Arc,
@@ -131,7 +134,8 @@ impl Preloader {
             if window.pass != ReadKind::Repair {
                 self.database.owned_shards.reopen();
             }
-            let keys = self.read(&owned, window.after, window.until, KEYS_PER_SHARD, now).await?;
+            let swept: &[ShardId] = if seeded!(NoSweeper) && window.pass != ReadKind::Ahead { &[] } else { &owned };
+            let keys = self.read(swept, window.after, window.until, KEYS_PER_SHARD, now).await?;
             if window.pass != ReadKind::Ahead {
                 self.tell_overdue(overdue(&keys, now));
             }
@@ -246,8 +250,10 @@ impl Preloader {
         most: i64,
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
-        let from = after.unwrap_or(UnixMicros::new(0));
+        let from = after.unwrap_or(if seeded!(OverdueForgotten) { now } else { UnixMicros::new(0) });
         let keys = self.database.sql.task_preload(shards, from, until, most).await?;
+        #[cfg(feature = "failpoints")]
+        let keys = watermark::above(keys);
         let owned = self.database.owned_shards.claimable_since();
         self.database.owned_shards.offer(keys.iter().filter_map(|key| {
             let own_since = *owned.get(&key.id.shard())?;
@@ -290,6 +296,8 @@ fn full(keys: &[Key], most: i64) -> BTreeMap<ShardId, UnixMicros> {
 
 #[cfg(test)]
 mod tests {
+    mod reads;
+
     use super::*;
     use common::ids::TaskId;
 

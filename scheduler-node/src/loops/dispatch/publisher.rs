@@ -9,6 +9,8 @@ mod shape;
 #[cfg(test)]
 mod tests;
 mod trace;
+#[cfg(feature = "failpoints")]
+mod unclaim;
 
 use std::{
     cmp::Reverse,
@@ -270,7 +272,9 @@ impl Publisher {
     /// Keeps the fresh messages. Those claimed too long ago go back to be looked at again.
     fn fresh<T>(&self, batch: Vec<T>, dispatch: impl Fn(&T) -> &Dispatch) -> Vec<T> {
         let now = Instant::now();
-        let is_fresh = |of: &T| now.saturating_duration_since(dispatch(of).claimed_at) < self.longest_hold;
+        let is_fresh = |of: &T| {
+            seeded!(StalePublish) || now.saturating_duration_since(dispatch(of).claimed_at) < self.longest_hold
+        };
         let (fresh, old): (Vec<T>, Vec<T>) = batch.into_iter().partition(is_fresh);
         for dispatch in old.iter().map(dispatch) {
             self.databases[dispatch.database].look_again([dispatch.delivery.id], LOOK_AGAIN);
@@ -296,6 +300,7 @@ impl Publisher {
                 some.push(place.confirmed(one.id, one.attempt, queue));
             } else {
                 self.count(queue, one.id, one.attempt, &one.outcome);
+                seeded!(UnclaimOnNack, self.unclaim(place.database, &one).await);
                 open.push((place.database, one.id));
             }
         }

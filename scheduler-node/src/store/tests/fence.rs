@@ -10,7 +10,9 @@ use super::{
 use crate::supervise::spawn_child;
 
 /// The claim as the store runs it. The tests also run it without its lock on the fence.
-const CLAIM: &str = include_str!("../queries/task_claim.sql");
+fn claim_text() -> String {
+    statement!("task_claim").to_owned()
+}
 
 /// Runs a claim of everything on shard 0 as plain SQL and returns how many tasks it took.
 async fn claim_with(sql: String, executor: impl sqlx::PgExecutor<'_>, ids: Vec<uuid::Uuid>, epoch: i64) -> usize {
@@ -57,12 +59,12 @@ async fn acquire_during_claim(sql: String) -> (usize, usize) {
 
 #[tokio::test]
 async fn an_acquire_waits_for_a_claim_in_flight_and_takes_over_all_of_it() {
-    assert_eq!(acquire_during_claim(CLAIM.to_owned()).await, (3, 3));
+    assert_eq!(acquire_during_claim(claim_text()).await, (3, 3));
 }
 
 #[tokio::test]
 async fn without_the_lock_a_claim_in_flight_would_be_missed_by_the_new_owner() {
-    assert_eq!(acquire_during_claim(unlocked(CLAIM)).await, (3, 0));
+    assert_eq!(acquire_during_claim(unlocked(&claim_text())).await, (3, 0));
 }
 
 /// Lets the old owner claim while an acquire is in flight. Returns how many tasks the claim took.
@@ -80,12 +82,26 @@ async fn claim_during_acquire(sql: String) -> usize {
 
 #[tokio::test]
 async fn a_claim_waits_for_an_acquire_in_flight_and_takes_nothing() {
-    assert_eq!(claim_during_acquire(CLAIM.to_owned()).await, 0);
+    assert_eq!(claim_during_acquire(claim_text()).await, 0);
 }
 
 #[tokio::test]
 async fn without_the_lock_a_dead_epoch_would_claim() {
-    assert_eq!(claim_during_acquire(unlocked(CLAIM)).await, 3);
+    assert_eq!(claim_during_acquire(unlocked(&claim_text())).await, 3);
+}
+
+/// A rescue under a dead epoch would publish a copy beside that of the new owner.
+#[tokio::test]
+async fn a_rescue_waits_for_an_acquire_in_flight_and_takes_nothing() {
+    let test = database().await;
+    let fences = own(&test, "old").await;
+    let ids = submitted(&test, 3).await;
+    claim(&test, &ids, &fences).await;
+    let acquiring = acquire_begun(&test).await;
+    let waits = statement!("task_rescue").contains(FENCE_LOCK);
+    let database = test.database.clone();
+    let rescuing = spawn_child(async move { database.task_rescue(&ids, &fences).await.unwrap().deliveries.len() });
+    assert_eq!(commit_during(&test, acquiring, rescuing, waits).await, 0, "a dead epoch rescues nothing");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use common::{
 };
 use integration_tests::sandbox::shared;
 use prometheus::Registry;
-use sqlx::{PgPool, postgres::PgPoolOptions};
+use sqlx::{Connection, PgConnection, PgPool, postgres::PgPoolOptions};
 use tokio::sync::OnceCell;
 
 use crate::store::{Database, Store, StoreMetrics, connect, migrate};
@@ -19,8 +19,11 @@ pub(crate) const SHARDS: u16 = 128;
 /// The days for which partitions exist: more than any queue keeps its tasks by default.
 const PARTITION_DAYS: u64 = 40;
 
-/// The template, which is migrated once in each process. Every test's database is a copy of it.
+/// The URL of the template, which is migrated once in each process. Every test's database is a copy of it.
 static TEMPLATE: OnceCell<String> = OnceCell::const_new();
+
+/// The variable that lends another process's template to this one, by its URL. This one then starts no server.
+pub(crate) const LENT_TEMPLATE: &str = "DUETIME_TEST_TEMPLATE";
 
 /// A database as a node sees it, with connections that go around the node.
 pub(crate) struct TestDatabase {
@@ -102,18 +105,33 @@ impl RowLock {
 
 /// An empty database with shards 0 to 127 and the archive's partitions for the next weeks.
 pub(crate) async fn database() -> TestDatabase {
-    let server = shared::postgres().await.expect("a private PostgreSQL starts");
-    let template = TEMPLATE.get_or_init(template).await;
-    let name = shared::unique("store");
-    server
-        .execute(&format!("CREATE DATABASE \"{name}\" TEMPLATE \"{template}\""))
-        .await
-        .expect("the template can be copied");
-    let url = server.url(&name);
+    let (server, template) = template_url().await.rsplit_once('/').expect("a URL of a database");
+    let name = format!("{}_{}", shared::unique("store"), std::process::id());
+    let copy = format!("CREATE DATABASE \"{name}\" TEMPLATE \"{template}\"");
+    let mut connection = PgConnection::connect(&format!("{server}/postgres")).await.expect("the server answers");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(copy)).execute(&mut connection).await.expect("the template can be copied");
+    connection.close().await.expect("the connection closes");
+    let url = format!("{server}/{name}");
     let pool = PgPoolOptions::new().max_connections(8).connect(&url).await.expect("the copy can be opened");
     let renew = "UPDATE duetime.meta SET database_id = gen_random_uuid()";
     sqlx::query(renew).execute(&pool).await.expect("the copy becomes a database of its own");
     TestDatabase { database: open(&url), pool, url }
+}
+
+/// The URL of the template. Its server runs when this returns, also after a test that has stopped it.
+pub(crate) async fn template_url() -> &'static str {
+    let lent = std::env::var(LENT_TEMPLATE).ok();
+    if lent.is_none() {
+        shared::postgres().await.expect("a private PostgreSQL starts");
+    }
+    TEMPLATE
+        .get_or_init(|| async {
+            match lent {
+                Some(url) => url,
+                None => template().await,
+            }
+        })
+        .await
 }
 
 /// A database that never answers: nothing listens at its address.
@@ -187,5 +205,5 @@ async fn template() -> String {
     database.partitions_turn(PARTITION_DAYS).await.expect("the partitions can be made");
     // PostgreSQL does not copy a template that has open connections.
     database.pools.load_full().close().await;
-    name
+    url
 }

@@ -381,7 +381,7 @@ async fn an_acquire_waits_for_a_pick_in_flight() {
     ready(&test, &["a"]).await;
     let mut picking = test.pool.acquire().await.unwrap();
     picking.execute("BEGIN").await.unwrap();
-    sqlx::query(include_str!("../queries/task_pick.sql"))
+    sqlx::query(statement!("task_pick"))
         .bind("orders")
         .bind(vec![0_i32])
         .bind(vec![picker.fences[&ShardId::new(0)].number()])

@@ -114,6 +114,26 @@ async fn a_heartbeat_moves_the_deadline_and_overtakes_the_confirm() {
     assert_eq!(progress, 10, "fields that a heartbeat omits stay");
 }
 
+/// The node that ends an attempt at its deadline has read the row before the consumer's sign of life was written.
+#[tokio::test]
+async fn a_deadline_ends_no_attempt_that_has_shown_a_sign_of_life_meanwhile() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 1).await;
+    claim(&test, &ids, &fences).await;
+    let attempt = Attempt::new(1);
+    test.database.task_deliver(&[Deliver { id: ids[0], attempt, timeout_ms: 0 }]).await.unwrap();
+    let alive = Extend { id: ids[0], attempt, timeout_ms: 60_000, progress: None, worker: None };
+    test.database.task_extend(&[alive]).await.unwrap();
+    let retry_at = fixture::now(&test.pool).await;
+    let entry = r#"{"attempt":1}"#.to_owned();
+    let silent = Retry { id: ids[0], attempt, retry_at, entry, at_deadline: true, lower: false };
+    assert!(test.database.task_retry(&[silent]).await.unwrap().is_empty(), "the attempt is alive");
+    let dead = Finish { at_deadline: true, ..finish(ids[0], 1, TaskState::Dead) };
+    assert!(test.database.task_finish(&[dead]).await.unwrap().ids.is_empty(), "the attempt is alive");
+    assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("running"));
+}
+
 #[tokio::test]
 async fn an_unfinished_task_cannot_be_settled_before_it_was_claimed() {
     let test = fixture::database().await;

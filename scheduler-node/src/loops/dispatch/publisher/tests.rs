@@ -1,13 +1,21 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use common::{
+    queue::QueueBook,
     task::Content,
     time::UnixMicros,
     wire::amqp::{HEADER_MAX_ATTEMPTS, HeaderValue},
 };
 
 use super::*;
-use crate::store::tests::fixture::fresh_id;
+use crate::{
+    broker::tests::bench::{Bench, LONG, batch, route_with_length, tally},
+    loops::tests::Loops,
+    store::{
+        change::{Guarded, Keep},
+        tests::fixture::fresh_id,
+    },
+};
 
 #[test]
 fn the_last_attempt_of_a_new_budget_is_counted_from_where_it_began() {
@@ -37,4 +45,69 @@ fn a_message_is_published_while_the_lease_of_its_claim_must_live_and_for_some_se
     for (lease_ttl_s, expected_ms) in [(2, 1_000), (3, 1_500), (10, 5_000), (600, 5_000)] {
         assert_eq!(longest_hold(Duration::from_secs(lease_ttl_s)), Duration::from_millis(expected_ms));
     }
+}
+
+/// A queue that takes no message.
+async fn full(bench: &Bench, queue: &Queue) {
+    let route = route_with_length(queue.name.as_str(), queue.policy.max_length);
+    let filled =
+        async { while tally(&bench.broker.publish(&route, batch(queue.name.as_str(), 10)).await).nacked < 10 {} };
+    tokio::time::timeout(LONG, filled).await.expect("the queue is full");
+}
+
+/// A publisher that publishes to the broker of `bench`, and `queue` with its policy.
+fn publisher(loops: &Loops, bench: &Bench, queue: &Queue, longest_hold: Duration) -> Publisher {
+    let books = Arc::clone(&loops.counter.books);
+    books.store(Arc::new(QueueBook::new(1, [queue.clone()])));
+    Publisher {
+        databases: loops.counter.databases.clone(),
+        broker: bench.broker.clone(),
+        books,
+        lanes: Arc::default(),
+        settlements: [Settlements::channel().0].into_iter().collect(),
+        reporter: loops.reporter(),
+        metrics: Arc::clone(&loops.metrics),
+        traces: Traces::default(),
+        receipts: loops.keys.subscribe(),
+        longest_hold,
+        delay_rules: DelayRules::new([]),
+    }
+}
+
+/// A claimed task on its way to `queue`.
+async fn claimed(loops: &Loops, queue: &Queue) -> Dispatch {
+    let ids = loops.three(|task| task.queue = queue.name.clone()).await;
+    let open = BTreeSet::new();
+    let claim = loops.test.database.task_claim(&ids[..1], &loops.fences, Duration::ZERO, &open, i64::MAX);
+    let delivery = claim.await.unwrap().deliveries.remove(0);
+    loops.counter.databases.home().sql.ping().await.unwrap();
+    let now = Instant::now();
+    Dispatch { database: DatabaseIndex::HOME, delivery, publish_at: now, claimed_at: now }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_a_full_queue_refuses_stays_claimed_and_cannot_be_cancelled() {
+    let (loops, bench) = (Loops::new().await, Bench::new().await);
+    let mut queue = Queue::with_defaults(QueueName::new("orders"));
+    queue.policy.max_length = 1;
+    full(&bench, &queue).await;
+    let dispatch = claimed(&loops, &queue).await;
+    let id = dispatch.delivery.id;
+    publisher(&loops, &bench, &queue, LONG).publish(&queue.name, vec![dispatch]).await;
+    assert_eq!(loops.metrics.publish_nacked.get(), 1);
+    assert_eq!(loops.test.state_of(id).await.as_deref(), Some("dispatching"), "a refusal undoes no claim");
+    let keep = Keep::of(&loops.counter.books.load());
+    let cancel = loops.test.database.task_cancel(id, &keep).await.unwrap();
+    assert!(!matches!(cancel, Guarded::Done(_)), "a claimed task was cancelled");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_claimed_too_long_ago_is_not_published_before_its_row_is_read_again() {
+    let (loops, bench) = (Loops::new().await, Bench::new().await);
+    let queue = Queue::with_defaults(QueueName::new("orders"));
+    let there = bench.until_taken("orders").await.len();
+    let dispatch = claimed(&loops, &queue).await;
+    publisher(&loops, &bench, &queue, Duration::ZERO).publish(&queue.name, vec![dispatch]).await;
+    assert_eq!(bench.hand().await.take_all("orders").await.len(), there, "an old claim was published");
+    assert_eq!(loops.counter.databases.home().owned_shards.heap_len(), 1, "it is looked at again");
 }

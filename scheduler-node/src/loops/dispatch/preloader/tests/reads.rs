@@ -1,0 +1,106 @@
+//! The preloader on a real database, pass by pass, without nudges.
+
+use common::{
+    ids::{ShardId, TaskId},
+    task::NewTask,
+    time::UnixMicros,
+};
+
+use super::super::*;
+use crate::{
+    desk::tests::{Counter, fresh},
+    store::{
+        submit::Sending,
+        tests::{
+            changed,
+            fixture::{self, TestDatabase},
+            new_task, node,
+        },
+    },
+};
+
+const SHARD: ShardId = ShardId::new(0);
+
+const HORIZON: Duration = Duration::from_secs(600);
+
+/// Far more passes than a repair needs, at the interval below.
+const PASSES: usize = 200;
+
+/// A repair every few milliseconds, and no later full read, which would hide that repairs find nothing.
+const REACH: ReadIntervals = ReadIntervals {
+    horizon: HORIZON,
+    repair_every: Duration::from_millis(5),
+    repair_at_least_every: Duration::from_millis(20),
+    full_every: Duration::from_secs(3_600),
+    look_back: Duration::from_secs(10),
+};
+
+struct Reads {
+    preloader: Preloader,
+    test: TestDatabase,
+    _counter: Counter,
+}
+
+impl Reads {
+    /// A preloader that owns shard 0 and has not read it yet.
+    async fn new() -> Self {
+        let (counter, test) = fresh().await;
+        let database = counter.databases.all()[0].clone();
+        let taken = test.database.shard_acquire(&[SHARD], &node("a")).await.unwrap();
+        database.owned_shards.adopt(&taken);
+        let metrics = Arc::new(Metrics::register(&prometheus::Registry::new()).unwrap());
+        let mut preloader = Preloader::new(database, HORIZON, 1_000, metrics);
+        (preloader.reach, preloader.horizon) = (REACH, Horizon::new(REACH));
+        Self { preloader, test, _counter: counter }
+    }
+
+    /// Writes a task without a nudge, as a node does whose nudge is lost.
+    async fn write(&self, id: TaskId, due_at: UnixMicros) {
+        let task: NewTask = changed(new_task(id), |task| (task.due_now, task.due_at) = (false, due_at));
+        self.test.database.task_submit(&[task], Sending::First).await.unwrap();
+    }
+
+    async fn in_a_second(&self) -> UnixMicros {
+        fixture::now(&self.test.pool).await.plus(Duration::from_secs(1))
+    }
+
+    /// Makes pass after pass until the heap has so many keys. Returns whether it has.
+    async fn finds(&mut self, keys: usize) -> bool {
+        for _ in 0..PASSES {
+            let rest = self.preloader.activate().await.unwrap();
+            if self.preloader.database.owned_shards.heap_len() == keys {
+                return true;
+            }
+            tokio::time::sleep(rest.min(REACH.repair_at_least_every)).await;
+        }
+        false
+    }
+}
+
+#[tokio::test]
+async fn a_task_whose_nudge_was_lost_is_found_by_a_later_pass() {
+    let mut reads = Reads::new().await;
+    assert!(reads.finds(0).await, "the first read is done");
+    reads.write(fixture::fresh_id_of(SHARD), reads.in_a_second().await).await;
+    assert!(reads.finds(1).await, "no pass finds the task");
+}
+
+#[tokio::test]
+async fn a_task_that_commits_after_newer_ones_were_read_is_found() {
+    let mut reads = Reads::new().await;
+    let (older, newer) = (fixture::fresh_id_of(SHARD), fixture::fresh_id_of(SHARD));
+    assert!(older < newer, "ids grow with time");
+    reads.write(newer, reads.in_a_second().await).await;
+    assert!(reads.finds(1).await, "the newer task is read");
+    reads.write(older, reads.in_a_second().await).await;
+    assert!(reads.finds(2).await, "no pass finds the older task");
+}
+
+#[tokio::test]
+async fn what_came_due_while_its_shard_had_no_owner_is_read_with_the_takeover() {
+    let mut reads = Reads::new().await;
+    let hour_ago = fixture::now(&reads.test.pool).await.minus(Duration::from_secs(3_600));
+    reads.write(fixture::fresh_id_of(SHARD), hour_ago).await;
+    reads.preloader.activate().await.unwrap();
+    assert_eq!(reads.preloader.database.owned_shards.heap_len(), 1, "the overdue task is not read");
+}

@@ -1,0 +1,260 @@
+//! The seeded bugs: the rule that each breaks, and the test that catches it.
+
+use super::super::Bug;
+
+pub(super) struct Seed {
+    pub(super) bug: Bug,
+    /// The guarantee in ARCHITECTURE.md that does not hold with the bug.
+    pub(super) guarantee: &'static str,
+    /// The rule of the product without the bug.
+    pub(super) rule: &'static str,
+    /// The path of the test in this crate.
+    pub(super) test: &'static str,
+    /// What the test says when it fails for the right reason. A statement that PostgreSQL refuses proves nothing.
+    pub(super) says: &'static str,
+}
+
+const fn seed(bug: Bug, guarantee: &'static str, rule: &'static str, test: &'static str, says: &'static str) -> Seed {
+    Seed { bug, guarantee, rule, test, says }
+}
+
+pub(super) const SEEDS: &[Seed] = &[
+    seed(
+        Bug::TakeoverLeavesClaimed,
+        "G1",
+        "a new owner publishes what the owner before has claimed",
+        "store::tests::claim::a_takeover_finds_what_older_epochs_left_and_nothing_else",
+        "left: []",
+    ),
+    seed(
+        Bug::IdWatermark,
+        "G1",
+        "reads go by time, because ids may commit out of their order",
+        "loops::dispatch::preloader::tests::reads::a_task_that_commits_after_newer_ones_were_read_is_found",
+        "no pass finds the older task",
+    ),
+    seed(
+        Bug::NoSweeper,
+        "G1",
+        "behind every nudge there is a periodic pass",
+        "loops::dispatch::preloader::tests::reads::a_task_whose_nudge_was_lost_is_found_by_a_later_pass",
+        "no pass finds the task",
+    ),
+    seed(
+        Bug::CutWithoutLastDelta,
+        "G1",
+        "a cut writes the last changes before the target opens",
+        "loops::cluster::mover::tests::what_changes_after_the_last_round_is_in_the_target_when_it_opens",
+        "the claim came over",
+    ),
+    seed(
+        Bug::InboxRowTwice,
+        "G1",
+        "a row of an inbox that arrives twice is one task",
+        "store::tests::collect::what_another_database_sends_twice_is_one_task_even_after_that_has_finished_and_was_dropped",
+        "right: []",
+    ),
+    seed(
+        Bug::SettleBeforeConfirm,
+        "G2",
+        "a task is settled after its confirm",
+        "broker::tests::faults::a_broker_that_falls_silent_leaves_batches_unknown_at_the_deadline_and_costs_the_connection",
+        "first.unknown > 0",
+    ),
+    seed(
+        Bug::TrustCleanConfirm,
+        "G2",
+        "a message that was returned is not delivered, whatever its confirm says",
+        "broker::tests::publishing::the_unroutable_are_exactly_those_among_thousands_in_concurrent_batches",
+        "left: Done(())",
+    ),
+    seed(
+        Bug::ClaimTooEarly,
+        "G2",
+        "a claim compares the due time on the database's clock",
+        "store::tests::claim::a_claim_takes_what_is_due_within_its_lead_and_nothing_later",
+        "left: 2",
+    ),
+    seed(
+        Bug::EarlyPublish,
+        "G2",
+        "a message that is claimed ahead waits for its due time",
+        "loops::dispatch::claims::tests::a_task_that_is_claimed_ahead_waits_for_its_due_time",
+        "the message would go out before its due time",
+    ),
+    seed(
+        Bug::CancelClaimed,
+        "G3",
+        "a cancel takes no task that is claimed",
+        "store::tests::change::once_claimed_a_task_can_never_again_be_cancelled_as_undelivered",
+        "left: \"done\"",
+    ),
+    seed(
+        Bug::UnclaimOnNack,
+        "G3",
+        "a refusal by the broker undoes no claim",
+        "loops::dispatch::publisher::tests::a_task_that_a_full_queue_refuses_stays_claimed_and_cannot_be_cancelled",
+        "a refusal undoes no claim",
+    ),
+    seed(
+        Bug::RevertOnTimeout,
+        "G3",
+        "a publish of unknown outcome is repeated in place",
+        "store::tests::change::once_claimed_a_task_can_never_again_be_cancelled_as_undelivered",
+        "left: \"done\"",
+    ),
+    seed(
+        Bug::LateFirstSending,
+        "G3",
+        "a first sending that executes late writes nothing",
+        "store::tests::late::a_first_sending_that_executes_after_its_task_has_finished_does_not_insert_it_anew",
+        "its time is over",
+    ),
+    seed(
+        Bug::StoppedRetried,
+        "G3",
+        "a task that is to stop gets no further attempt",
+        "store::tests::stop::a_task_that_is_to_stop_is_not_retried_and_one_that_is_retried_is_not_stopped",
+        "task_retry(&[retry(&test, id).await])",
+    ),
+    seed(
+        Bug::NaiveFence,
+        "G4",
+        "a claim locks the fence that it reads",
+        "store::tests::fence::an_acquire_waits_for_a_claim_in_flight_and_takes_over_all_of_it",
+        "left: (3, 0)",
+    ),
+    seed(
+        Bug::ClaimWithoutEpoch,
+        "G4",
+        "a claim presents the epoch of its owner",
+        "store::tests::fence::an_old_epoch_claims_nothing_and_is_told_so",
+        "refused.refused",
+    ),
+    seed(
+        Bug::AcquireKeepsEpoch,
+        "G4",
+        "an acquire raises the epoch",
+        "store::tests::fence::each_acquire_mints_a_higher_epoch",
+        "second > first",
+    ),
+    seed(
+        Bug::RescueUnlocked,
+        "G4",
+        "a rescue locks the fence that it reads",
+        "store::tests::fence::a_rescue_waits_for_an_acquire_in_flight_and_takes_nothing",
+        "a dead epoch rescues nothing",
+    ),
+    seed(
+        Bug::BlindSettle,
+        "G5",
+        "an outcome ends the attempt that it is about, and no other",
+        "store::tests::settle::a_late_confirm_of_an_older_attempt_changes_nothing",
+        "ids.is_empty()",
+    ),
+    seed(
+        Bug::UnmarkedCopies,
+        "G5",
+        "a possible copy says so",
+        "store::tests::claim::a_rescue_is_the_same_attempt_marked_as_a_possible_copy",
+        "rescued.deliveries[0].redelivered",
+    ),
+    seed(
+        Bug::StalePublish,
+        "G5",
+        "an old claim is read again before its message is published",
+        "loops::dispatch::publisher::tests::what_was_claimed_too_long_ago_is_not_published_before_its_row_is_read_again",
+        "an old claim was published",
+    ),
+    seed(
+        Bug::AttemptUsedAgain,
+        "G5",
+        "each attempt has a number of its own",
+        "store::tests::settle::a_retried_task_keeps_what_failed_and_is_not_marked_as_a_copy",
+        "left: Attempt(1)",
+    ),
+    seed(
+        Bug::BlindDeadline,
+        "G5",
+        "a deadline ends no attempt whose consumer has shown a sign of life meanwhile",
+        "store::tests::settle::a_deadline_ends_no_attempt_that_has_shown_a_sign_of_life_meanwhile",
+        "the attempt is alive",
+    ),
+    seed(
+        Bug::SecondSendingBlind,
+        "G5",
+        "a repeated sending asks the archive whether its task has finished",
+        "store::tests::submit::a_task_that_finished_before_its_batch_was_sent_again_does_not_run_twice",
+        "left: Some(\"scheduled\")",
+    ),
+    seed(
+        Bug::OverdueForgotten,
+        "G6",
+        "a takeover reads what is overdue",
+        "loops::dispatch::preloader::tests::reads::what_came_due_while_its_shard_had_no_owner_is_read_with_the_takeover",
+        "the overdue task is not read",
+    ),
+    seed(
+        Bug::EtcdHoldsPermission,
+        "G7",
+        "an owner without a lease goes on until a fence refuses it",
+        "loops::cluster::owner::tests::faults::without_etcd_nothing_moves_and_afterwards_everything_is_as_before",
+        "left: [{}, {}]",
+    ),
+    seed(
+        Bug::OrderReleasedEarly,
+        "G8",
+        "the next task of an ordered lane waits for the retry of the one before",
+        "store::tests::lane::of_an_ordered_lane_one_task_is_started_at_a_time_and_the_first_due_first",
+        "the head waits for its retry",
+    ),
+    seed(
+        Bug::LimitOutsideFence,
+        "G8",
+        "a limit is counted and used under the fence",
+        "store::tests::lane::an_acquire_waits_for_a_pick_in_flight",
+        "0 sessions wait for a lock",
+    ),
+    seed(
+        Bug::OpenWithoutToken,
+        "G9",
+        "a node without a token listens on loopback only",
+        "config::tests::a_mistake_is_refused_by_the_name_of_its_key",
+        "should be refused by `http.listen`",
+    ),
+    seed(
+        Bug::NoSecondLook,
+        "G10",
+        "a task that waits is looked at again after its own commit",
+        "store::tests::depend::a_success_while_the_task_is_being_written_is_found_by_the_look_after_its_commit",
+        "look(&test, second).await",
+    ),
+    seed(
+        Bug::FireTimeTwice,
+        "G11",
+        "a fire time is decided by compare-and-set on its schedule",
+        "store::tests::schedules::of_two_that_decide_the_same_fire_time_at_the_same_moment_one_does",
+        "the other finds the schedule changed",
+    ),
+    seed(
+        Bug::PolicyIgnored,
+        "G12",
+        "a claim starts no task of a queue whose newest policy it does not know",
+        "store::tests::turn::who_does_not_know_a_queues_newest_policy_claims_nothing_of_it_and_everything_else",
+        "right: [TaskId",
+    ),
+    seed(
+        Bug::PickUnderOldPolicy,
+        "G12",
+        "tasks that wait for room start by the newest policy",
+        "store::tests::turn::who_does_not_know_a_queues_newest_policy_claims_nothing_of_it_and_everything_else",
+        "left: (2, true)",
+    ),
+    seed(
+        Bug::RefusalRepeated,
+        "G13",
+        "a batch that the database refuses is split until the refused row stands alone",
+        "working_set::retry::tests::an_outage_is_repeated_for_ever_and_a_refusal_is_split_until_the_culprit_stands_alone",
+        "left: Again",
+    ),
+];
