@@ -32,6 +32,8 @@ mod relay;
 
 mod traces;
 
+mod history;
+
 mod supervise;
 
 mod access;
