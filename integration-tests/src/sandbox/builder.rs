@@ -41,6 +41,7 @@ pub struct Builder {
     pub(super) failpoints: BTreeMap<usize, String>,
     pub(super) more: String,
     pub(super) watched: bool,
+    pub(super) compared: bool,
     pub(super) program: Option<PathBuf>,
 }
 
@@ -59,6 +60,7 @@ impl Default for Builder {
             failpoints: BTreeMap::new(),
             more: String::new(),
             watched: true,
+            compared: true,
             program: None,
         }
     }
@@ -144,6 +146,12 @@ impl Builder {
     /// Does not poll the nodes for the owners of shards, which costs the nodes a little.
     pub fn unwatched(mut self) -> Self {
         self.watched = false;
+        self
+    }
+
+    /// Does not compare the nodes' histories with the model: commits are lost, or rows are changed by hand.
+    pub fn not_compared(mut self) -> Self {
+        self.compared = false;
         self
     }
 
