@@ -1,8 +1,8 @@
 //! The history of a node: one line for each step of a task or of an ownership, as this node sees it.
 //!
 //! It is for a checker that compares a run with the models of Duetime's protocols. Without a file, a step costs one
-//! look at an `Option`. With one, a step puts a line into a bounded channel, and a thread writes it. A full or slow disk
-//! costs lines, never time: a line without room is lost and counted, and the file says how many.
+//! look at an `Option`. With one, a step puts a line into a bounded channel, and a thread writes it. A full or slow
+//! disk costs lines, never time: a line without room is lost and counted, and the file says how many.
 
 mod line;
 #[cfg(test)]

@@ -124,8 +124,7 @@ impl Model for Claims {
         for (at, node) in state.nodes.iter().enumerate() {
             // The nodes are alike, so the first is the first owner.
             let is_news = (at == 0 || state.fence > 0) && (state.fence == 0 || node.epoch != state.fence);
-            if state.fence < self.bounds.epochs && (is_news || !self.bounds.ends_at_end) && !is_locked
-            {
+            if state.fence < self.bounds.epochs && (is_news || !self.bounds.ends_at_end) && !is_locked {
                 actions.push(Action::TakeOver(at));
             }
             self.work_of(state, at, actions);

@@ -89,6 +89,8 @@ pub struct Node {
     variables: Mutex<Vec<(String, String)>>,
     /// The histories of its starts, each a file of its own.
     histories: Mutex<usize>,
+    /// It ran without a history at least once.
+    is_untold: Mutex<bool>,
     /// Its `duetime`, from its next start on. `None`: the one built beside this test.
     program: Mutex<Option<PathBuf>>,
 }
@@ -106,6 +108,7 @@ impl Node {
             process: Mutex::new(None),
             variables: Mutex::default(),
             histories: Mutex::default(),
+            is_untold: Mutex::default(),
             program: Mutex::default(),
         })
     }
@@ -156,7 +159,9 @@ impl Node {
         let mut env = vec![("RUST_BACKTRACE".to_owned(), "1".to_owned())];
         env.extend(self.variables.lock().iter().cloned());
         // A program of an earlier release may not know the key.
-        if self.program.lock().is_none() {
+        if self.program.lock().is_some() {
+            *self.is_untold.lock() = true;
+        } else {
             let mut histories = self.histories.lock();
             *histories += 1;
             let file = self.folder.join(self.history_name(*histories)).with_extension(HISTORY);
@@ -188,6 +193,11 @@ impl Node {
 
     fn history_name(&self, number: usize) -> String {
         format!("{}-{number}", self.config.name)
+    }
+
+    /// Whether each of its starts wrote a history.
+    pub fn is_told(&self) -> bool {
+        !*self.is_untold.lock()
     }
 
     /// The file name, without its extension, of the history that the node writes now. `None`: it does not run.

@@ -83,7 +83,8 @@ impl Masters {
     fn solve(&self, view: &Etcd) -> Owners {
         std::array::from_fn(|shard| {
             let may_own = |node: &usize| {
-                let is_there = view.is_member(*node) || !self.has(Guard::Total) && view.assigned[shard] == Some(*node as u8);
+                let is_there =
+                    view.is_member(*node) || !self.has(Guard::Total) && view.assigned[shard] == Some(*node as u8);
                 is_there && (Self::has_used(*node, shard) || !self.has(Guard::UsedBy))
             };
             // Without a node that may own it, the shard keeps its owner.

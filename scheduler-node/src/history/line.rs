@@ -20,7 +20,9 @@ pub struct Line {
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum Step {
     /// The task's row is durable. A repeated submission repeats the line.
-    Submitted { task: TaskId },
+    Submitted {
+        task: TaskId,
+    },
     /// `now`: the database's time of the claim, where the node knows it.
     Claimed {
         task: TaskId,
@@ -38,29 +40,71 @@ pub enum Step {
         now: Option<UnixMicros>,
     },
     /// The message is about to be sent.
-    Published { task: TaskId, attempt: Attempt },
-    Confirmed { task: TaskId, attempt: Attempt },
+    Published {
+        task: TaskId,
+        attempt: Attempt,
+    },
+    Confirmed {
+        task: TaskId,
+        attempt: Attempt,
+    },
     /// The message does not fit its queue's format, so it is not sent.
-    Unfit { task: TaskId, attempt: Attempt },
+    Unfit {
+        task: TaskId,
+        attempt: Attempt,
+    },
     /// The broker gave the message back: no queue is bound for it.
-    Returned { task: TaskId, attempt: Attempt },
-    Nacked { task: TaskId, attempt: Attempt },
+    Returned {
+        task: TaskId,
+        attempt: Attempt,
+    },
+    Nacked {
+        task: TaskId,
+        attempt: Attempt,
+    },
     /// The outcome of a publish is unknown.
-    Unknown { task: TaskId, attempt: Attempt },
+    Unknown {
+        task: TaskId,
+        attempt: Attempt,
+    },
     /// The attempt failed, and another one follows.
-    Failed { task: TaskId, attempt: Attempt },
+    Failed {
+        task: TaskId,
+        attempt: Attempt,
+    },
     /// The task went to the archive. `outcome`: the final state.
-    Finished { task: TaskId, attempt: Attempt, outcome: &'static str },
+    Finished {
+        task: TaskId,
+        attempt: Attempt,
+        outcome: &'static str,
+    },
     /// `attempt`: the attempts claimed before the cancel.
-    Cancelled { task: TaskId, attempt: Attempt },
+    Cancelled {
+        task: TaskId,
+        attempt: Attempt,
+    },
     /// The task expired before a claim.
-    Expired { task: TaskId },
+    Expired {
+        task: TaskId,
+    },
     /// A dead task has a new budget of attempts.
-    Revived { task: TaskId },
+    Revived {
+        task: TaskId,
+    },
     /// The task no longer waits for others.
-    Released { task: TaskId },
-    ShardAcquired { shard: ShardId, epoch: Epoch },
-    ShardReleased { shard: ShardId, epoch: Epoch },
+    Released {
+        task: TaskId,
+    },
+    ShardAcquired {
+        shard: ShardId,
+        epoch: Epoch,
+    },
+    ShardReleased {
+        shard: ShardId,
+        epoch: Epoch,
+    },
     /// The outcome of a statement is unknown: it may have been executed, or may be later.
-    Doubt { op: &'static str },
+    Doubt {
+        op: &'static str,
+    },
 }

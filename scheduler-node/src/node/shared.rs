@@ -111,7 +111,9 @@ impl Shared {
     pub(super) fn of_node(&self, database: &Arc<Database>) -> NodeDatabase {
         NodeDatabase {
             sql: Arc::clone(database),
-            owned_shards: Arc::new(OwnedShards::new(self.config.scheduler.heap_entries).with_history(self.history.clone())),
+            owned_shards: Arc::new(
+                OwnedShards::new(self.config.scheduler.heap_entries).with_history(self.history.clone()),
+            ),
             ready_queues: Arc::default(),
             inbox: Arc::default(),
             outdated: Arc::clone(&self.outdated),

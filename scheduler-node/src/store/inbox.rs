@@ -200,7 +200,8 @@ impl Database {
         })
         .await
         .inspect(|collected: &Vec<Collected>| {
-            let created = collected.iter().filter(|one| one.first && one.put.outcome == super::put::PutOutcome::Created);
+            let created =
+                collected.iter().filter(|one| one.first && one.put.outcome == super::put::PutOutcome::Created);
             self.history.record_all(created.map(|one| Step::Submitted { task: one.id }));
         })
     }

@@ -53,6 +53,7 @@ mod replication;
 mod steps;
 #[cfg(test)]
 pub(crate) mod tests;
+mod trust;
 mod writer;
 
 use std::{collections::BTreeSet, fmt, future::Future, sync::Arc, time::Duration};

@@ -261,20 +261,21 @@ impl Database {
         let (shards, aside, only) = (super::numbers(shards), super::uuids(aside), only.map(super::uuids));
         let (queues, keeps): (Vec<&str>, Vec<i64>) =
             keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
-        let expired: Vec<(TaskId, QueueName)> = self.run(StoreOp::TaskExpire, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_expire.sql"))
-                .bind(shards)
-                .bind(most)
-                .bind(keep.default_ms)
-                .bind(queues)
-                .bind(keeps)
-                .bind(aside)
-                .bind(only)
-                .fetch_all(&pool)
-                .await?;
-            rows.iter().map(|row| Ok((super::task_id(row, "id")?, super::queue(row, "queue")?))).collect()
-        })
-        .await?;
+        let expired: Vec<(TaskId, QueueName)> = self
+            .run(StoreOp::TaskExpire, |pool| async move {
+                let rows = sqlx::query(include_str!("queries/task_expire.sql"))
+                    .bind(shards)
+                    .bind(most)
+                    .bind(keep.default_ms)
+                    .bind(queues)
+                    .bind(keeps)
+                    .bind(aside)
+                    .bind(only)
+                    .fetch_all(&pool)
+                    .await?;
+                rows.iter().map(|row| Ok((super::task_id(row, "id")?, super::queue(row, "queue")?))).collect()
+            })
+            .await?;
         self.history.record_all(expired.iter().map(|(task, _)| Step::Expired { task: *task }));
         Ok(expired.into_iter().map(|(_, queue)| queue).collect())
     }

@@ -34,6 +34,7 @@ use crate::{
     alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
     by_database::ByDatabase,
+    history::{self, History},
     loops::{
         outcome::{
             reporter::Reporter,
@@ -44,7 +45,6 @@ use crate::{
     metrics::Metrics,
     receipt::{ReceiptKeys, Receipts},
     supervise::at_work,
-    history::{self, History},
     traces::{self, Hop, Traces},
     working_set::{
         database::{DatabaseIndex, LOOK_AGAIN, NodeDatabases},
@@ -253,7 +253,9 @@ impl Publisher {
             batch.into_iter().map(|(dispatch, shaped)| outgoing(dispatch.delivery, shaped, &policy, &keys)).collect();
         let messages = outgoing.len();
         self.history.record_all(
-            outgoing.iter().map(|one| history::Step::Published { task: one.delivery.id, attempt: one.delivery.attempt }),
+            outgoing
+                .iter()
+                .map(|one| history::Step::Published { task: one.delivery.id, attempt: one.delivery.attempt }),
         );
         let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
         self.lanes.sent(queue, messages, Instant::now());
