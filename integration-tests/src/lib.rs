@@ -15,6 +15,8 @@ pub mod http;
 pub mod identity_provider;
 pub mod ledger;
 pub mod load;
+pub mod models;
 pub mod page;
 pub mod raw_amqp;
 pub mod sandbox;
+pub mod traces;

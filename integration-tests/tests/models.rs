@@ -12,9 +12,13 @@ mod cut;
 mod depend;
 #[path = "models/fire.rs"]
 mod fire;
+#[path = "models/inbox.rs"]
+mod inbox;
 #[path = "models/lane.rs"]
 mod lane;
-#[path = "models/search.rs"]
-mod search;
+#[path = "models/master.rs"]
+mod master;
 #[path = "models/submit.rs"]
 mod submit;
+
+use integration_tests::models::search;

@@ -58,7 +58,8 @@ pub struct TokenBook {
 #[derive(Debug)]
 pub struct Access {
     configured: ArcSwap<Vec<Token>>,
-    /// Whether every caller must authenticate, with or without tokens in the book. Once true, it stays true.
+    /// Whether every caller must authenticate, with or without tokens in the book. Once true, it stays true. It turns
+    /// before the first token is in force, so no request finds a token and the node open.
     closed: AtomicBool,
     book: ArcSwapOption<TokenBook>,
     /// Held by the task that reads the book anew.

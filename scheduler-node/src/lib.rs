@@ -35,6 +35,8 @@ mod relay;
 
 mod traces;
 
+mod history;
+
 mod supervise;
 
 mod access;

@@ -41,6 +41,7 @@ pub struct Builder {
     pub(super) failpoints: BTreeMap<usize, String>,
     pub(super) more: String,
     pub(super) watched: bool,
+    pub(super) compared: bool,
     pub(super) program: Option<PathBuf>,
 }
 
@@ -59,6 +60,7 @@ impl Default for Builder {
             failpoints: BTreeMap::new(),
             more: String::new(),
             watched: true,
+            compared: false,
             program: None,
         }
     }
@@ -145,6 +147,13 @@ impl Builder {
     /// Does not poll the nodes for the owners of shards, which costs the nodes a little.
     pub fn unwatched(mut self) -> Self {
         self.watched = false;
+        self
+    }
+
+    /// Compares the nodes' histories with the model of claims at the end. Not for a scenario that loses commits or
+    /// changes rows by hand.
+    pub fn compared(mut self) -> Self {
+        self.compared = true;
         self
     }
 

@@ -1,6 +1,11 @@
 //! A cluster of nodes on stores that the tests of this process share.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -113,6 +118,16 @@ impl Sandbox {
         self.shape.databases = self.databases.len();
         let name = format!("db{}", self.databases.len());
         Ok(DatabaseConfig { name, url: server.url(&self.name), shards: String::new() })
+    }
+
+    /// The folder of this sandbox's files.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Whether the nodes' histories are compared with the model at the end of a scenario.
+    pub fn is_compared(&self) -> bool {
+        self.shape.compared && self.nodes.iter().all(Node::is_told)
     }
 
     pub fn nodes(&self) -> &[Node] {

@@ -32,7 +32,7 @@ pub use builder::Builder;
 pub use cluster::{Links, Sandbox};
 pub use etcd::Etcd;
 pub use identity::Identity;
-pub use node::{DatabaseConfig, Node, NodeConfig, hex_sha256, migrate};
+pub use node::{DatabaseConfig, HISTORY, Node, NodeConfig, hex_sha256, migrate};
 pub use pgbouncer::PgBouncer;
 pub use port::free_port;
 pub use postgres::Postgres;

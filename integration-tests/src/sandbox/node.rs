@@ -19,6 +19,9 @@ use super::{
 };
 use crate::client::Client;
 
+/// The extension of a node's history.
+pub const HISTORY: &str = "history";
+
 /// One `[[database]]` of a node's configuration.
 #[derive(Clone, Debug)]
 pub struct DatabaseConfig {
@@ -84,6 +87,10 @@ pub struct Node {
     process: Mutex<Option<Process>>,
     /// Variables of its environment, from its next start on.
     variables: Mutex<Vec<(String, String)>>,
+    /// The histories of its starts, each a file of its own.
+    histories: Mutex<usize>,
+    /// It ran without a history at least once.
+    is_untold: Mutex<bool>,
     /// Its `duetime`, from its next start on. `None`: the one built beside this test.
     program: Mutex<Option<PathBuf>>,
 }
@@ -100,6 +107,8 @@ impl Node {
             tether,
             process: Mutex::new(None),
             variables: Mutex::default(),
+            histories: Mutex::default(),
+            is_untold: Mutex::default(),
             program: Mutex::default(),
         })
     }
@@ -149,6 +158,15 @@ impl Node {
     pub fn start_with_failpoints(&self, failpoints: &str) -> Result<()> {
         let mut env = vec![("RUST_BACKTRACE".to_owned(), "1".to_owned())];
         env.extend(self.variables.lock().iter().cloned());
+        // A program of an earlier release may not know the key.
+        if self.program.lock().is_some() {
+            *self.is_untold.lock() = true;
+        } else {
+            let mut histories = self.histories.lock();
+            *histories += 1;
+            let file = self.folder.join(self.history_name(*histories)).with_extension(HISTORY);
+            env.push(("DUETIME_TELEMETRY__HISTORY_FILE".to_owned(), file.display().to_string()));
+        }
         if !failpoints.is_empty() {
             env.push(("FAILPOINTS".into(), failpoints.into()));
         }
@@ -171,6 +189,20 @@ impl Node {
             .start()?,
         );
         Ok(())
+    }
+
+    fn history_name(&self, number: usize) -> String {
+        format!("{}-{number}", self.config.name)
+    }
+
+    /// Whether each of its starts wrote a history.
+    pub fn is_told(&self) -> bool {
+        !*self.is_untold.lock()
+    }
+
+    /// The file name, without its extension, of the history that the node writes now. `None`: it does not run.
+    pub fn running_history(&self) -> Option<String> {
+        self.is_running().then(|| self.history_name(*self.histories.lock()))
     }
 
     /// Waits until the node reports that it is ready.

@@ -12,7 +12,7 @@ const TAKEOVER: Duration = Duration::from_secs(15);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_an_owner_is_killed_the_others_fire_its_tasks_within_a_lease() {
-    scenario(Sandbox::builder(), async |sandbox| {
+    scenario(Sandbox::builder().compared(), async |sandbox| {
         let master = sandbox.master().await?;
         kill_under_load(sandbox, (master + 1) % 3).await
     })
@@ -21,7 +21,7 @@ async fn when_an_owner_is_killed_the_others_fire_its_tasks_within_a_lease() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_master_is_killed_another_leads_and_nothing_is_lost() {
-    scenario(Sandbox::builder(), async |sandbox| {
+    scenario(Sandbox::builder().compared(), async |sandbox| {
         let master = sandbox.master().await?;
         kill_under_load(sandbox, master).await?;
         let next = sandbox.master().await?;
@@ -81,7 +81,7 @@ async fn crash_at(failpoint: &str) {
 
 /// The first node dies at the fail point while it works, and comes back.
 async fn crash_under(failpoint: &str, work: Load) {
-    let nodes = Sandbox::builder().failpoints(0, failpoint);
+    let nodes = Sandbox::builder().compared().failpoints(0, failpoint);
     scenario(nodes, async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let fault = sandbox.ledger.fault(failpoint);
@@ -98,7 +98,7 @@ async fn crash_under(failpoint: &str, work: Load) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_the_fence_and_the_recovery_loses_nothing() {
-    scenario(Sandbox::builder().nodes(2), async |sandbox| {
+    scenario(Sandbox::builder().compared().nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 150));
         // The third node acquires its first shards, and dies at that fail point.
@@ -116,7 +116,7 @@ async fn a_crash_between_the_fence_and_the_recovery_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_frozen_for_three_leases_comes_back_without_harm() {
-    scenario(Sandbox::builder(), async |sandbox| {
+    scenario(Sandbox::builder().compared(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let lease = sandbox.lease_ttl();
         let frozen = (sandbox.master().await? + 1) % 3;
@@ -143,7 +143,7 @@ async fn an_owner_frozen_for_three_leases_comes_back_without_harm() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_freeze_costs_no_shard() {
-    scenario(Sandbox::builder().lease_ttl(Duration::from_secs(5)), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(5)), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(6));

@@ -26,7 +26,7 @@ async fn a_node_cut_off_from_etcd_loses_its_shards_to_the_fence() {
 }
 
 async fn cut(what: &str, ways: fn(&Links) -> Vec<&Proxy>, within: Duration) {
-    scenario(Sandbox::builder().proxied(), async |sandbox| {
+    scenario(Sandbox::builder().compared().proxied(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let lonely = (sandbox.master().await? + 1) % 3;
         let others = [(lonely + 1) % 3, (lonely + 2) % 3];

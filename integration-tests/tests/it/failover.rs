@@ -16,7 +16,7 @@ const NOTICED_AFTER: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_primary_is_killed_the_nodes_go_on_with_its_promoted_standby() {
-    scenario(Sandbox::builder().standby(), async |sandbox| {
+    scenario(Sandbox::builder().compared().standby(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 100));
         flows(sandbox, 300).await?;
@@ -38,7 +38,7 @@ async fn when_the_primary_is_killed_the_nodes_go_on_with_its_promoted_standby() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_primary_that_continues_is_not_used_again() {
-    scenario(Sandbox::builder().standby(), async |sandbox| {
+    scenario(Sandbox::builder().compared().standby(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 100));
         flows(sandbox, 300).await?;
@@ -118,7 +118,7 @@ fn report(what: &str, sandbox: &Sandbox, lost_us: i64, promoted_us: i64, fires_u
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_loss_of_one_etcd_member_of_three_stops_nothing() {
-    scenario(Sandbox::builder().etcd_members(3), async |sandbox| {
+    scenario(Sandbox::builder().compared().etcd_members(3), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         // No fault window is opened: the loss of a member may cause no copy.

@@ -73,6 +73,7 @@ use integration_tests::{
     ledger::{Ledger, Number},
     load::Load,
     sandbox::{Builder, Sandbox},
+    traces as traces_of,
 };
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -90,6 +91,10 @@ async fn scenario(builder: Builder, story: impl AsyncFnOnce(&mut Sandbox) -> Res
     let verdict = sandbox.ledger.judge();
     println!("{verdict}");
     verdict.assert_holds();
+    if sandbox.is_compared() {
+        let checked = traces_of::check_sandbox(&sandbox).await.unwrap_or_else(|error| panic!("{error:?}"));
+        println!("{checked}");
+    }
     for node in sandbox.nodes() {
         let log = std::fs::read_to_string(node.log()).unwrap_or_default();
         assert!(!log.contains("panicked at"), "{} panicked:\n{}", node.name(), node.tail(40));

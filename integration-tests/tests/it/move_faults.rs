@@ -54,7 +54,7 @@ impl Phase {
 }
 
 fn two_nodes() -> Builder {
-    (0..2).fold(Sandbox::builder().databases(2).nodes(2), |builder, node| builder.failpoints(node, SLOWLY))
+    (0..2).fold(Sandbox::builder().compared().databases(2).nodes(2), |builder, node| builder.failpoints(node, SLOWLY))
 }
 
 /// Waits until one of the moves has reached a phase, or all have ended.
@@ -201,7 +201,7 @@ CREATE TRIGGER full_disk BEFORE INSERT ON duetime.task FOR EACH ROW WHEN (NEW.sh
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_without_room_holds_moves_up_until_it_has_some() {
-    scenario(Sandbox::builder().databases(2).nodes(1), async |sandbox| {
+    scenario(Sandbox::builder().compared().databases(2).nodes(1), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0], Load::new("mail", 50), Duration::from_secs(10));
         fill(sandbox, 0..2).await?;

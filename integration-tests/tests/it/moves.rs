@@ -113,7 +113,7 @@ pub(crate) async fn cuts(sandbox: &Sandbox) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shards_move_there_and_back_under_load() {
-    scenario(Sandbox::builder().databases(2).nodes(2), async |sandbox| {
+    scenario(Sandbox::builder().compared().databases(2).nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 100));
         flows(sandbox, 100).await?;
@@ -178,7 +178,7 @@ async fn move_again_and_again(sandbox: &Sandbox, time: Duration) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_of_every_kind_hold_while_their_shards_move() {
     const TIME: Duration = Duration::from_secs(30);
-    scenario(Sandbox::builder().databases(2).nodes(2), async |sandbox| {
+    scenario(Sandbox::builder().compared().databases(2).nodes(2), async |sandbox| {
         traffic::consume(sandbox).await?;
         let running = traffic::Traffic::start(sandbox);
         let (ledger, client) = (&sandbox.ledger, sandbox.client(1));
@@ -206,7 +206,7 @@ async fn moves_end_although_their_owners_die_at_every_step() {
         ["after_move_open", "after_move_sweep"],
         ["before_move_end", "after_move_round"],
     ];
-    let nodes = Sandbox::builder().databases(2).nodes(2);
+    let nodes = Sandbox::builder().compared().databases(2).nodes(2);
     let nodes = (0..2).fold(nodes, |nodes, node| nodes.failpoints(node, &format!("{}=return", steps[0][node])));
     scenario(nodes, async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
@@ -234,7 +234,7 @@ async fn moves_end_although_their_owners_die_at_every_step() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_move_waits_for_an_open_transaction_and_says_so_and_is_called_off_meanwhile() {
-    scenario(Sandbox::builder().databases(2).nodes(1), async |sandbox| {
+    scenario(Sandbox::builder().compared().databases(2).nodes(1), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = Stream::start(sandbox, &[0], Load::new("mail", 50));
         flows(sandbox, 50).await?;

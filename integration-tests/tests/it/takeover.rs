@@ -52,7 +52,7 @@ async fn fires(sandbox: &Sandbox) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_node_fires_again_before_the_lease_of_its_former_start_ends() {
-    scenario(Sandbox::builder().nodes(1).lease_ttl(ENDLESS), async |sandbox| {
+    scenario(Sandbox::builder().compared().nodes(1).lease_ttl(ENDLESS), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         load(sandbox, &[0], Load::new("mail", 100), Duration::from_secs(2)).await?;
         sandbox.kill(0);
@@ -69,7 +69,7 @@ async fn a_restarted_node_fires_again_before_the_lease_of_its_former_start_ends(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_nodes_are_replaced_before_their_leases_end() {
-    scenario(Sandbox::builder().lease_ttl(ENDLESS), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(ENDLESS), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 100));
         let master = sandbox.master().await?;
@@ -100,7 +100,7 @@ async fn killed_nodes_are_replaced_before_their_leases_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_stopped_for_five_seconds_keeps_its_shards() {
-    scenario(Sandbox::builder().lease_ttl(Duration::from_secs(10)), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(10)), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let master = sandbox.master().await?;
         let before = sandbox.owned().await;
@@ -119,7 +119,7 @@ async fn a_node_stopped_for_five_seconds_keeps_its_shards() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_cannot_reach_one_another_keep_their_shards() {
-    scenario(Sandbox::builder(), async |sandbox| {
+    scenario(Sandbox::builder().compared(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let mut links = Vec::new();
         for node in sandbox.nodes() {
@@ -150,7 +150,7 @@ async fn nodes_that_cannot_reach_one_another_keep_their_shards() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_ends_all_sessions_costs_no_shard() {
-    scenario(Sandbox::builder().lease_ttl(Duration::from_secs(10)), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(10)), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), STOP * 2);
@@ -177,7 +177,7 @@ async fn a_database_that_ends_all_sessions_costs_no_shard() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_stopped_for_longer_than_its_lease_publishes_nothing_that_it_claimed_before() {
     const SLOW: usize = 1;
-    let builder = Sandbox::builder().failpoints(SLOW, "before_publish=return(1000)");
+    let builder = Sandbox::builder().compared().failpoints(SLOW, "before_publish=return(1000)");
     scenario(builder, async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let others = [(SLOW + 1) % 3, (SLOW + 2) % 3];
@@ -212,7 +212,7 @@ async fn a_node_stopped_for_longer_than_its_lease_publishes_nothing_that_it_clai
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kill_is_followed_by_a_takeover() {
     let kills = std::env::var("DUETIME_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(1);
-    scenario(Sandbox::builder().lease_ttl(Duration::from_secs(10)).unwatched(), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(10)).unwatched(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let mut waits = Vec::new();
         for kill in 0..kills {

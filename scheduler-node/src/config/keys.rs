@@ -198,6 +198,11 @@ pub const KEYS: &[Key] = &[
     key("telemetry.otlp_headers", "", "name=value pairs separated by commas, sent with every export"),
     key("telemetry.otlp_headers_file", "", "file that holds these pairs"),
     key("telemetry.service_name", "\"duetime\"", "name of the cluster at the collector"),
+    key(
+        "telemetry.history_file",
+        "",
+        "file to which the node appends each step of each task, for a check of a run; default: none. No rotation: name another file for each start",
+    ),
     key("telemetry.trace_ratio", "0", "share of the tasks submitted without a trace that start one: 0 to 1"),
 ];
 

@@ -1,4 +1,6 @@
-//! `[telemetry]`: the node's logs and traces.
+//! `[telemetry]`: the node's logs, traces and history.
+
+use std::path::PathBuf;
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
@@ -6,7 +8,7 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::{complaint::Complaints, read};
 
-/// Which log lines are written, in which format, and where traces go.
+/// Which log lines are written, in which format, and where traces and the history go.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Telemetry {
@@ -22,6 +24,8 @@ pub struct Telemetry {
     pub service_name: String,
     /// The share, from 0 to 1, of tasks without a caller's trace that begin one.
     pub trace_ratio: f64,
+    /// The file for the steps of tasks that this node sees; `None`: they are not recorded.
+    pub history_file: Option<PathBuf>,
 }
 
 /// The path for spans, below the collector's base URL.
@@ -51,6 +55,7 @@ impl Default for Telemetry {
             otlp_headers: None,
             service_name: "duetime".to_owned(),
             trace_ratio: 0.0,
+            history_file: None,
         }
     }
 }

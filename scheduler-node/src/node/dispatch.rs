@@ -82,6 +82,7 @@ impl Shared {
             reporter: reporter.clone(),
             metrics: Arc::clone(&self.metrics),
             traces: self.traces.clone(),
+            history: self.history.clone(),
             receipts: reporter.receipts.clone(),
             longest_hold: publisher::longest_hold(self.config.etcd.lease_ttl()),
             delay_rules: self.delay_rules.clone(),

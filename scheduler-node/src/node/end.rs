@@ -40,8 +40,8 @@ impl Node {
 
     /// In order: what comes in, what goes out, the registration, the broker.
     pub(super) async fn stop(self) {
-        let Self { shared, loops, mut crews, .. } = self;
-        let (stop, broker) = (shared.stop, loops.broker.clone());
+        let Self { mut shared, loops, mut crews, .. } = self;
+        let (stop, broker) = (shared.stop.clone(), loops.broker.clone());
         // The publisher and the settlers end with the last way into them.
         drop(loops);
         stop.leaving.cancel();
@@ -61,5 +61,11 @@ impl Node {
             tracing::warn!("the registration was not deleted; its lease expires by itself");
         }
         tracing::info!(me = %shared.me, "stopped");
+        let writer = shared.writer.take();
+        // The last recorders go with the node's parts.
+        drop(shared);
+        if let Some(writer) = writer {
+            writer.end().await;
+        }
     }
 }

@@ -10,6 +10,7 @@ use super::reload;
 use crate::{
     access::Access,
     config::{self, Config},
+    history::{self, History},
     loops::{
         cluster::realm_keeper::RealmStanding,
         upkeep::{prober::NodeFitness, queue_reader::Books},
@@ -52,6 +53,9 @@ pub(super) struct Shared {
     pub(super) delay_rules: DelayRules,
     pub(super) pulse: Pulse,
     pub(super) traces: Traces,
+    pub(super) history: History,
+    /// Writes the history until the node ends.
+    pub(super) writer: Option<history::Writer>,
     pub(super) stop: Stop,
 }
 
@@ -63,8 +67,10 @@ impl Shared {
         let metrics = Arc::new(Metrics::register(&registry)?);
         let set_aside = SetAside::register(&registry)?;
         let (traces, exporter) = Traces::new(&config.telemetry, &me, &registry)?;
+        let (history, writer) = History::open(config.telemetry.history_file.as_deref(), &me, &registry)?;
         let families = StoreMetrics::families(&registry)?;
-        let store = Store::new(config.databases.iter().map(|section| open(section, &me, &families)).collect());
+        let open = |section| open(section, &me, &families, &history);
+        let store = Store::new(config.databases.iter().map(open).collect());
         let databases = NodeDatabases::new(Vec::new(), store.places().clone());
         let unproven = NodeFitness::unproven(config.databases.iter().map(|database| database.name.clone()));
         let shared = Self {
@@ -86,6 +92,8 @@ impl Shared {
             delay_rules: DelayRules::new(reload::rules(&config.delay_exchanges)),
             pulse: Pulse::default(),
             traces,
+            history,
+            writer,
             stop: Stop::default(),
             config,
         };
@@ -96,14 +104,16 @@ impl Shared {
     }
 
     pub(super) fn open(&self, section: &config::Database) -> Arc<Database> {
-        open(section, &self.me, &self.families)
+        open(section, &self.me, &self.families, &self.history)
     }
 
     /// What this node holds of a database.
     pub(super) fn of_node(&self, database: &Arc<Database>) -> NodeDatabase {
         NodeDatabase {
             sql: Arc::clone(database),
-            owned_shards: Arc::new(OwnedShards::new(self.config.scheduler.heap_entries)),
+            owned_shards: Arc::new(
+                OwnedShards::new(self.config.scheduler.heap_entries).with_history(self.history.clone()),
+            ),
             ready_queues: Arc::default(),
             inbox: Arc::default(),
             outdated: Arc::clone(&self.outdated),
@@ -114,10 +124,10 @@ impl Shared {
 }
 
 /// Connects lazily, and lets no statement through before the database has been found to fit.
-fn open(section: &config::Database, me: &NodeId, families: &StoreFamilies) -> Arc<Database> {
+fn open(section: &config::Database, me: &NodeId, families: &StoreFamilies, history: &History) -> Arc<Database> {
     let metrics = Arc::new(StoreMetrics::new(families.clone(), section.name.as_str()));
     let options = settings::database(section, &me.to_string());
-    let database = Database::new(section.name.clone(), options, metrics);
+    let database = Database::new(section.name.clone(), options, metrics).with_history(history.clone());
     let database = if section.require_synchronous_standby { database.require_standby() } else { database };
     Arc::new(database.await_schema())
 }

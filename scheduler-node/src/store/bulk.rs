@@ -20,6 +20,7 @@ use common::{
 use sqlx::{PgPool, Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp, change::Keep};
+use crate::history::Step;
 
 /// The most rows examined in one step: some 20 ms.
 const LOOK: i64 = 20_000;
@@ -166,12 +167,17 @@ impl Database {
     /// Applies the action to those of `tasks` that still fit it and that no other transaction holds. Returns those.
     pub async fn bulk_act(&self, act: BulkAction, tasks: &[FoundTask], keep: &Keep) -> Result<Vec<BulkChange>, Error> {
         let ids: Vec<TaskId> = tasks.iter().map(|found| found.seen.id).collect();
-        match act {
+        let changes = match act {
             BulkAction::Cancel => self.bulk_cancel(&ids, keep).await,
             BulkAction::Run => self.bulk_run(&ids).await,
             BulkAction::Move(target) => self.bulk_move(&ids, target).await,
             BulkAction::Retry => self.bulk_revive(tasks).await,
-        }
+        }?;
+        self.history.record_all(changes.iter().filter_map(|change| match change {
+            BulkChange::Cancelled { id, attempt, .. } => Some(Step::Cancelled { task: *id, attempt: *attempt }),
+            BulkChange::Woken { id, .. } => (act == BulkAction::Retry).then_some(Step::Revived { task: *id }),
+        }));
+        Ok(changes)
     }
 
     async fn bulk_cancel(&self, ids: &[TaskId], keep: &Keep) -> Result<Vec<BulkChange>, Error> {

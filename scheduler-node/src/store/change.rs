@@ -17,6 +17,7 @@ use common::{
 use sqlx::{Row, postgres::PgRow, types::Json};
 
 use super::{Database, Error, StoreOp, rows::TaskRecord};
+use crate::history::Step;
 
 /// The most tries on one row. A row that misses the guard this often, and yet fits
 /// each time it is read, is refused.
@@ -79,7 +80,11 @@ impl Database {
     /// on counting from its last value.
     pub async fn task_revive(&self, id: TaskId) -> Result<Guarded<TaskRecord>, Error> {
         let once = || self.returning(StoreOp::TaskRevive, include_str!("queries/task_revive.sql"), id);
-        self.guarded(id, |record| record.state == TaskState::Dead, once).await
+        let revived = self.guarded(id, |record| record.state == TaskState::Dead, once).await?;
+        if let Guarded::Done(_) = revived {
+            self.history.record(Step::Revived { task: id });
+        }
+        Ok(revived)
     }
 
     /// Cancels an unclaimed task. The promise that the cancel gives depends on the task's attempt: see
@@ -121,6 +126,9 @@ impl Database {
             Ok(Some(Cancelled { queue: super::queue(&row, "queue")?, attempt: Attempt::new(row.try_get("attempt")?) }))
         })
         .await
+        .inspect(|cancelled: &Option<Cancelled>| {
+            self.history.record_all(cancelled.iter().map(|one| Step::Cancelled { task: id, attempt: one.attempt }));
+        })
     }
 
     async fn returning(&self, op: StoreOp, statement: &'static str, id: TaskId) -> Result<Option<TaskRecord>, Error> {

@@ -54,7 +54,7 @@ impl Database {
         let closed: Vec<String> = closed.iter().map(|queue| queue.as_str().to_owned()).collect();
         let ahead = interval(ahead);
         let (ids, shards, epochs) = presented(ids, fences);
-        self.claimed(StoreOp::TaskClaim, fences.len(), || {
+        self.claimed(StoreOp::TaskClaim, fences, || {
             sqlx::query(statement!("task_claim"))
                 .bind(ids)
                 .bind(shards)
@@ -70,7 +70,7 @@ impl Database {
     /// Takes those of `ids` that still have no known outcome, to publish them again in place.
     pub async fn task_rescue(&self, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> Result<Claimed, Error> {
         let (ids, shards, epochs) = presented(ids, fences);
-        self.claimed(StoreOp::TaskRescue, fences.len(), || {
+        self.claimed(StoreOp::TaskRescue, fences, || {
             sqlx::query(statement!("task_rescue")).bind(ids).bind(shards).bind(epochs).bind(interval(LOOK_AGAIN_AFTER))
         })
         .await
@@ -100,7 +100,7 @@ impl Database {
     async fn claimed<'q>(
         &self,
         op: StoreOp,
-        fences: usize,
+        fences: &BTreeMap<ShardId, Epoch>,
         bind: impl FnOnce() -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> + Send,
     ) -> Result<Claimed, Error> {
         self.claimed_with(op, fences, bind, |_| Ok(())).await.map(|(claimed, ())| claimed)
@@ -110,7 +110,7 @@ impl Database {
     pub(super) async fn claimed_with<'q, T>(
         &self,
         op: StoreOp,
-        fences: usize,
+        fences: &BTreeMap<ShardId, Epoch>,
         bind: impl FnOnce() -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> + Send,
         more: impl FnOnce(&PgRow) -> Result<T, sqlx::Error>,
     ) -> Result<(Claimed, T), Error> {
@@ -121,8 +121,9 @@ impl Database {
                 Ok((rows, Instant::now()))
             })
             .await?;
-        let (now, claimed) = read(&rows, fences).map_err(|source| self.unreadable(op, source))?;
+        let (now, claimed) = read(&rows, fences.len()).map_err(|source| self.unreadable(op, source))?;
         self.clock.observe(now, arrived);
+        self.note_claimed(op, &claimed.deliveries, fences, now);
         let more = rows.first().map_or(Err(sqlx::Error::RowNotFound), more);
         Ok((claimed, more.map_err(|source| self.unreadable(op, source))?))
     }

@@ -9,6 +9,7 @@ use common::{
 use sqlx::Row;
 
 use super::{Database, Error, StoreOp};
+use crate::history::Step;
 
 /// The name and partition of a task that has just succeeded. Other tasks may wait for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +64,9 @@ impl Database {
             Ok(looked)
         })
         .await
+        .inspect(|looked: &ReleaseCheck| {
+            self.history.record_all(looked.released.iter().map(|task| Step::Released { task: task.id }));
+        })
     }
 
     /// Lists the task's dependencies in the order of its request. Empty: the task does not wait.

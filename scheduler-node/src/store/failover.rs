@@ -9,6 +9,7 @@ use super::{
     connect::ACQUIRE_DEADLINE,
     error::sqlstate,
     pools::Pools,
+    trust::Doubts,
     writer::{Found, Look},
 };
 
@@ -44,9 +45,10 @@ impl Database {
                 }
                 continue;
             }
+            let doubts = pools.doubts();
             let mut look = self.writer.look(pools.server).await;
             match look.found.take() {
-                Some(found) => self.follow(&pools, &found),
+                Some(found) => self.follow(&pools, doubts, &found),
                 // A server that is only full still serves the connections that it has.
                 None if look.answered(pools.server) => return Ok(pools),
                 None => {
@@ -70,9 +72,10 @@ impl Database {
     pub async fn look_out(&self) {
         let Some(_turn) = self.writer.free_turn() else { return };
         let pools = self.pools.load_full();
+        let doubts = pools.doubts();
         let mut look = self.writer.look(pools.server).await;
         match look.found.take() {
-            Some(found) if self.is_better(&pools, &look, &found) => self.follow(&pools, &found),
+            Some(found) if self.is_better(&pools, &look, &found) => self.follow(&pools, doubts, &found),
             None if look.lacks_commits() && !self.writer.has_several_servers() => pools.ended().cancel(),
             None if self.writer.has_several_servers() && look.failed(pools.server) => pools.doubt(),
             _ => {}
@@ -88,18 +91,20 @@ impl Database {
             || self.writer.known().is_newer(found.state.lineage.as_ref())
     }
 
-    /// Uses the server that takes writes. Statements on another one end: whatever it answers is void.
-    fn follow(&self, pools: &Arc<Pools>, found: &Found) {
+    /// Uses the server that takes writes. Statements on another one end: whatever it answers is void. `doubts`: those
+    /// about `pools` when the look began that found the server.
+    fn follow(&self, pools: &Arc<Pools>, doubts: Doubts, found: &Found) {
         // Refused after all: other nodes have just said what they saw. The next look says why.
         let Ok(is_newer) = self.writer.known().admit(&found.state, self.has_several_servers()) else { return };
         if found.server == pools.server && !is_newer && !pools.ended().is_cancelled() {
-            pools.trust();
+            pools.trust(doubts);
             return;
         }
         if !self.replace(pools, found.server) {
             return;
         }
-        self.pools.load().trust();
+        let fresh = self.pools.load();
+        fresh.trust(fresh.doubts());
         pools.ended().cancel();
         if is_newer || found.server != pools.server {
             // The clock of another server may be behind, and a reading of the old one would then run ahead.

@@ -20,6 +20,7 @@ use super::{
     put::{Put, Retention},
     submit::Columns,
 };
+use crate::history::Step;
 
 /// The most old rows that one statement deletes.
 const FORGOTTEN_PER_PASS: i64 = 1_000;
@@ -164,14 +165,20 @@ impl Database {
             .bind(utc(|one| one.submitted_at))
             .bind(utc(|one| one.at))
             .bind(cancelled.iter().map(|one| one.keep_ms).collect::<Vec<i64>>());
-        self.inbox_write(StoreOp::TaskCollectCancelled, statement).await
+        let collected = self.inbox_write(StoreOp::TaskCollectCancelled, statement).await?;
+        let none = common::ids::Attempt::NONE;
+        self.history.record_all(collected.iter().map(|task| Step::Cancelled { task: *task, attempt: none }));
+        Ok(collected)
     }
 
     /// Makes tasks without a key from rows of this database's inbox, or of the inbox of
     /// `source`. Returns those that were new.
     pub async fn task_collect(&self, tasks: &[NewTask], source: Option<&DatabaseName>) -> Result<Vec<TaskId>, Error> {
         let statement = Columns::of(tasks).bound_to(statement!("task_collect"));
-        self.inbox_write(StoreOp::TaskCollect, statement.bind(source.map(DatabaseName::as_str))).await
+        let statement = statement.bind(source.map(DatabaseName::as_str));
+        let collected = self.inbox_write(StoreOp::TaskCollect, statement).await?;
+        self.history.record_all(collected.iter().map(|task| Step::Submitted { task: *task }));
+        Ok(collected)
     }
 
     /// Makes tasks that have a key from rows of this database's inbox, or of the inbox of `source`. For `holds` see
@@ -192,6 +199,11 @@ impl Database {
             statement.fetch_all(&pool).await?.iter().map(collected).collect()
         })
         .await
+        .inspect(|collected: &Vec<Collected>| {
+            let created =
+                collected.iter().filter(|one| one.first && one.put.outcome == super::put::PutOutcome::Created);
+            self.history.record_all(created.map(|one| Step::Submitted { task: one.id }));
+        })
     }
 
     /// Deletes rows that have arrived in another database.

@@ -140,7 +140,7 @@ impl Database {
             .bind(super::uuids(pick.aside))
             .bind(pick.only.map(super::uuids))
             .bind(window.until.to_utc());
-        self.claimed_with(StoreOp::TaskPick, pick.fences.len(), || query, walks).await
+        self.claimed_with(StoreOp::TaskPick, pick.fences, || query, walks).await
     }
 }
 

@@ -50,8 +50,10 @@ mod migrations;
 mod places;
 mod position;
 mod replication;
+mod steps;
 #[cfg(test)]
 pub(crate) mod tests;
+mod trust;
 mod writer;
 
 use std::{collections::BTreeSet, fmt, future::Future, sync::Arc, time::Duration};
@@ -64,7 +66,7 @@ use common::{
 };
 use sqlx::{PgPool, Row, postgres::PgRow};
 
-use crate::by_database::ByDatabase;
+use crate::{by_database::ByDatabase, history::History};
 
 use self::{pools::Pools, replication::Unreplicated, writer::Writer};
 
@@ -148,6 +150,8 @@ pub struct Database {
     has_learned: tokio::sync::watch::Sender<bool>,
     requires_standby: bool,
     unreplicated: Unreplicated,
+    /// Records the steps of tasks that statements take.
+    history: History,
 }
 
 impl fmt::Debug for Database {
@@ -177,6 +181,7 @@ impl Database {
             has_learned: tokio::sync::watch::Sender::new(false),
             requires_standby: false,
             unreplicated: Unreplicated::default(),
+            history: History::default(),
         }
     }
 
@@ -185,6 +190,11 @@ impl Database {
     pub fn await_schema(self) -> Self {
         self.schema_fits.send_replace(false);
         self
+    }
+
+    /// Records the steps of tasks from here on.
+    pub fn with_history(self, history: History) -> Self {
+        Self { history, ..self }
     }
 
     pub fn name(&self) -> &DatabaseName {
@@ -212,6 +222,7 @@ impl Database {
         F: Future<Output = Result<T, sqlx::Error>> + Send,
     {
         let timer = self.metrics.start(op);
+        let doubt = steps::Doubt::of(&self.history, op);
         let error = |effect, source| Error { database: self.name.clone(), op, effect, source };
         let error = match self.pools_for(op).await {
             Err(source) => error(Effect::None, Some(source)),
@@ -220,6 +231,7 @@ impl Database {
                 match self.answer(&pools, statement).await {
                     Some(Ok(answer)) => {
                         timer.done();
+                        doubt.end();
                         if op.is_relied_on() {
                             self.wrote.notify_one();
                         }
@@ -231,6 +243,9 @@ impl Database {
             }
         };
         timer.failed(error.effect);
+        if error.effect == Effect::None {
+            doubt.end();
+        }
         Err(error)
     }
 
@@ -282,6 +297,7 @@ struct SchemaUnproven;
 /// An answer arrived that does not match the statement's contract. The statement has run all the same.
 impl Database {
     fn unreadable(&self, op: StoreOp, source: sqlx::Error) -> Error {
+        drop(steps::Doubt::of(&self.history, op));
         Error { database: self.name.clone(), op, effect: Effect::Unknown, source: Some(source) }
     }
 }

@@ -48,7 +48,8 @@ struct Shared {
     moves: Mutex<u64>,
     /// The last look at each database. Holding it, one task reads at a time.
     looks: tokio::sync::Mutex<Vec<Option<Look>>>,
-    /// Counts the reads that have begun.
+    /// Counts the reads that have begun. It rises under `looks` only, so a caller that finds a higher count once it has
+    /// `looks` knows that a read began after its call and has ended.
     begun: AtomicU64,
     /// Changes with the map.
     changes: watch::Sender<u64>,

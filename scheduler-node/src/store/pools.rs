@@ -3,16 +3,17 @@
 //! A node has three pools of connections to each database. A statement waits only for those of its own pool, so
 //! neither readers nor a flood of submissions delay a claim.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
-use super::{StoreOp, writer::Writer};
+use super::{
+    StoreOp,
+    trust::{Doubts, Trust},
+    writer::Writer,
+};
 
 common::labelled! {
     /// A group of statements that share connections.
@@ -101,8 +102,9 @@ pub(super) struct Pools {
     read: PgPool,
     /// The place of their server in the URL.
     pub(super) server: usize,
-    /// Whether the next statement must look for the writer first.
-    doubted: AtomicBool,
+    /// Whether the next statement must look for the writer first. Its counts and `ended` are separate on purpose: a
+    /// statement that passes between a doubt and its notice fails like one that was sent a moment before.
+    trust: Trust,
     /// Ends the statements under way, because these pools lead to a server that is not the writer any more.
     ended: CancellationToken,
     made_at: Instant,
@@ -120,7 +122,7 @@ impl Pools {
             write: pool(PoolKind::Write),
             read: pool(PoolKind::Read),
             server,
-            doubted: AtomicBool::new(writer.has_several_servers()),
+            trust: Trust::new(writer.has_several_servers()),
             ended,
             made_at: Instant::now(),
             trusted_at: Mutex::new(Instant::now()),
@@ -129,16 +131,22 @@ impl Pools {
 
     /// Whether a statement may use these pools without a look at the servers.
     pub(super) fn are_trusted(&self) -> bool {
-        !self.doubted.load(Ordering::Acquire) && !self.ended.is_cancelled()
+        self.trust.is_whole() && !self.ended.is_cancelled()
     }
 
     pub(super) fn doubt(&self) {
-        self.doubted.store(true, Ordering::Release);
+        self.trust.doubt();
     }
 
-    pub(super) fn trust(&self) {
+    /// The doubts to answer by a look that begins now.
+    pub(super) fn doubts(&self) -> Doubts {
+        self.trust.doubts()
+    }
+
+    /// A look has confirmed the server, and answers these doubts.
+    pub(super) fn trust(&self, doubts: Doubts) {
         *self.trusted_at.lock() = Instant::now();
-        self.doubted.store(false, Ordering::Release);
+        self.trust.answer(doubts);
     }
 
     pub(super) fn age(&self) -> Duration {

@@ -18,6 +18,7 @@ use super::{
     Database, Error, StoreOp,
     submit::{Columns, Window},
 };
+use crate::history::Step;
 
 /// How long a finished task blocks a new one with its key, and how long a superseded one stays in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +121,8 @@ impl Database {
             })
             .await?;
         self.clock.observe(now, arrived);
+        let created = found.iter().filter(|(_, put)| put.outcome == PutOutcome::Created);
+        self.history.record_all(created.map(|(task, _)| Step::Submitted { task: *task }));
         // An id that appears twice was sent twice, and both have the same answer.
         Ok(tasks.iter().map(|task| found.get(&task.id).expect("one answer for each id").clone()).collect())
     }

@@ -10,6 +10,7 @@ use common::{
 use sqlx::Row;
 
 use super::{Database, Error, StoreOp, change::Keep, depend::Succeeded};
+use crate::history::Step;
 
 /// A task whose publish is confirmed. Its outcome stays open until the deadline.
 #[derive(Clone, Debug)]
@@ -168,6 +169,7 @@ impl Database {
             Ok(finished)
         })
         .await
+        .inspect(|finished| self.note_finished(tasks, finished))
     }
 
     /// Schedules the next attempt of failed tasks. Returns the ids that changed.
@@ -191,6 +193,7 @@ impl Database {
             rows.iter().map(|row| super::task_id(row, "id")).collect()
         })
         .await
+        .inspect(|retried: &Vec<TaskId>| self.note_failed(tasks, retried))
     }
 
     /// Records heartbeats and sets new deadlines. Returns the ids that changed.
@@ -258,20 +261,23 @@ impl Database {
         let (shards, aside, only) = (super::numbers(shards), super::uuids(aside), only.map(super::uuids));
         let (queues, keeps): (Vec<&str>, Vec<i64>) =
             keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
-        self.run(StoreOp::TaskExpire, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_expire.sql"))
-                .bind(shards)
-                .bind(most)
-                .bind(keep.default_ms)
-                .bind(queues)
-                .bind(keeps)
-                .bind(aside)
-                .bind(only)
-                .fetch_all(&pool)
-                .await?;
-            rows.iter().map(|row| super::queue(row, "queue")).collect()
-        })
-        .await
+        let expired: Vec<(TaskId, QueueName)> = self
+            .run(StoreOp::TaskExpire, |pool| async move {
+                let rows = sqlx::query(include_str!("queries/task_expire.sql"))
+                    .bind(shards)
+                    .bind(most)
+                    .bind(keep.default_ms)
+                    .bind(queues)
+                    .bind(keeps)
+                    .bind(aside)
+                    .bind(only)
+                    .fetch_all(&pool)
+                    .await?;
+                rows.iter().map(|row| Ok((super::task_id(row, "id")?, super::queue(row, "queue")?))).collect()
+            })
+            .await?;
+        self.history.record_all(expired.iter().map(|(task, _)| Step::Expired { task: *task }));
+        Ok(expired.into_iter().map(|(_, queue)| queue).collect())
     }
 
     /// Reads the current states of `ids`. Finished tasks are missing from the answer.

@@ -128,13 +128,13 @@ impl Database {
     ) -> Result<InsertResult, Error> {
         let mut columns = Columns::of(tasks);
         let envelopes = std::mem::take(&mut columns.envelopes);
-        let epochs: Vec<Option<i64>> = epochs.iter().map(|epoch| epoch.map(Epoch::number)).collect();
+        let presented: Vec<Option<i64>> = epochs.iter().map(|epoch| epoch.map(Epoch::number)).collect();
         let (now, arrived, written) = self
             .run(StoreOp::TaskSubmit, |pool| async move {
                 let row: PgRow = columns
                     .bound_to(statement!("task_submit"))
                     .bind(sending == Sending::Again)
-                    .bind(epochs)
+                    .bind(presented)
                     .bind(super::claim::interval(LOOK_AGAIN_AFTER))
                     .bind(envelopes)
                     .bind(known.claims)
@@ -156,6 +156,7 @@ impl Database {
             })
             .await?;
         self.clock.observe(now, arrived);
+        self.note_submitted(tasks, epochs, &written);
         Ok(written)
     }
 }

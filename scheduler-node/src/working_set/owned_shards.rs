@@ -24,6 +24,8 @@ use common::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::history::{History, Step};
+
 /// One database's share of this node. A lock is held for one operation on a map, never across an await.
 #[derive(Debug)]
 pub struct OwnedShards {
@@ -33,6 +35,8 @@ pub struct OwnedShards {
     /// Wakes the preloader: a shard was adopted, a nudge came, or the heap ran low.
     pub preload_wanted: Notify,
     in_flight_less: Notify,
+    /// Records which shards are held, and under which epochs.
+    history: History,
 }
 
 #[derive(Debug)]
@@ -121,7 +125,13 @@ impl OwnedShards {
             heap_changed: Notify::new(),
             preload_wanted: Notify::new(),
             in_flight_less: Notify::new(),
+            history: History::default(),
         }
+    }
+
+    /// Records from here on which shards are held.
+    pub fn with_history(self, history: History) -> Self {
+        Self { history, ..self }
     }
 
     /// Every shard whose fence this node holds, draining ones included.
@@ -159,6 +169,8 @@ impl OwnedShards {
             state.owned.insert(shard, Owned { epoch, own_since: epoch, draining: false });
             state.adopted.insert(shard);
         }
+        // Under the lock, so that no claim under the epoch is recorded before it.
+        self.history.acquired(taken);
         drop(state);
         self.preload_wanted.notify_one();
     }
@@ -170,6 +182,7 @@ impl OwnedShards {
         state.claimable = None;
         state.owned.insert(shard, Owned { epoch, own_since, draining: false });
         state.adopted.insert(shard);
+        self.history.acquired(&[(shard, epoch)]);
         drop(state);
         self.preload_wanted.notify_one();
     }
@@ -234,7 +247,9 @@ impl OwnedShards {
         let mut state = self.state.lock();
         state.claimable = None;
         for shard in shards {
-            state.owned.remove(shard);
+            if let Some(Owned { epoch, .. }) = state.owned.remove(shard) {
+                self.history.record(Step::ShardReleased { shard: *shard, epoch });
+            }
             state.adopted.remove(shard);
         }
         state.heap.drop_shards(shards);

@@ -36,6 +36,7 @@ use crate::{
     alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
     by_database::ByDatabase,
+    history::{self, History},
     loops::{
         outcome::{
             reporter::Reporter,
@@ -88,6 +89,7 @@ pub struct Publisher {
     pub reporter: Reporter,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
+    pub history: History,
     pub receipts: Receipts,
     /// How long after its claim a message may be published.
     pub longest_hold: Duration,
@@ -252,11 +254,17 @@ impl Publisher {
         let outgoing: Vec<Outgoing> =
             batch.into_iter().map(|(dispatch, shaped)| outgoing(dispatch.delivery, shaped, &policy, &keys)).collect();
         let messages = outgoing.len();
+        self.history.record_all(
+            outgoing
+                .iter()
+                .map(|one| history::Step::Published { task: one.delivery.id, attempt: one.delivery.attempt }),
+        );
         let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
         self.lanes.sent(queue, messages, Instant::now());
         self.metrics.published(queue, messages as u64);
         let published = self.broker.publish(&route, outgoing).await;
         fail::fail_point!("after_confirm", |_| std::process::abort());
+        self.history.record_all(published.iter().map(outcome_of));
         self.end_hops(queue, &route.exchange, &places, &published);
         self.settle(&policy, &places, published, &route.exchange).await;
     }
@@ -393,6 +401,17 @@ impl Place {
 
     fn confirmed(&self, id: TaskId, attempt: Attempt, queue: &QueueName) -> Confirmed {
         Confirmed { id, attempt, queue: queue.clone(), verdict: self.after_confirm }
+    }
+}
+
+/// The step that a publish ended with.
+fn outcome_of(one: &Published) -> history::Step {
+    let (task, attempt) = (one.id, one.attempt);
+    match one.outcome {
+        Outcome::Done(()) => history::Step::Confirmed { task, attempt },
+        Outcome::Refused(NotTaken::Unroutable) => history::Step::Returned { task, attempt },
+        Outcome::Refused(NotTaken::Nacked) => history::Step::Nacked { task, attempt },
+        Outcome::Unknown(_) => history::Step::Unknown { task, attempt },
     }
 }
 

@@ -2,7 +2,7 @@
 -- Guard: not claimed. The statement skips a row that another transaction locks until the next time.
 -- $1 shards; $2 the limit of tasks; $3 ms for which an expired task is kept, except in the queues $4, which keep it
 -- for $5 ms ($4 and $5 pairwise).
--- $6 ids to leave alone; $7 the only ids to expire (NULL: any). Returns the queues of the expired tasks.
+-- $6 ids to leave alone; $7 the only ids to expire (NULL: any). Returns the expired tasks and their queues.
 WITH late AS MATERIALIZED (
     SELECT id
       FROM duetime.task
@@ -26,4 +26,4 @@ SELECT id, shard, queue, 'expired', wake_at, due_at, expires_at, priority, attem
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
     ON CONFLICT (drop_on, id) DO NOTHING                            -- an earlier end stays
-RETURNING queue
+RETURNING id, queue

@@ -10,6 +10,7 @@ use common::{
 use futures::future::join_all;
 
 use super::{Dispatch, LONGEST_HOLD, Publisher};
+use crate::history::Step;
 
 impl Publisher {
     /// Brings each message into its queue's format. A message that does not fit would not fit the next time either,
@@ -37,6 +38,7 @@ impl Publisher {
     /// Discards a task as a consumer does that reports `discard`.
     async fn give_up(&self, dispatch: &Dispatch, why: &FieldError) {
         let Delivery { id, attempt, .. } = dispatch.delivery;
+        self.history.record(Step::Unfit { task: id, attempt });
         let database = &self.databases[dispatch.database];
         match self.reporter.report(id, attempt, ResultBody::discard(why.to_string())).await {
             Ok(_) => database.owned_shards.end([id]),

@@ -5,7 +5,7 @@ use std::{fmt::Debug, hash::Hash};
 use stateright::{Checker, HasDiscoveries, Model};
 
 /// A model that can run without one of its guards.
-pub(crate) trait Guarded: Model + Clone + Send + Sync + 'static {
+pub trait Guarded: Model + Clone + Send + Sync + 'static {
     type Guard: Copy + Debug + 'static;
     const NAME: &'static str;
     /// Every guard, beside the invariant that its absence breaks.
@@ -14,7 +14,7 @@ pub(crate) trait Guarded: Model + Clone + Send + Sync + 'static {
 }
 
 /// Explores every state of the model with all its guards, and then without each of them.
-pub(crate) fn explore<M>()
+pub fn explore<M>()
 where
     M: Guarded,
     M::State: Clone + Debug + PartialEq + Hash + Send + Sync,

@@ -3,7 +3,7 @@
 use super::{
     Claims, Guard,
     state::{
-        ATTEMPTS, Kind,
+        Kind,
         Place::{Cancelled, Dead, Delivered, Dispatching, Scheduled},
         State, Statement, Work,
     },
@@ -57,7 +57,7 @@ impl Claims {
             (true, Dispatching | Delivered) => !self.has(Guard::ClaimState),
             _ => false,
         };
-        if !(is_fenced && was_right && is_right) || is_claim && state.attempt == ATTEMPTS {
+        if !(is_fenced && was_right && is_right) || is_claim && state.attempt == self.bounds.attempts {
             return None;
         }
         state.was_claimed_under_old_epoch |= statement.epoch != state.fence;
@@ -84,7 +84,7 @@ impl Claims {
             return;
         }
         state.failed |= 1 << state.attempt;
-        state.place = if state.attempt == ATTEMPTS { Dead } else { Scheduled };
+        state.place = if self.bounds.last & (1 << state.attempt) != 0 { Dead } else { Scheduled };
         if !self.has(Guard::AttemptGoesOn) {
             state.attempt = 0;
         }

@@ -1,11 +1,30 @@
 //! What the model of claims consists of, and the steps that no guard changes.
 
-pub(super) const ATTEMPTS: u8 = 2;
-pub(super) const EPOCHS: u8 = 2;
-pub(super) const COPIES: u8 = 2;
+/// How far the model goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub nodes: usize,
+    pub attempts: u8,
+    pub epochs: u8,
+    /// The most copies of one attempt.
+    pub copies: u8,
+    /// The most statements under way.
+    pub statements: usize,
+    /// The attempts with whose failure the task is dead, one bit each.
+    pub last: u32,
+    /// Whether the model leaves out what can break nothing any more: steps after the end of the task, and an owner that
+    /// takes its own shard again.
+    pub ends_at_end: bool,
+}
+
+impl Bounds {
+    /// What suffices to show each fault.
+    pub const SMALL: Self =
+        Self { nodes: 2, attempts: 2, epochs: 2, copies: 2, statements: 2, last: 1 << 2, ends_at_end: true };
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Place {
+pub enum Place {
     Scheduled,
     Dispatching,
     Delivered,
@@ -17,7 +36,7 @@ pub(super) enum Place {
 use Place::{Dead, Delivered, Dispatching, Scheduled};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub enum Kind {
     Claim,
     Rescue,
     /// Writes the confirm of this attempt.
@@ -26,18 +45,18 @@ pub(super) enum Kind {
 
 /// A statement on its way, or in PostgreSQL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Statement {
-    pub(super) kind: Kind,
-    pub(super) node: usize,
-    pub(super) epoch: u8,
+pub struct Statement {
+    pub kind: Kind,
+    pub node: usize,
+    pub epoch: u8,
     /// Whether its node waits for the answer.
-    pub(super) is_awaited: bool,
+    pub is_awaited: bool,
     /// Once it has its snapshot: whether the fence was that of its epoch, and the row in the right state.
-    pub(super) read: Option<(bool, bool)>,
+    pub read: Option<(bool, bool)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Work {
+pub enum Work {
     Idle,
     Asked,
     /// A claimed task that is to be published, perhaps as a copy.
@@ -50,41 +69,41 @@ pub(super) enum Work {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Node {
+pub struct Node {
     /// The epoch under which it owns the shard, as it believes; 0: it does not.
-    pub(super) epoch: u8,
-    pub(super) work: Work,
+    pub epoch: u8,
+    pub work: Work,
 }
 
 /// The copies of one attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Copies {
-    pub(super) on_way: u8,
-    pub(super) arrived: u8,
-    pub(super) rejected: u8,
-    pub(super) unmarked: u8,
+pub struct Copies {
+    pub on_way: u8,
+    pub arrived: u8,
+    pub rejected: u8,
+    pub unmarked: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct State {
-    pub(super) place: Place,
-    pub(super) attempt: u8,
+pub struct State {
+    pub place: Place,
+    pub attempt: u8,
     /// The attempts whose failure was written.
-    pub(super) failed: u8,
-    pub(super) fence: u8,
-    pub(super) nodes: [Node; 2],
-    pub(super) statements: [Option<Statement>; 2],
-    pub(super) copies: [Copies; ATTEMPTS as usize],
+    pub failed: u32,
+    pub fence: u8,
+    pub nodes: Vec<Node>,
+    pub statements: Vec<Option<Statement>>,
+    pub copies: Vec<Copies>,
     /// A cancel was answered with `cancelled`.
-    pub(super) is_promised: bool,
-    pub(super) came_after_promise: bool,
+    pub is_promised: bool,
+    pub came_after_promise: bool,
     /// A cancel took a claimed task.
-    pub(super) was_taken_in_flight: bool,
-    pub(super) was_claimed_under_old_epoch: bool,
+    pub was_taken_in_flight: bool,
+    pub was_claimed_under_old_epoch: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub enum Action {
     TakeOver(usize),
     Crash(usize),
     Claim(usize),
@@ -101,10 +120,12 @@ pub(crate) enum Action {
     Reject(u8),
     Succeed(u8),
     Cancel,
+    /// A dead task has a new budget of attempts.
+    Revive,
 }
 
 impl State {
-    pub(super) fn send(&mut self, kind: Kind, node: usize) -> Option<()> {
+    pub fn send(&mut self, kind: Kind, node: usize) -> Option<()> {
         let place = self.statements.iter().position(Option::is_none)?;
         let epoch = self.nodes[node].epoch;
         self.statements[place] = Some(Statement { kind, node, epoch, is_awaited: true, read: None });
@@ -113,34 +134,34 @@ impl State {
     }
 
     /// The node does not wait for its statements any more; they may be executed all the same.
-    pub(super) fn forget(&mut self, node: usize) {
+    pub fn forget(&mut self, node: usize) {
         self.nodes[node].work = Work::Idle;
         for statement in self.statements.iter_mut().flatten().filter(|statement| statement.node == node) {
             statement.is_awaited = false;
         }
     }
 
-    pub(super) fn copies(&mut self, attempt: u8) -> &mut Copies {
+    pub fn copies(&mut self, attempt: u8) -> &mut Copies {
         &mut self.copies[usize::from(attempt - 1)]
     }
 
-    pub(super) fn is_true_to_the_broker(&self) -> bool {
+    pub fn is_true_to_the_broker(&self) -> bool {
         match self.place {
             Delivered => {
                 let arrived = self.attempt > 0 && self.copies[usize::from(self.attempt - 1)].arrived > 0;
                 arrived && self.failed & (1 << self.attempt) == 0
             }
-            Dead => self.copies.iter().all(|copies| copies.rejected > 0),
+            Dead => self.copies.iter().take(usize::from(self.attempt)).all(|copies| copies.rejected > 0),
             _ => true,
         }
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         matches!(self.place, Scheduled | Dispatching)
     }
 
     /// What a node does about its ownership and its statements.
-    pub(super) fn by_owner(&mut self, action: Action) -> Option<()> {
+    pub fn by_owner(&mut self, action: Action) -> Option<()> {
         match action {
             Action::TakeOver(node) => {
                 self.fence += 1;
@@ -159,7 +180,7 @@ impl State {
     }
 
     /// What happens between a node and the broker.
-    pub(super) fn by_broker(&mut self, action: Action) -> Option<()> {
+    pub fn by_broker(&mut self, action: Action) -> Option<()> {
         match action {
             Action::Publish(node) => {
                 let Work::Held { attempt, is_marked } = self.nodes[node].work else { return None };
