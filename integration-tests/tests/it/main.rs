@@ -19,6 +19,7 @@ mod failover;
 mod formats;
 mod growth;
 mod guard;
+mod idle;
 mod journey;
 mod keys;
 mod lanes;

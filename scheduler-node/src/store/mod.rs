@@ -13,6 +13,7 @@ pub mod depend;
 pub mod error;
 pub mod export;
 pub mod fence;
+pub mod glance;
 pub mod inbox;
 pub mod lane;
 pub mod list;
@@ -148,6 +149,8 @@ pub struct Database {
     has_learned: tokio::sync::watch::Sender<bool>,
     requires_standby: bool,
     unreplicated: Unreplicated,
+    /// The last glance.
+    glances: tokio::sync::watch::Sender<Option<glance::Glance>>,
 }
 
 impl fmt::Debug for Database {
@@ -177,6 +180,7 @@ impl Database {
             has_learned: tokio::sync::watch::Sender::new(false),
             requires_standby: false,
             unreplicated: Unreplicated::default(),
+            glances: tokio::sync::watch::Sender::default(),
         }
     }
 

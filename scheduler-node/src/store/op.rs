@@ -10,6 +10,7 @@ common::labelled! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum StoreOp {
         Ping = "ping",
+        Glance = "glance",
         SchemaRead = "schema_read",
         ShardAcquire = "shard_acquire",
         ShardHeld = "shard_held",

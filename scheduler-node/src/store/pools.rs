@@ -46,9 +46,8 @@ impl StoreOp {
     pub const fn pool(self) -> PoolKind {
         use StoreOp::*;
         match self {
-            Ping | ReplicationRead | SchemaRead | RealmHold | RealmRead | ShardAcquire | ShardHeld | ShardMapRead => {
-                PoolKind::Fire
-            }
+            Ping | Glance | ReplicationRead | SchemaRead | RealmHold | RealmRead | ShardAcquire | ShardHeld
+            | ShardMapRead => PoolKind::Fire,
             // Tasks wait for the cut of a move.
             MoveFence | MoveLeave | MoveArrive | MoveChanges | MoveForget | MoveWrite | MoveTurns | MoveTurnsWrite => {
                 PoolKind::Fire

@@ -258,7 +258,7 @@ impl Database {
         let (shards, aside, only) = (super::numbers(shards), super::uuids(aside), only.map(super::uuids));
         let (queues, keeps): (Vec<&str>, Vec<i64>) =
             keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
-        self.run(StoreOp::TaskExpire, |pool| async move {
+        let expired = self.run(StoreOp::TaskExpire, |pool| async move {
             let rows = sqlx::query(include_str!("queries/task_expire.sql"))
                 .bind(shards)
                 .bind(most)
@@ -270,8 +270,13 @@ impl Database {
                 .fetch_all(&pool)
                 .await?;
             rows.iter().map(|row| super::queue(row, "queue")).collect()
-        })
-        .await
+        });
+        let expired: Vec<QueueName> = expired.await?;
+        // Most often none has expired, and there is no commit to rely on.
+        if !expired.is_empty() {
+            self.wrote.notify_one();
+        }
+        Ok(expired)
     }
 
     /// Reads the current states of `ids`. Finished tasks are missing from the answer.

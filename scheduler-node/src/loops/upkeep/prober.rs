@@ -151,8 +151,8 @@ impl Prober {
             };
             let (probed, ()) = tokio::join!(self.probe(&mut checked, &mut guard), look_out);
             match probed {
-                Ok(()) => {
-                    last_answer = Some(Instant::now());
+                Ok(answered) => {
+                    last_answer = Some(answered);
                     self.report(None);
                 }
                 Err(ProbeFailure::Misfit(misfit)) => {
@@ -185,7 +185,8 @@ impl Prober {
         }
     }
 
-    async fn probe(&self, checked: &mut bool, guard: &mut Guard) -> Result<(), ProbeFailure> {
+    /// Returns when the database is known to have answered.
+    async fn probe(&self, checked: &mut bool, guard: &mut Guard) -> Result<Instant, ProbeFailure> {
         let _work = at_work();
         if !*checked {
             self.database.sql.await_learned(LEARN_WITHIN).await;
@@ -199,10 +200,20 @@ impl Prober {
         let cluster = *self.cluster.borrow();
         self.admitted
             .send_if_modified(|admitted| admitted.is_none() && std::mem::replace(admitted, cluster) != cluster);
-        self.database.sql.ping().await.map_err(|error| ProbeFailure::of_error(&error))?;
+        let answered = self.answered().await.map_err(|error| ProbeFailure::of_error(&error))?;
         self.database.sql.look_for_standby().await.map_err(|error| ProbeFailure::of_error(&error))?;
         self.report_replication();
-        Ok(())
+        Ok(answered)
+    }
+
+    /// A fresh glance is an answer. Without one the prober asks for itself, by a statement that waits for no lock on a
+    /// table.
+    async fn answered(&self) -> Result<Instant, Error> {
+        if let Some(glance) = self.database.sql.glance() {
+            return Ok(glance.asked);
+        }
+        self.database.sql.ping().await?;
+        Ok(Instant::now())
     }
 
     fn report_replication(&self) {
