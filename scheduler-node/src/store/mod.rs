@@ -40,6 +40,7 @@ pub mod settle;
 pub mod submit;
 pub mod tokens;
 pub mod usage;
+pub mod warm;
 pub mod watch;
 pub mod weights;
 

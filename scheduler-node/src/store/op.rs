@@ -11,6 +11,8 @@ common::labelled! {
     pub enum StoreOp {
         Ping = "ping",
         Glance = "glance",
+        WarmFire = "warm_fire",
+        WarmWrite = "warm_write",
         SchemaRead = "schema_read",
         ShardAcquire = "shard_acquire",
         ShardHeld = "shard_held",

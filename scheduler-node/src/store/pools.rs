@@ -46,8 +46,8 @@ impl StoreOp {
     pub const fn pool(self) -> PoolKind {
         use StoreOp::*;
         match self {
-            Ping | Glance | ReplicationRead | SchemaRead | RealmHold | RealmRead | ShardAcquire | ShardHeld
-            | ShardMapRead => PoolKind::Fire,
+            Ping | Glance | WarmFire | ReplicationRead | SchemaRead | RealmHold | RealmRead | ShardAcquire
+            | ShardHeld | ShardMapRead => PoolKind::Fire,
             // Tasks wait for the cut of a move.
             MoveFence | MoveLeave | MoveArrive | MoveChanges | MoveForget | MoveWrite | MoveTurns | MoveTurnsWrite => {
                 PoolKind::Fire
@@ -59,7 +59,7 @@ impl StoreOp {
             QueueRevision | QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
             ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount | FireTake | FireDone => PoolKind::Fire,
 
-            TaskSubmit | TaskPut | QueueAdd | PositionMark => PoolKind::Write,
+            TaskSubmit | TaskPut | QueueAdd | PositionMark | WarmWrite => PoolKind::Write,
             InboxRead | InboxLeave | InboxDelete | InboxRefuse | InboxStanding | InboxForget => PoolKind::Write,
             TaskCollect | TaskCollectKeyed | TaskCollectCancelled | ReceivedForget | ReceivedRefuse | QueueCopy => {
                 PoolKind::Write

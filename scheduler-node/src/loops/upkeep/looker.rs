@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{store::Database, supervise::at_work};
 
-/// The interval of the glances. It is well below the half second in which every node knows a change of the queues or
-/// the tokens, and the second in which a policy or a token must be in force everywhere.
+/// The interval of the glances. Every node is to know a change of the queues or the tokens within half a second, and
+/// after a second it must be in force everywhere.
 const LOOK_EVERY: Duration = Duration::from_millis(400);
 
 /// Looks until `stop`. The prober says what is wrong with a database that does not answer.

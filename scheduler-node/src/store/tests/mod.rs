@@ -42,6 +42,7 @@ mod tokens;
 mod transport;
 mod turn;
 mod usage;
+mod warm;
 mod watch;
 mod weights;
 
