@@ -45,7 +45,8 @@ async fn a_glance_shows_each_change_that_a_loop_follows() {
 async fn a_glance_that_is_held_up_leaves_the_last_one_to_grow_too_old() {
     let test = fixture::database().await;
     test.database.look().await.unwrap();
-    let mut lock = test.pool.begin().await.unwrap();
+    let mut lock = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *lock).await.unwrap();
     sqlx::query("LOCK TABLE duetime.inbox IN ACCESS EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
     let database = std::sync::Arc::clone(&test.database);
     let held_up = spawn_child(async move { database.look().await });
@@ -59,7 +60,7 @@ async fn a_glance_that_is_held_up_leaves_the_last_one_to_grow_too_old() {
     test.database.ping().await.unwrap();
     test.database.queue_revision().await.unwrap();
     test.database.token_revision().await.unwrap();
-    lock.rollback().await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut *lock).await.unwrap();
     let _ = held_up.await.unwrap();
     test.database.look().await.unwrap();
     assert!(test.database.glance().is_some());
