@@ -36,6 +36,7 @@ pub mod receipts;
 pub mod rows;
 pub mod schedules;
 pub mod schema;
+pub mod server_settings;
 pub mod settle;
 pub mod submit;
 pub mod tokens;

@@ -14,6 +14,7 @@ common::labelled! {
         WarmFire = "warm_fire",
         WarmWrite = "warm_write",
         SchemaRead = "schema_read",
+        ServerSettings = "server_settings",
         ShardAcquire = "shard_acquire",
         ShardHeld = "shard_held",
         ShardRead = "shard_read",

@@ -75,7 +75,8 @@ impl StoreOp {
             TaskRead | TaskFind | TaskDependencies | TaskList | TaskCensus | TaskOutlook | DeadGroups => PoolKind::Read,
             BulkLook | BulkQueue | BulkCancel | BulkRun | BulkMove | BulkRevive | ExportRead => PoolKind::Read,
             QueueFind | QueuePage | QueueCounts | ScheduleRead | TokenList | AuditList | InboxFind => PoolKind::Read,
-            ShardRead | QueueUsage | MoveList | MoveEndedList | DatabaseStandingList | ShardWeights => PoolKind::Read,
+            ServerSettings | ShardRead | QueueUsage | MoveList | MoveEndedList | DatabaseStandingList
+            | ShardWeights => PoolKind::Read,
             MovePage | MoveEstimate => PoolKind::Read,
         }
     }

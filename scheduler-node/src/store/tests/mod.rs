@@ -34,6 +34,7 @@ mod read;
 mod realm;
 mod receipts;
 mod schedules;
+mod server_settings;
 mod settle;
 mod stop;
 mod submit;
