@@ -1,7 +1,7 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down chaos test test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench bench-peers lint fmt chart-test chart-readme image
+.PHONY: help stores build demo up down chaos test test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench bench-micro bench-peers lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
@@ -35,6 +35,7 @@ test: stores alerts-test fuzz-check ## Run all tests
 	@integration-tests/install schemathesis
 	@integration-tests/install redis || echo "Redis cannot be installed: the comparison with other schedulers is not tested"
 	$(TEST)
+	$(TEST) --bench decisions
 	$(SEEDED)
 	@integration-tests/build-last-release
 	$(TEST) --test it -- --test-threads=1
@@ -92,6 +93,9 @@ chaos: stores ## Break a cluster by a seeded plan under load for an hour, and ju
 
 bench: stores build ## Measure lateness and throughput
 	@$(STACK) bench $(ARGS)
+
+bench-micro: ## Measure what the decisions on a task's way cost; ARGS='heap' chooses
+	$(CARGO) bench --package common --bench decisions -- $(ARGS)
 
 # Each peer is fetched from its own registry; one that cannot be is a row that says so. DELAYED_PLUGIN names the .ez file of that plugin.
 bench-peers: stores build ## Measure Duetime beside other schedulers; ARGS='--only duetime,bullmq --works late,burst --runs 3 --seconds 60'

@@ -29,6 +29,7 @@ pub mod cluster;
 pub mod delay;
 pub mod field;
 pub mod grant;
+pub mod hint;
 pub mod ids;
 mod json;
 mod labelled;

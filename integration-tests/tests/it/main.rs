@@ -20,6 +20,7 @@ mod failover;
 mod formats;
 mod growth;
 mod guard;
+mod idle;
 mod journey;
 mod keys;
 mod lanes;

@@ -4,6 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use common::{
     cluster::realm::RealmRecord,
+    hint::{Hint, postgres_hints},
     ids::{ClusterId, DatabaseId, DatabaseName, RealmId},
 };
 use futures::future::join_all;
@@ -37,7 +38,15 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 struct Finding {
     what: String,
-    found: Result<String, Fault>,
+    found: Result<Answer, Fault>,
+}
+
+/// What a server that can be used has answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    Fits(String),
+    /// It can be used, and would do better with another setting.
+    Hint(String),
 }
 
 /// Why a required server cannot be used.
@@ -87,7 +96,7 @@ fn mistakes(error: &Error) -> Vec<Finding> {
 }
 
 async fn look(config: &Config) -> Vec<Finding> {
-    let config_read = Finding { what: "config".to_owned(), found: Ok(summary(config)) };
+    let config_read = Finding { what: "config".to_owned(), found: Ok(Answer::Fits(summary(config))) };
     let databases = join_all(config.databases.iter().enumerate().map(|(index, database)| async move {
         let new_cluster_of = config.stated_shard_count().filter(|_| index == 0);
         let looked = within(database_found(database, new_cluster_of)).await;
@@ -100,13 +109,16 @@ async fn look(config: &Config) -> Vec<Finding> {
     let shard_count = databases.iter().find_map(|(_, looked)| Some(looked.as_ref().ok()?.shard_count));
     let stated = config.stated_shard_count();
     let mut names = HashMap::new();
-    let databases = databases.into_iter().map(|(what, looked)| {
+    let databases = databases.into_iter().flat_map(|(what, mut looked)| {
+        let hints = looked.as_mut().map_or_else(|_| Vec::new(), |looked| std::mem::take(&mut looked.hints));
         let found = looked
             .and_then(|looked| looked.under_one_name(&mut names)?.of_shards(shard_count, stated)?.in_realm(realm));
-        Finding { what, found }
+        let hints: Vec<_> = hints.iter().map(|hint| Finding::of_hint(&what, hint)).collect();
+        [Finding { what, found: found.map(Answer::Fits) }].into_iter().chain(hints)
     });
     let etcd = etcd.and_then(|(found, record)| in_cluster(&config.etcd, found, record, cluster));
-    let rest = [Finding { what: "etcd".to_owned(), found: etcd }, Finding { what: "amqp".to_owned(), found: amqp }];
+    let rest = [("etcd", etcd), ("amqp", amqp)]
+        .map(|(what, found)| Finding { what: what.to_owned(), found: found.map(Answer::Fits) });
     [config_read].into_iter().chain(databases).chain(rest).collect()
 }
 
@@ -119,6 +131,7 @@ struct DatabaseFound {
     cluster: ClusterId,
     /// The realm whose nodes use it now.
     used_by: Option<RealmId>,
+    hints: Vec<Hint>,
 }
 
 impl DatabaseFound {
@@ -196,7 +209,12 @@ async fn database_found(database: &Database, new_cluster_of: Option<u16>) -> Res
         Ok(Fit { version, id, cluster, shard_count, .. }) => {
             let text = format!("{}, schema version {version}", database.place());
             match store.realm_read().await {
-                Ok(used_by) => Ok(DatabaseFound { name, id, text, shard_count, cluster, used_by }),
+                // A server that refuses to tell its settings gets no hints.
+                Ok(used_by) => {
+                    let hints =
+                        store.server_settings().await.map_or_else(|_| Vec::new(), |found| postgres_hints(&found));
+                    Ok(DatabaseFound { name, id, text, shard_count, cluster, used_by, hints })
+                }
                 Err(error) => Err(Fault::Unreachable(format!("{}: {}", database.place(), explained(&error)))),
             }
         }
@@ -259,16 +277,23 @@ fn says_no(reason: &str) -> bool {
 }
 
 impl Finding {
+    fn of_hint(what: &str, Hint { setting, current, recommended, why }: &Hint) -> Self {
+        let text = format!("{setting} is {current}, recommended: {recommended}; {why}");
+        Self { what: what.to_owned(), found: Ok(Answer::Hint(text)) }
+    }
+
     fn line(&self) -> String {
         match &self.found {
-            Ok(detail) => format!("{:<16} ok      {detail}", self.what),
+            Ok(Answer::Fits(detail)) => format!("{:<16} ok      {detail}", self.what),
+            Ok(Answer::Hint(hint)) => format!("{:<16} hint    {hint}", self.what),
             Err(Fault::Refused(reason) | Fault::Unreachable(reason)) => format!("{:<16} failed  {reason}", self.what),
         }
     }
 
     fn json(&self) -> serde_json::Value {
         let (result, detail) = match &self.found {
-            Ok(detail) => ("ok", detail),
+            Ok(Answer::Fits(detail)) => ("ok", detail),
+            Ok(Answer::Hint(hint)) => ("hint", hint),
             Err(Fault::Refused(reason)) => ("refused", reason),
             Err(Fault::Unreachable(reason)) => ("unreachable", reason),
         };
@@ -281,14 +306,15 @@ mod tests {
     use super::*;
 
     fn finding(found: Result<&str, Fault>) -> Finding {
-        Finding { what: "etcd".to_owned(), found: found.map(str::to_owned) }
+        Finding { what: "etcd".to_owned(), found: found.map(|text| Answer::Fits(text.to_owned())) }
     }
 
     #[test]
     fn a_refusal_weighs_more_than_what_cannot_be_reached() {
         let refused = || finding(Err(Fault::Refused("no".to_owned())));
         let unreachable = || finding(Err(Fault::Unreachable("silent".to_owned())));
-        assert!(verdict(&[finding(Ok("fine"))]).is_ok());
+        let hint = Finding { found: Ok(Answer::Hint("more".to_owned())), ..finding(Ok("fine")) };
+        assert!(verdict(&[finding(Ok("fine")), hint]).is_ok());
         assert!(matches!(verdict(&[finding(Ok("fine")), unreachable()]), Err(Error::CheckUnreachable)));
         assert!(matches!(verdict(&[unreachable(), refused()]), Err(Error::CheckRefused)));
     }

@@ -31,7 +31,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error, Fault,
-        inbox::{CancelledRow, Collected, InboxRow, InboxScope, LeavingRow},
+        inbox::{CancelledRow, Collected, InboxRow, InboxScope, InboxStatus, LeavingRow},
         migrate::DEFAULT_KEEP_DAYS,
         put::{PutOutcome, Retention},
     },
@@ -48,7 +48,8 @@ const SOURCE: &str = "sql";
 /// The number of rows in one pass: as many keys as a statement may lock.
 const BATCH: usize = TASKS_PER_PUT;
 
-/// The interval between two looks at the inbox when no notification arrives, and between two updates of its gauges.
+/// The interval between two looks at the inbox when neither a notification nor a glance arrives, and between two
+/// updates of its gauges.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// The interval between two deletions of old rows.
@@ -107,8 +108,13 @@ impl SqlIntake {
         let inbox = Arc::clone(&self.databases[self.index].inbox);
         let mut passed = Passed::default();
         let (mut looked, mut forgot, mut copied) = (None, None, None);
+        let mut glances = self.source().glances();
+        let mut is_notified = true;
         while !stop.is_cancelled() {
-            let more = self.logged(self.collect(&mut passed).await).unwrap_or(false);
+            glances.mark_unchanged();
+            let has_rows = is_notified || self.source().glance().is_none_or(|glance| glance.has_inbox);
+            let more = has_rows && self.logged(self.collect(&mut passed).await).unwrap_or(false);
+            is_notified = false;
             if turn(&mut looked, LOOK_EVERY) {
                 self.logged(self.look_after(&mut copied).await);
             }
@@ -117,8 +123,9 @@ impl SqlIntake {
             }
             if !more {
                 tokio::select! {
-                    () = inbox.notified() => {}
+                    () = inbox.notified() => is_notified = true,
                     () = tokio::time::sleep(LOOK_EVERY) => {}
+                    Ok(()) = glances.changed() => {}
                     () = stop.cancelled() => {}
                 }
             }
@@ -352,7 +359,10 @@ impl SqlIntake {
     async fn look_after(&self, copied: &mut Option<Arc<QueueBook>>) -> Result<(), Error> {
         let _work = at_work();
         let source = self.source();
-        let standing = source.inbox_standing().await?;
+        let standing = match source.glance() {
+            Some(glance) if !glance.has_inbox => InboxStatus { waiting: 0, oldest: Duration::ZERO },
+            _ => source.inbox_standing().await?,
+        };
         self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
         let book = self.books.load_full();
         // The first database is the source of the queues.

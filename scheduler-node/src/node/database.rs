@@ -32,7 +32,7 @@ use crate::{
             keyed_submitter::KeyedSubmitter,
             submitter::{self, SubmitJobs, Submitter},
         },
-        upkeep::{prober::Prober, seen_keeper::SeenKeeper},
+        upkeep::{looker, prober::Prober, seen_keeper::SeenKeeper},
     },
     store::{self, schema::Misfit},
     supervise::LoopKind,
@@ -170,6 +170,7 @@ impl DatabaseLoops {
             metrics: Arc::clone(&shared.metrics),
             audit: (index == DatabaseIndex::HOME).then_some(shared.config.audit),
         };
+        work.spawn(LoopKind::Looker, looker::run(Arc::clone(&database.sql), stop.clone()));
         work.spawn(LoopKind::Prober, prober.run(stop.clone()));
         work.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
         let present = (index == DatabaseIndex::HOME).then_some(shared.me.incarnation);

@@ -12,8 +12,9 @@ use common::{
     time::UnixMicros,
 };
 use sqlx::{
-    Row,
-    postgres::{PgRow, types::PgInterval},
+    Postgres, Row,
+    postgres::{PgArguments, PgRow, types::PgInterval},
+    query::Query,
     types::Json,
 };
 
@@ -51,20 +52,7 @@ impl Database {
         closed: &BTreeSet<QueueName>,
         known: i64,
     ) -> Result<Claimed, Error> {
-        let closed: Vec<String> = closed.iter().map(|queue| queue.as_str().to_owned()).collect();
-        let ahead = interval(ahead);
-        let (ids, shards, epochs) = presented(ids, fences);
-        self.claimed(StoreOp::TaskClaim, fences, || {
-            sqlx::query(statement!("task_claim"))
-                .bind(ids)
-                .bind(shards)
-                .bind(epochs)
-                .bind(ahead)
-                .bind(interval(LOOK_AGAIN_AFTER))
-                .bind(closed)
-                .bind(known)
-        })
-        .await
+        self.claimed(StoreOp::TaskClaim, fences, || claim_query(ids, fences, ahead, closed, known)).await
     }
 
     /// Takes those of `ids` that still have no known outcome, to publish them again in place.
@@ -127,6 +115,25 @@ impl Database {
         let more = rows.first().map_or(Err(sqlx::Error::RowNotFound), more);
         Ok((claimed, more.map_err(|source| self.unreadable(op, source))?))
     }
+}
+
+pub(super) fn claim_query(
+    ids: &[TaskId],
+    fences: &BTreeMap<ShardId, Epoch>,
+    ahead: Duration,
+    closed: &BTreeSet<QueueName>,
+    known: i64,
+) -> Query<'static, Postgres, PgArguments> {
+    let closed: Vec<String> = closed.iter().map(|queue| queue.as_str().to_owned()).collect();
+    let (ids, shards, epochs) = presented(ids, fences);
+    sqlx::query(statement!("task_claim"))
+        .bind(ids)
+        .bind(shards)
+        .bind(epochs)
+        .bind(interval(ahead))
+        .bind(interval(LOOK_AGAIN_AFTER))
+        .bind(closed)
+        .bind(known)
 }
 
 pub(super) fn pairs(fences: &BTreeMap<ShardId, Epoch>) -> (Vec<i32>, Vec<i64>) {

@@ -13,6 +13,7 @@ pub mod depend;
 pub mod error;
 pub mod export;
 pub mod fence;
+pub mod glance;
 pub mod inbox;
 pub mod lane;
 pub mod list;
@@ -35,10 +36,12 @@ pub mod receipts;
 pub mod rows;
 pub mod schedules;
 pub mod schema;
+pub mod server_settings;
 pub mod settle;
 pub mod submit;
 pub mod tokens;
 pub mod usage;
+pub mod warm;
 pub mod watch;
 pub mod weights;
 
@@ -152,6 +155,8 @@ pub struct Database {
     unreplicated: Unreplicated,
     /// Records the steps of tasks that statements take.
     history: History,
+    /// The last glance.
+    glances: tokio::sync::watch::Sender<Option<glance::Glance>>,
 }
 
 impl fmt::Debug for Database {
@@ -182,6 +187,7 @@ impl Database {
             requires_standby: false,
             unreplicated: Unreplicated::default(),
             history: History::default(),
+            glances: tokio::sync::watch::Sender::default(),
         }
     }
 

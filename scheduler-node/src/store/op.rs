@@ -10,7 +10,11 @@ common::labelled! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum StoreOp {
         Ping = "ping",
+        Glance = "glance",
+        WarmFire = "warm_fire",
+        WarmWrite = "warm_write",
         SchemaRead = "schema_read",
+        ServerSettings = "server_settings",
         ShardAcquire = "shard_acquire",
         ShardHeld = "shard_held",
         ShardRead = "shard_read",

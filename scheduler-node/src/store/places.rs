@@ -161,6 +161,20 @@ impl Places {
         &self.0.wanted
     }
 
+    pub fn databases(&self) -> &ByDatabase<Arc<Database>> {
+        &self.0.databases
+    }
+
+    /// Whether the last glance at each database shows the rows that the map was made of.
+    pub async fn is_current(&self) -> bool {
+        let looks = self.0.looks.lock().await;
+        let read = |index: usize| looks.get(index)?.as_ref().map(|look| look.revision);
+        self.0.databases.indexed().all(|(index, database)| {
+            let seen = database.glance().map(|glance| glance.map_revision);
+            seen.is_some() && seen == read(index.get())
+        })
+    }
+
     /// Reads the map now. A read that began after the call counts as well, so many callers cause few reads. The shards
     /// of a database that cannot be read stay where they were; the error is that of the first such database.
     pub async fn refresh(&self) -> Result<(), Error> {

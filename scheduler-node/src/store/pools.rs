@@ -47,9 +47,8 @@ impl StoreOp {
     pub const fn pool(self) -> PoolKind {
         use StoreOp::*;
         match self {
-            Ping | ReplicationRead | SchemaRead | RealmHold | RealmRead | ShardAcquire | ShardHeld | ShardMapRead => {
-                PoolKind::Fire
-            }
+            Ping | Glance | WarmFire | ReplicationRead | SchemaRead | RealmHold | RealmRead | ShardAcquire
+            | ShardHeld | ShardMapRead => PoolKind::Fire,
             // Tasks wait for the cut of a move.
             MoveFence | MoveLeave | MoveArrive | MoveChanges | MoveForget | MoveWrite | MoveTurns | MoveTurnsWrite => {
                 PoolKind::Fire
@@ -61,7 +60,7 @@ impl StoreOp {
             QueueRevision | QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
             ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount | FireTake | FireDone => PoolKind::Fire,
 
-            TaskSubmit | TaskPut | QueueAdd | PositionMark => PoolKind::Write,
+            TaskSubmit | TaskPut | QueueAdd | PositionMark | WarmWrite => PoolKind::Write,
             InboxRead | InboxLeave | InboxDelete | InboxRefuse | InboxStanding | InboxForget => PoolKind::Write,
             TaskCollect | TaskCollectKeyed | TaskCollectCancelled | ReceivedForget | ReceivedRefuse | QueueCopy => {
                 PoolKind::Write
@@ -77,7 +76,8 @@ impl StoreOp {
             TaskRead | TaskFind | TaskDependencies | TaskList | TaskCensus | TaskOutlook | DeadGroups => PoolKind::Read,
             BulkLook | BulkQueue | BulkCancel | BulkRun | BulkMove | BulkRevive | ExportRead => PoolKind::Read,
             QueueFind | QueuePage | QueueCounts | ScheduleRead | TokenList | AuditList | InboxFind => PoolKind::Read,
-            ShardRead | QueueUsage | MoveList | MoveEndedList | DatabaseStandingList | ShardWeights => PoolKind::Read,
+            ServerSettings | ShardRead | QueueUsage | MoveList | MoveEndedList | DatabaseStandingList
+            | ShardWeights => PoolKind::Read,
             MovePage | MoveEstimate => PoolKind::Read,
         }
     }

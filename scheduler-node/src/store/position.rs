@@ -23,7 +23,6 @@ impl StoreOp {
                 | TaskFinish
                 | TaskRetry
                 | TaskExtend
-                | TaskExpire
                 | TaskRelease
                 | TaskChange
                 | TaskCancel

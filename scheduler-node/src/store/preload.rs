@@ -5,7 +5,11 @@ use common::{
     task::TaskState,
     time::UnixMicros,
 };
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 
 use super::{Database, Error, StoreOp};
 
@@ -39,17 +43,24 @@ impl Database {
         until: UnixMicros,
         most_per_shard: i64,
     ) -> Result<Vec<Key>, Error> {
-        let shards = super::numbers(shards);
-        self.run(StoreOp::TaskPreload, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_preload.sql"))
-                .bind(shards)
-                .bind(from.to_utc())
-                .bind(until.to_utc())
-                .bind(most_per_shard)
-                .fetch_all(&pool)
-                .await?;
-            rows.iter().map(Key::read).collect()
-        })
+        let query = preload_query(shards, from, until, most_per_shard);
+        self.run(
+            StoreOp::TaskPreload,
+            |pool| async move { query.fetch_all(&pool).await?.iter().map(Key::read).collect() },
+        )
         .await
     }
+}
+
+pub(super) fn preload_query(
+    shards: &[ShardId],
+    from: UnixMicros,
+    until: UnixMicros,
+    most_per_shard: i64,
+) -> Query<'static, Postgres, PgArguments> {
+    sqlx::query(include_str!("queries/task_preload.sql"))
+        .bind(super::numbers(shards))
+        .bind(from.to_utc())
+        .bind(until.to_utc())
+        .bind(most_per_shard)
 }

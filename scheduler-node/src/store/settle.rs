@@ -7,7 +7,7 @@ use common::{
     task::{TaskState, TraceContext},
     time::UnixMicros,
 };
-use sqlx::Row;
+use sqlx::{Postgres, Row, postgres::PgArguments, query::Query};
 
 use super::{Database, Error, StoreOp, change::Keep, depend::Succeeded};
 use crate::history::Step;
@@ -102,19 +102,8 @@ pub struct StandingRow {
 
 impl Database {
     pub async fn task_deliver(&self, tasks: &[Deliver]) -> Result<(), Error> {
-        let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
-        let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
-        let timeouts: Vec<_> = tasks.iter().map(|task| task.timeout_ms).collect();
-        self.run(StoreOp::TaskDeliver, |pool| async move {
-            sqlx::query(include_str!("queries/task_deliver.sql"))
-                .bind(ids)
-                .bind(attempts)
-                .bind(timeouts)
-                .execute(&pool)
-                .await?;
-            Ok(())
-        })
-        .await
+        let query = deliver_query(tasks);
+        self.run(StoreOp::TaskDeliver, |pool| async move { query.execute(&pool).await.map(drop) }).await
     }
 
     /// Sets an attempt aside. No node publishes it again and its deadline ends nothing,
@@ -134,31 +123,9 @@ impl Database {
 
     /// Moves finished tasks to the archive. A task missing in the answer was no longer in that attempt and state.
     pub async fn task_finish(&self, tasks: &[Finish]) -> Result<Finished, Error> {
-        let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
-        let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
-        let finals: Vec<_> = tasks.iter().map(|task| task.final_state.text()).collect();
-        let was: Vec<_> =
-            tasks.iter().map(|task| task.was.iter().map(|state| state.text()).collect::<Vec<_>>().join(",")).collect();
-        let keep: Vec<_> = tasks.iter().map(|task| task.keep_ms).collect();
-        let results: Vec<_> = tasks.iter().map(|task| task.report.result.clone()).collect();
-        let codes: Vec<_> = tasks.iter().map(|task| task.report.status_code).collect();
-        let deadlines: Vec<_> = tasks.iter().map(|task| task.at_deadline).collect();
-        let messages: Vec<_> = tasks.iter().map(|task| task.report.status_msg.clone()).collect();
-        let entries: Vec<_> = tasks.iter().map(|task| task.entry.clone()).collect();
+        let query = finish_query(tasks);
         self.run(StoreOp::TaskFinish, |pool| async move {
-            let rows = sqlx::query(statement!("task_finish"))
-                .bind(ids)
-                .bind(attempts)
-                .bind(finals)
-                .bind(was)
-                .bind(keep)
-                .bind(results)
-                .bind(entries)
-                .bind(codes)
-                .bind(messages)
-                .bind(deadlines)
-                .fetch_all(&pool)
-                .await?;
+            let rows = query.fetch_all(&pool).await?;
             let mut finished = Finished::default();
             for row in &rows {
                 finished.ids.push(super::task_id(row, "id")?);
@@ -277,6 +244,10 @@ impl Database {
             })
             .await?;
         self.history.record_all(expired.iter().map(|(task, _)| Step::Expired { task: *task }));
+        // Most often none has expired, and there is no commit to rely on.
+        if !expired.is_empty() {
+            self.wrote.notify_one();
+        }
         Ok(expired.into_iter().map(|(_, queue)| queue).collect())
     }
 
@@ -310,4 +281,36 @@ impl Database {
         })
         .await
     }
+}
+
+pub(super) fn deliver_query(tasks: &[Deliver]) -> Query<'static, Postgres, PgArguments> {
+    let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
+    let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
+    let timeouts: Vec<_> = tasks.iter().map(|task| task.timeout_ms).collect();
+    sqlx::query(include_str!("queries/task_deliver.sql")).bind(ids).bind(attempts).bind(timeouts)
+}
+
+pub(super) fn finish_query(tasks: &[Finish]) -> Query<'static, Postgres, PgArguments> {
+    let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
+    let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
+    let finals: Vec<_> = tasks.iter().map(|task| task.final_state.text()).collect();
+    let was: Vec<_> =
+        tasks.iter().map(|task| task.was.iter().map(|state| state.text()).collect::<Vec<_>>().join(",")).collect();
+    let keep: Vec<_> = tasks.iter().map(|task| task.keep_ms).collect();
+    let results: Vec<_> = tasks.iter().map(|task| task.report.result.clone()).collect();
+    let codes: Vec<_> = tasks.iter().map(|task| task.report.status_code).collect();
+    let deadlines: Vec<_> = tasks.iter().map(|task| task.at_deadline).collect();
+    let messages: Vec<_> = tasks.iter().map(|task| task.report.status_msg.clone()).collect();
+    let entries: Vec<_> = tasks.iter().map(|task| task.entry.clone()).collect();
+    sqlx::query(statement!("task_finish"))
+        .bind(ids)
+        .bind(attempts)
+        .bind(finals)
+        .bind(was)
+        .bind(keep)
+        .bind(results)
+        .bind(entries)
+        .bind(codes)
+        .bind(messages)
+        .bind(deadlines)
 }

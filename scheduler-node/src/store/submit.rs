@@ -126,23 +126,10 @@ impl Database {
         epochs: &[Option<Epoch>],
         known: KnownRevisions,
     ) -> Result<InsertResult, Error> {
-        let mut columns = Columns::of(tasks);
-        let envelopes = std::mem::take(&mut columns.envelopes);
-        let presented: Vec<Option<i64>> = epochs.iter().map(|epoch| epoch.map(Epoch::number)).collect();
+        let query = submit_query(tasks, sending, window, epochs, known);
         let (now, arrived, written) = self
             .run(StoreOp::TaskSubmit, |pool| async move {
-                let row: PgRow = columns
-                    .bound_to(statement!("task_submit"))
-                    .bind(sending == Sending::Again)
-                    .bind(presented)
-                    .bind(super::claim::interval(LOOK_AGAIN_AFTER))
-                    .bind(envelopes)
-                    .bind(known.claims)
-                    .bind(window.after.map(UnixMicros::to_utc))
-                    .bind(window.until.to_utc())
-                    .bind(known.routes)
-                    .fetch_one(&pool)
-                    .await?;
+                let row: PgRow = query.fetch_one(&pool).await?;
                 let queues = |column| -> Result<BTreeSet<QueueName>, sqlx::Error> {
                     Ok(row.try_get::<Vec<String>, _>(column)?.into_iter().map(QueueName::new).collect())
                 };
@@ -159,6 +146,28 @@ impl Database {
         self.note_submitted(tasks, epochs, &written);
         Ok(written)
     }
+}
+
+pub(super) fn submit_query<'a>(
+    tasks: &'a [NewTask],
+    sending: Sending,
+    window: Window,
+    epochs: &[Option<Epoch>],
+    known: KnownRevisions,
+) -> Query<'a, Postgres, PgArguments> {
+    let mut columns = Columns::of(tasks);
+    let envelopes = std::mem::take(&mut columns.envelopes);
+    let epochs: Vec<Option<i64>> = epochs.iter().map(|epoch| epoch.map(Epoch::number)).collect();
+    columns
+        .bound_to(statement!("task_submit"))
+        .bind(sending == Sending::Again)
+        .bind(epochs)
+        .bind(super::claim::interval(LOOK_AGAIN_AFTER))
+        .bind(envelopes)
+        .bind(known.claims)
+        .bind(window.after.map(UnixMicros::to_utc))
+        .bind(window.until.to_utc())
+        .bind(known.routes)
 }
 
 /// The columns of a batch: one array each, the form that `unnest` takes.

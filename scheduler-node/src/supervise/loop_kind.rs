@@ -37,6 +37,7 @@ common::labelled! {
         ReceiptReader = "receipt_reader",
         ConfigReader = "config_reader",
         Auditor = "auditor",
+        Looker = "looker",
         Prober = "prober",
         SeenKeeper = "seen_keeper",
         Gauges = "gauges",

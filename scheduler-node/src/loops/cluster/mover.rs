@@ -39,7 +39,8 @@ use crate::{
     working_set::database::{NodeDatabase, NodeDatabases},
 };
 
-/// The interval between two looks at the moves that were asked for. Nearly always there are none.
+/// The longest interval between two looks at the moves that were asked for; a glance causes one sooner. Nearly always
+/// there are none.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The shards that a node works on at the same time. Two keep a database busy while another reads or waits.
@@ -101,6 +102,7 @@ impl Mover {
     pub async fn run(self, stop: CancellationToken) {
         let mut works: JoinSet<ShardId> = JoinSet::new();
         let mut busy = BTreeSet::new();
+        let mut glances = self.shared.databases.home().sql.glances();
         while !stop.is_cancelled() {
             while let Some(ended) = works.try_join_next() {
                 match ended {
@@ -123,6 +125,7 @@ impl Mover {
             self.shared.tell(&busy);
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
+                Ok(()) = glances.changed() => {}
                 Some(ended) = works.join_next() => match ended {
                     Ok(shard) => drop(busy.remove(&shard)),
                     Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -135,8 +138,13 @@ impl Mover {
 }
 
 impl Shared {
-    /// Reads the moves. While the home database is away, those read last stay in force.
+    /// Reads the moves, unless a glance shows that there are none. While the home database is away, those read last
+    /// stay in force.
     async fn look(&self) {
+        let is_idle = self.databases.home().sql.glance().is_some_and(|glance| !glance.has_moves);
+        if is_idle && self.plans.load().is_empty() {
+            return;
+        }
         match self.databases.home().sql.move_list().await {
             Ok(plans) => {
                 self.plans.store(Arc::new(plans.into_iter().map(|plan| (plan.shard, plan)).collect()));

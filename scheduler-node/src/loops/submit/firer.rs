@@ -44,7 +44,7 @@ use crate::{
 /// The value of the metrics' label `source`.
 const SOURCE: &str = "schedule";
 
-/// A schedule that was written on any node is seen after this long.
+/// A schedule that was written on any node is seen after this long: by a glance, or where none comes, by a look.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Other nodes decide what the master has not decided after this long. Fire times are decided 3 s ahead, so there
@@ -117,7 +117,9 @@ impl Firer {
     pub async fn run(self, stop: CancellationToken) {
         let mut is_logged = false;
         let mut counted: Option<Instant> = None;
+        let mut glances = self.store.home().glances();
         loop {
+            glances.mark_unchanged();
             if counted.is_none_or(|counted| counted.elapsed() > COUNT_EVERY) {
                 self.count().await;
                 counted = Some(Instant::now());
@@ -136,6 +138,7 @@ impl Firer {
             is_logged = is_logged && pause.is_none();
             tokio::select! {
                 () = tokio::time::sleep(pause.unwrap_or(LOOK_EVERY)) => {}
+                Ok(()) = glances.changed(), if pause.is_some() => {}
                 () = stop.cancelled() => return,
             }
         }
@@ -145,7 +148,27 @@ impl Firer {
     /// fire times that it cannot make yet.
     async fn look_if_fit(&self) -> Result<Option<Duration>, Error> {
         let fit = self.fitness.borrow().is_fit(self.store.home().name());
-        if fit { self.look().await.map(Some) } else { Ok(None) }
+        if !fit {
+            return Ok(None);
+        }
+        match self.rests_for() {
+            Some(rest) => Ok(Some(rest)),
+            None => self.look().await.map(Some),
+        }
+    }
+
+    /// The time until something is to be decided or made, as the last glance shows. `None`: there may be something now.
+    fn rests_for(&self) -> Option<Duration> {
+        let home = self.store.home();
+        let (glance, now) = (home.glance()?, home.clock().at(Instant::now())?);
+        let schedule = glance.schedule_wake_at.map(|wake_at| wake_at.plus(self.lag()));
+        let rest = schedule.into_iter().chain(glance.fire_wake_at).min().map_or(LOOK_EVERY, |next| next.since(now));
+        (!rest.is_zero()).then_some(rest.min(LOOK_EVERY))
+    }
+
+    /// How long this node leaves a due schedule to others.
+    fn lag(&self) -> Duration {
+        if self.is_master() { Duration::ZERO } else { STAND_IN_AFTER }
     }
 
     fn is_master(&self) -> bool {
@@ -156,7 +179,7 @@ impl Firer {
     pub(crate) async fn look(&self) -> Result<Duration, Error> {
         let _work = at_work();
         let home = self.store.home();
-        let lag = if self.is_master() { Duration::ZERO } else { STAND_IN_AFTER };
+        let lag = self.lag();
         let due = home.schedule_due(lag, READ_AT_ONCE).await?;
         let (now, arrived, next_wake_at, found) = (due.now, due.arrived, due.next_wake_at, due.schedules.len());
         let woken = self.decide_all(due).await;

@@ -1,6 +1,6 @@
 //! Keeps this node's map of the shards true: which database has which shard.
 //!
-//! It often reads one small number of each database, and the fence rows of those in which it has changed. The shards
+//! Each glance at a database shows one small number, and when that has changed, the fence rows are read. The shards
 //! of a database that cannot be read stay where they were. A writer that was refused because a shard has moved does
 //! not wait for this loop, but reads the map itself.
 
@@ -17,12 +17,16 @@ pub struct MapReader {
 impl MapReader {
     pub async fn run(self, stop: CancellationToken) {
         let places = self.places.clone();
-        poll_revision(self, places.wanted(), stop).await;
+        poll_revision(self, places.databases().clone(), places.wanted(), stop).await;
     }
 }
 
 impl PollRevision for MapReader {
     const OF: &'static str = "places of the shards";
+
+    async fn is_current(&self) -> bool {
+        self.places.is_current().await
+    }
 
     async fn read(&mut self) -> Result<(), Error> {
         self.places.refresh().await

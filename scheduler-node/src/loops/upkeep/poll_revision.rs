@@ -1,32 +1,48 @@
-//! The loop that the readers of this node's copies share. It reads a copy again and again; while a read fails, the
-//! copy stays as it is.
+//! The loop that the readers of this node's copies share. It reads a copy when a glance shows that it has changed.
+//! While a read fails, the copy stays as it is.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tokio::sync::Notify;
+use futures::{FutureExt, future::select_all};
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::{store::Error, supervise::at_work};
+use crate::{
+    by_database::ByDatabase,
+    store::{Database, Error, glance::Glance},
+    supervise::at_work,
+};
 
-/// Well below the second within which a policy or a token must be in force everywhere.
-const READ_EVERY: Duration = Duration::from_millis(400);
+/// The interval of the checks. Well below the second within which a policy or a token must be in force everywhere.
+const CHECK_EVERY: Duration = Duration::from_millis(400);
 
 /// A reader of one copy.
 pub(super) trait PollRevision {
     /// The name of the copied data in the log.
     const OF: &'static str;
 
+    /// Whether glances show that the copy is up to date. Without a fresh glance it counts as outdated.
+    fn is_current(&self) -> impl Future<Output = bool> + Send;
+
     /// Brings the copy up to date.
     fn read(&mut self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
 /// Reads until `stop`, and at once after `outdated`. Of several failures in a row only the first is logged.
-pub(super) async fn poll_revision<R: PollRevision>(mut reader: R, outdated: &Notify, stop: CancellationToken) {
+pub(super) async fn poll_revision<R: PollRevision>(
+    mut reader: R,
+    databases: ByDatabase<Arc<Database>>,
+    outdated: &Notify,
+    stop: CancellationToken,
+) {
     let mut is_logged = false;
+    let mut glances = Glances { databases, receivers: Vec::new() };
+    let mut must_read = true;
     loop {
         let work = at_work();
-        let read = reader.read().await;
+        let read = if must_read || !reader.is_current().await { reader.read().await } else { Ok(()) };
         drop(work);
+        must_read = read.is_err();
         match read {
             Ok(()) => is_logged = false,
             Err(error) if !is_logged => {
@@ -37,9 +53,27 @@ pub(super) async fn poll_revision<R: PollRevision>(mut reader: R, outdated: &Not
             Err(_) => {}
         }
         tokio::select! {
-            () = tokio::time::sleep(READ_EVERY) => {}
-            () = outdated.notified() => {}
+            () = tokio::time::sleep(CHECK_EVERY) => {}
+            () = glances.next(), if !must_read => {}
+            () = outdated.notified() => must_read = true,
             () = stop.cancelled() => return,
         }
+    }
+}
+
+/// Waits for glances at any database of the node.
+struct Glances {
+    databases: ByDatabase<Arc<Database>>,
+    receivers: Vec<watch::Receiver<Option<Glance>>>,
+}
+
+impl Glances {
+    /// Waits for the next glance. One that came between two calls counts.
+    async fn next(&mut self) {
+        let joined = self.databases.iter().skip(self.receivers.len());
+        self.receivers.extend(joined.map(|database| database.glances()));
+        let changes = self.receivers.iter_mut().map(|receiver| receiver.changed().boxed());
+        // A database exists as long as the node, so its sender does too.
+        let _ = select_all(changes).await;
     }
 }

@@ -137,7 +137,7 @@ impl Prober {
     pub async fn run(self, stop: CancellationToken) {
         let mut last_answer: Option<Instant> = None;
         let mut last_warning: Option<Instant> = None;
-        let mut checked = false;
+        let (mut checked, mut is_warm) = (false, false);
         let mut guard = Guard::new(self.realm.clone());
         let look_out_every = if self.database.sql.has_several_servers() { LOOK_OUT_EVERY } else { LONE_LOOK_OUT_EVERY };
         let mut look_out_at = Instant::now() + look_out_every;
@@ -149,10 +149,10 @@ impl Prober {
                     look_out_at = Instant::now() + look_out_every;
                 }
             };
-            let (probed, ()) = tokio::join!(self.probe(&mut checked, &mut guard), look_out);
+            let (probed, ()) = tokio::join!(self.probe(&mut checked, &mut is_warm, &mut guard), look_out);
             match probed {
-                Ok(()) => {
-                    last_answer = Some(Instant::now());
+                Ok(answered) => {
+                    last_answer = Some(answered);
                     self.report(None);
                 }
                 Err(ProbeFailure::Misfit(misfit)) => {
@@ -185,7 +185,8 @@ impl Prober {
         }
     }
 
-    async fn probe(&self, checked: &mut bool, guard: &mut Guard) -> Result<(), ProbeFailure> {
+    /// Returns when the database is known to have answered.
+    async fn probe(&self, checked: &mut bool, is_warm: &mut bool, guard: &mut Guard) -> Result<Instant, ProbeFailure> {
         let _work = at_work();
         if !*checked {
             self.database.sql.await_learned(LEARN_WITHIN).await;
@@ -196,13 +197,36 @@ impl Prober {
             *checked = true;
         }
         guard.look(&self.database.sql).await.map_err(ProbeFailure::Shut)?;
+        if !std::mem::replace(is_warm, true) {
+            self.warm_up().await;
+        }
         let cluster = *self.cluster.borrow();
         self.admitted
             .send_if_modified(|admitted| admitted.is_none() && std::mem::replace(admitted, cluster) != cluster);
-        self.database.sql.ping().await.map_err(|error| ProbeFailure::of_error(&error))?;
+        let answered = self.answered().await.map_err(|error| ProbeFailure::of_error(&error))?;
         self.database.sql.look_for_standby().await.map_err(|error| ProbeFailure::of_error(&error))?;
         self.report_replication();
-        Ok(())
+        Ok(answered)
+    }
+
+    /// Before the node counts the database as usable, and so before it owns shards there or says that it is ready.
+    async fn warm_up(&self) {
+        let began = Instant::now();
+        if let Err(error) = self.database.sql.warm_up().await {
+            let error = &error as &dyn std::error::Error;
+            tracing::debug!(database = %self.database.name(), error, "could not open all connections ahead");
+        }
+        tracing::debug!(database = %self.database.name(), took_ms = began.elapsed().as_millis() as u64, "connections opened");
+    }
+
+    /// A fresh glance is an answer. Without one the prober asks for itself, by a statement that waits for no lock on a
+    /// table.
+    async fn answered(&self) -> Result<Instant, Error> {
+        if let Some(glance) = self.database.sql.glance() {
+            return Ok(glance.asked);
+        }
+        self.database.sql.ping().await?;
+        Ok(Instant::now())
     }
 
     fn report_replication(&self) {

@@ -1,8 +1,8 @@
 //! Keeps this node's copy of all queues. A change made on any node is read here within half a second, and at once
 //! when a claim was refused because the copy is old.
 //!
-//! It often reads one small number, and when that has changed, the queues that were written since. While the home
-//! database is away the copy stays as it is.
+//! Each glance at the home database shows one small number, and when that has changed, the queues that were written
+//! since are read. While the home database is away the copy stays as it is.
 
 use std::{
     sync::Arc,
@@ -41,12 +41,19 @@ impl QueueReader {
 
     pub async fn run(self, stop: CancellationToken) {
         let outdated = Arc::clone(&self.outdated);
-        poll_revision(self, &outdated, stop).await;
+        let databases = self.store.databases().clone();
+        poll_revision(self, databases, &outdated, stop).await;
     }
 }
 
 impl PollRevision for QueueReader {
     const OF: &'static str = "queues";
+
+    async fn is_current(&self) -> bool {
+        let is_recent = self.read_all_at.is_some_and(|at| at.elapsed() < READ_ALL_EVERY);
+        let seen = self.store.home().glance().map(|glance| glance.queue_revision);
+        is_recent && seen == Some(self.books.load().revision())
+    }
 
     async fn read(&mut self) -> Result<(), Error> {
         let home = self.store.home();
@@ -98,4 +105,50 @@ async fn read_all(home: &Database, books: &Books) -> Result<(), Error> {
 fn put_in_force(books: &Books, book: QueueBook) {
     let book = Arc::new(book);
     books.rcu(|now| if now.revision() > book.revision() { Arc::clone(now) } else { Arc::clone(&book) });
+}
+
+#[cfg(test)]
+mod tests {
+    use common::{ids::QueueName, queue::QueuePolicy};
+
+    use super::*;
+    use crate::{coordination::tests::SOON, loops::upkeep::looker, store::tests::fixture, supervise::spawn_child};
+
+    /// Waits until a copy of the queues shows a queue that is made after the reader has begun.
+    async fn shows_what_is_made_later(with_glances: bool) {
+        let test = fixture::database().await;
+        let store = fixture::store(vec![Arc::clone(&test.database)]);
+        let (books, stop) = (Books::default(), CancellationToken::new());
+        let reader = QueueReader::new(store, Arc::clone(&books), Arc::default());
+        let mut loops = vec![spawn_child(reader.run(stop.clone()))];
+        if with_glances {
+            loops.push(spawn_child(looker::run(Arc::clone(&test.database), stop.clone())));
+        }
+        let until = async |is_so: &(dyn Fn(&QueueBook) -> bool + Sync)| {
+            let poll = async {
+                while !is_so(&books.load()) {
+                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(SOON, poll).await.expect("the copy follows");
+        };
+        until(&|book| book.is_read()).await;
+        let name = QueueName::new("later");
+        test.database.queue_put(&name, &QueuePolicy::default(), None, 10).await.unwrap();
+        until(&|book| book.iter().any(|queue| queue.name == name)).await;
+        stop.cancel();
+        for ended in loops {
+            ended.await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_is_read_when_a_glance_shows_it() {
+        shows_what_is_made_later(true).await;
+    }
+
+    #[tokio::test]
+    async fn a_change_is_read_without_glances_too() {
+        shows_what_is_made_later(false).await;
+    }
 }

@@ -35,17 +35,19 @@ impl ReceiptReader {
 
     pub async fn run(self, stop: CancellationToken) {
         // There is no hurry: a delivery made with the previous key is valid until that key is removed.
-        poll_revision(self, &Notify::new(), stop).await;
+        let databases = self.store.databases().clone();
+        poll_revision(self, databases, &Notify::new(), stop).await;
     }
 }
 
 impl PollRevision for ReceiptReader {
     const OF: &'static str = "receipt keys";
 
+    async fn is_current(&self) -> bool {
+        self.read_at.is_some_and(|at| at.elapsed() < READ_EVERY)
+    }
+
     async fn read(&mut self) -> Result<(), Error> {
-        if self.read_at.is_some_and(|at| at.elapsed() < READ_EVERY) {
-            return Ok(());
-        }
         let keys = self.store.home().receipt_keys().await?;
         self.keys.send_replace(Some(Arc::new(keys)));
         self.read_at = Some(Instant::now());

@@ -1,9 +1,9 @@
 //! Keeps this node's copy of the tokens that were made over the API. A token that any node makes or revokes is
 //! valid or invalid here within half a second.
 //!
-//! It often reads one small number, and all tokens only when that has changed. While the home database is away the
-//! copy stays as it is. Known tokens go on working, and so does a token revoked meanwhile, until the database is
-//! back.
+//! Each glance at the home database shows one small number, and all tokens are read only when that has changed. While
+//! the home database is away the copy stays as it is. Known tokens go on working, and so does a token revoked
+//! meanwhile, until the database is back.
 
 use std::sync::Arc;
 
@@ -24,12 +24,18 @@ pub struct TokenReader {
 
 impl TokenReader {
     pub async fn run(self, stop: CancellationToken) {
-        poll_revision(self, &Notify::new(), stop).await;
+        let databases = self.store.databases().clone();
+        poll_revision(self, databases, &Notify::new(), stop).await;
     }
 }
 
 impl PollRevision for TokenReader {
     const OF: &'static str = "tokens";
+
+    async fn is_current(&self) -> bool {
+        let seen = self.store.home().glance().map(|glance| glance.token_revision);
+        seen.is_some() && seen == self.access.book().map(|book| book.revision)
+    }
 
     async fn read(&mut self) -> Result<(), Error> {
         let revision = self.store.home().token_revision().await?;

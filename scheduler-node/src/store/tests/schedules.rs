@@ -46,7 +46,7 @@ fn wish(rules: &Rules, standing: ScheduleState) -> ScheduleContents<'_> {
 }
 
 /// Adds a schedule whose hour 1 is long past.
-async fn added(test: &TestDatabase, name: &str) -> ScheduleRecord {
+pub(super) async fn added(test: &TestDatabase, name: &str) -> ScheduleRecord {
     let rules = rules("mails");
     put(test, name, &rules, NONE).await.expect("new")
 }

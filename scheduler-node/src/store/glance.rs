@@ -1,0 +1,70 @@
+//! Reads in one statement what the loops of a node follow in a database, instead of one statement for each of them.
+
+use std::time::{Duration, Instant};
+
+use common::time::UnixMicros;
+use sqlx::Row;
+use tokio::sync::watch;
+
+use super::{Database, Error, StoreOp};
+
+/// The age up to which a loop relies on a glance. It is half as long again as the interval of the glances: where they
+/// are held up, each loop reads for itself, as often as it would without them.
+const FRESH: Duration = Duration::from_millis(600);
+
+/// What one glance at a database has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Glance {
+    /// When the statement was sent. All that was committed before is in the glance.
+    pub asked: Instant,
+    /// Rises with every change of a queue. Only the first database counts.
+    pub queue_revision: i64,
+    /// Rises with every token that is made or revoked. Only the first database counts.
+    pub token_revision: i64,
+    /// Rises with every change of the places that the database tells.
+    pub map_revision: i64,
+    /// Whether a move of a shard has not ended. Only the first database keeps them.
+    pub has_moves: bool,
+    /// Whether a submission in SQL waits.
+    pub has_inbox: bool,
+    /// When a schedule must be looked at. Only the first database keeps them.
+    pub schedule_wake_at: Option<UnixMicros>,
+    /// When a decided fire time without its task must be looked at.
+    pub fire_wake_at: Option<UnixMicros>,
+}
+
+impl Database {
+    /// Glances at the database. The glance is also a reading of its clock. It wakes the receivers of [`Self::glances`].
+    pub async fn look(&self) -> Result<Glance, Error> {
+        let asked = Instant::now();
+        let read = self.run(StoreOp::Glance, |pool| async move {
+            let row = sqlx::query(include_str!("queries/glance.sql")).fetch_one(&pool).await?;
+            let arrived = Instant::now();
+            let glance = Glance {
+                asked,
+                queue_revision: row.try_get("queue_revision")?,
+                token_revision: row.try_get("token_revision")?,
+                map_revision: row.try_get("map_revision")?,
+                has_moves: row.try_get("has_moves")?,
+                has_inbox: row.try_get("has_inbox")?,
+                schedule_wake_at: super::optional_moment(&row, "schedule_wake_at")?,
+                fire_wake_at: super::optional_moment(&row, "fire_wake_at")?,
+            };
+            Ok((glance, super::moment(&row, "now")?, arrived))
+        });
+        let (glance, now, arrived) = read.await?;
+        self.clock.observe(now, arrived);
+        self.glances.send_replace(Some(glance));
+        Ok(glance)
+    }
+
+    /// The last glance, unless it is too old to be relied on.
+    pub fn glance(&self) -> Option<Glance> {
+        self.glances.borrow().filter(|glance| glance.asked.elapsed() <= FRESH)
+    }
+
+    /// Changes with each glance.
+    pub fn glances(&self) -> watch::Receiver<Option<Glance>> {
+        self.glances.subscribe()
+    }
+}

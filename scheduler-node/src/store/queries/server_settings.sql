@@ -1,0 +1,11 @@
+-- Reads the settings of this server for which Duetime has a recommendation, in bytes and seconds. A node never runs it;
+-- `duetime check` does. `commits_are_durable`: as this role's sessions have it.
+SELECT pg_size_bytes(current_setting('max_wal_size')) AS max_wal_bytes,
+       pg_size_bytes(current_setting('min_wal_size')) AS min_wal_bytes,
+       extract(epoch FROM current_setting('checkpoint_timeout')::interval)::bigint AS checkpoint_timeout_s,
+       current_setting('checkpoint_completion_target')::float8 AS checkpoint_completion_target,
+       pg_size_bytes(current_setting('shared_buffers')) AS shared_buffers_bytes,
+       current_setting('fsync')::boolean AS fsync,
+       current_setting('full_page_writes')::boolean AS full_page_writes,
+       current_setting('synchronous_commit') <> 'off' AS commits_are_durable,
+       current_setting('autovacuum')::boolean AS autovacuum

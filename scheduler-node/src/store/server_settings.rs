@@ -1,0 +1,26 @@
+//! Reads the settings of a server, for hints.
+
+use common::hint::PostgresSettings;
+use sqlx::Row;
+
+use super::{Database, Error, StoreOp};
+
+impl Database {
+    pub async fn server_settings(&self) -> Result<PostgresSettings, Error> {
+        self.run(StoreOp::ServerSettings, |pool| async move {
+            let row = sqlx::query(include_str!("queries/server_settings.sql")).fetch_one(&pool).await?;
+            Ok(PostgresSettings {
+                max_wal_bytes: row.try_get("max_wal_bytes")?,
+                min_wal_bytes: row.try_get("min_wal_bytes")?,
+                checkpoint_timeout_s: row.try_get("checkpoint_timeout_s")?,
+                checkpoint_completion_target: row.try_get("checkpoint_completion_target")?,
+                shared_buffers_bytes: row.try_get("shared_buffers_bytes")?,
+                fsync: row.try_get("fsync")?,
+                full_page_writes: row.try_get("full_page_writes")?,
+                commits_are_durable: row.try_get("commits_are_durable")?,
+                autovacuum: row.try_get("autovacuum")?,
+            })
+        })
+        .await
+    }
+}

@@ -1,0 +1,97 @@
+//! Glances: one shows each change that a loop follows, and an old one is not relied on.
+
+use common::{ids::QueueName, queue::QueuePolicy};
+use sqlx::AssertSqlSafe;
+
+use super::fixture;
+use crate::{coordination::tests::SOON, store::glance::Glance, supervise::spawn_child};
+
+/// The parts of a glance that a loop acts on.
+fn facts(glance: Glance) -> (i64, i64, i64, [bool; 4]) {
+    let Glance { queue_revision, token_revision, map_revision, has_moves, has_inbox, .. } = glance;
+    let (schedule, fire) = (glance.schedule_wake_at.is_some(), glance.fire_wake_at.is_some());
+    (queue_revision, token_revision, map_revision, [has_moves, has_inbox, schedule, fire])
+}
+
+#[tokio::test]
+async fn a_glance_shows_each_change_that_a_loop_follows() {
+    let test = fixture::database().await;
+    let (queues, tokens, map, nothing) = facts(test.database.look().await.unwrap());
+    assert_eq!(nothing, [false; 4]);
+    test.database.queue_put(&QueueName::new("a"), &QueuePolicy::default(), None, 10).await.unwrap();
+    for change in [
+        "UPDATE duetime.meta SET token_revision = token_revision + 1",
+        "UPDATE duetime.shard SET status = 'gone' WHERE id = 3",
+        "INSERT INTO duetime.move (shard, source, target, requested_by) VALUES (3, 'main', 'west', 'ann')",
+    ] {
+        sqlx::query(change).execute(&test.pool).await.unwrap();
+    }
+    let changed = facts(test.database.look().await.unwrap());
+    assert_eq!(changed, (queues + 1, tokens + 1, map + 1, [true, false, false, false]));
+
+    super::inbox::submit(&test, "'a', '{}'").await;
+    assert_eq!(facts(test.database.look().await.unwrap()).3, [true, true, false, false]);
+    sqlx::query("UPDATE duetime.inbox SET error = 'no', refused_at = now()").execute(&test.pool).await.unwrap();
+    super::schedules::added(&test, "hourly").await;
+    let fire = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+                SELECT gen_random_uuid(), name, now(), false, rules, payload, now() FROM duetime.schedule";
+    sqlx::query(fire).execute(&test.pool).await.unwrap();
+    let glance = test.database.look().await.unwrap();
+    assert_eq!(facts(glance).3, [true, false, true, true], "a refused row waits for nothing");
+    assert_eq!(test.database.glance(), Some(glance));
+}
+
+#[tokio::test]
+async fn a_glance_that_is_held_up_leaves_the_last_one_to_grow_too_old() {
+    let test = fixture::database().await;
+    test.database.look().await.unwrap();
+    let mut lock = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *lock).await.unwrap();
+    sqlx::query("LOCK TABLE duetime.inbox IN ACCESS EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
+    let database = std::sync::Arc::clone(&test.database);
+    let held_up = spawn_child(async move { database.look().await });
+    let too_old = async {
+        while test.database.glance().is_some() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(SOON, too_old).await.expect("it grows old");
+    // What each loop then asks for itself waits for no lock of another one's table.
+    test.database.ping().await.unwrap();
+    test.database.queue_revision().await.unwrap();
+    test.database.token_revision().await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut *lock).await.unwrap();
+    let _ = held_up.await.unwrap();
+    test.database.look().await.unwrap();
+    assert!(test.database.glance().is_some());
+}
+
+#[tokio::test]
+async fn a_glance_reads_ends_of_indexes_however_large_the_tables_are() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(
+        "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+         SELECT gen_random_uuid(), g % 128, '{}', now() + g * interval '1 ms' FROM generate_series(1, 20000) AS g;
+         ANALYZE duetime.inbox",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    super::schedules::added(&test, "hourly").await;
+    for copy in [
+        "INSERT INTO duetime.schedule (name, revision, rules, payload, wake_at, since)
+         SELECT 's' || g, 1, rules, payload, now() + g * interval '1 s', since
+           FROM duetime.schedule, generate_series(1, 20000) AS g",
+        "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+         SELECT gen_random_uuid(), name, now(), false, rules, payload, wake_at FROM duetime.schedule",
+        "ANALYZE duetime.schedule, duetime.fire",
+    ] {
+        sqlx::query(AssertSqlSafe(copy)).execute(&test.pool).await.unwrap();
+    }
+    let explain = concat!("EXPLAIN ", include_str!("../queries/glance.sql"));
+    let plan: Vec<String> = sqlx::query_scalar(explain).fetch_all(&test.pool).await.unwrap();
+    let plan = plan.join("\n");
+    for index in ["inbox_waiting", "schedule_wake", "fire_wake"] {
+        assert!(plan.contains(index), "{plan}");
+    }
+}
