@@ -24,6 +24,8 @@ use common::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::clock;
+
 /// One database's share of this node. A lock is held for one operation on a map, never across an await.
 #[derive(Debug)]
 pub struct OwnedShards {
@@ -90,7 +92,7 @@ impl State {
     }
 
     fn is_aside(&self, id: TaskId) -> bool {
-        self.aside.get(&id).is_some_and(|until| *until > Instant::now())
+        self.aside.get(&id).is_some_and(|until| *until > clock::instant())
     }
 
     fn offer(&mut self, entry: Entry) {
@@ -330,7 +332,7 @@ impl OwnedShards {
     pub fn set_aside(&self, id: TaskId, until: Instant) -> bool {
         let mut state = self.state.lock();
         if state.aside.len() >= ASIDE_MOST {
-            let now = Instant::now();
+            let now = clock::instant();
             state.aside.retain(|_, until| *until > now);
         }
         let room = state.aside.len() < ASIDE_MOST;
@@ -342,7 +344,7 @@ impl OwnedShards {
 
     /// The rows that are left alone, for a statement that chooses its rows itself.
     pub fn aside(&self) -> Vec<TaskId> {
-        let (state, now) = (self.state.lock(), Instant::now());
+        let (state, now) = (self.state.lock(), clock::instant());
         state.aside.iter().filter(|(_, until)| **until > now).map(|(id, _)| *id).take(ASIDE_NAMED).collect()
     }
 

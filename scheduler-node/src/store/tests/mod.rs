@@ -12,6 +12,7 @@ mod explain;
 mod failover;
 mod fence;
 pub(crate) mod fixture;
+mod in_memory;
 mod inbox;
 mod lane;
 mod late;
