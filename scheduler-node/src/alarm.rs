@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use crate::clock;
 #[cfg(target_os = "linux")]
 use fine::Fine;
 
@@ -33,9 +34,18 @@ impl Default for Alarm {
 }
 
 impl Alarm {
+    /// An alarm on the timer of the runtime, whose time may be virtual.
+    #[cfg(test)]
+    pub fn of_the_runtime() -> Self {
+        Self {
+            #[cfg(target_os = "linux")]
+            fine: None,
+        }
+    }
+
     /// Returns at `instant` or later, never before. The caller may drop the future and call again.
     pub async fn at(&self, instant: Instant) {
-        while let Some(rest) = instant.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero()) {
+        while let Some(rest) = instant.checked_duration_since(clock::instant()).filter(|rest| !rest.is_zero()) {
             #[cfg(target_os = "linux")]
             if let Some(fine) = &self.fine
                 && fine.after(rest).await.is_ok()

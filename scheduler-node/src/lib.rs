@@ -48,6 +48,7 @@ mod causes;
 pub mod cli;
 mod clock;
 mod config;
+mod dice;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod fuzz;
 mod internal;
@@ -57,4 +58,6 @@ mod readiness;
 mod receipt;
 mod seal;
 pub mod settings;
+#[cfg(test)]
+mod simulation;
 pub mod telemetry;

@@ -45,7 +45,7 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 fn is_test(name: &str) -> bool {
-    name.split('/').any(|part| part == "tests" || part == "tests.rs") || name.ends_with("_tests.rs")
+    name.split('/').any(|part| matches!(part, "tests" | "tests.rs" | "simulation")) || name.ends_with("_tests.rs")
 }
 
 /// Files other than those under `rooms` that mention `word`.

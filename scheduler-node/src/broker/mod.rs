@@ -24,6 +24,7 @@ mod login;
 mod lost;
 mod message;
 mod metrics;
+mod publish;
 mod published;
 mod publisher;
 mod received;
@@ -56,6 +57,7 @@ pub use self::{
     login::{Identity, Login, Tls},
     message::Outgoing,
     metrics::BrokerMetrics,
+    publish::Publish,
     published::{NotTaken, Published},
     received::{DelayExchange, IntakeSource, Received},
     route::{QueueDeclaration, Route},

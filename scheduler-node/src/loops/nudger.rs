@@ -7,11 +7,7 @@
 //! Nudges are coalesced. A lost one costs at most the wait for the owner's next repair read, or for the ready starter's
 //! next look. If this loop stops, every such row waits that long.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use common::{
     delay::heap::{Entry, WakeKind},
@@ -23,7 +19,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock,
-    store::watch::{ListenerLost, Notification},
+    store::{
+        Database, Statements,
+        watch::{ListenerLost, Notification},
+    },
     supervise::at_work,
     working_set::database::{DatabaseIndex, NodeDatabases},
 };
@@ -35,19 +34,19 @@ const GATHER: Duration = Duration::from_millis(20);
 const ROWS_NAMED: usize = 1_000;
 
 #[derive(Clone, Debug)]
-pub struct Nudger {
-    inner: Arc<Inner>,
+pub struct Nudger<S = Arc<Database>> {
+    inner: Arc<Inner<S>>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    databases: NodeDatabases,
+struct Inner<S> {
+    databases: NodeDatabases<S>,
     horizon: Duration,
     wanted: Notify,
 }
 
-impl Nudger {
-    pub fn new(databases: NodeDatabases, horizon: Duration) -> Self {
+impl<S: Statements> Nudger<S> {
+    pub fn new(databases: NodeDatabases<S>, horizon: Duration) -> Self {
         Self { inner: Arc::new(Inner { databases, horizon, wanted: Notify::new() }) }
     }
 
@@ -95,7 +94,7 @@ impl Nudger {
         for (id, queue) in tasks {
             let Some((_, database)) = self.inner.databases.of(id.shard()) else { continue };
             if database.owned_shards.is_claimable(id.shard()) {
-                database.ready_queues.room_in([queue], Instant::now());
+                database.ready_queues.room_in([queue], clock::instant());
             } else {
                 database.nudge.lock().room.insert((id.shard(), queue.clone()));
                 self.inner.wanted.notify_one();
@@ -150,7 +149,7 @@ pub async fn listen(
                             .iter()
                             .filter(|(shard, _)| database.owned_shards.is_claimable(*shard))
                             .map(|(_, queue)| queue);
-                        database.ready_queues.room_in(ours, Instant::now());
+                        database.ready_queues.room_in(ours, clock::instant());
                     }
                     Notification::Rows(rows) => {
                         database.owned_shards.offer(rows.into_iter().map(|(id, wake_at)| Entry {
@@ -163,7 +162,7 @@ pub async fn listen(
                     Notification::Gap => {
                         database.owned_shards.nudge(database.owned_shards.owned().into_keys());
                         database.inbox.notify_one();
-                        database.ready_queues.room_in_all(Instant::now());
+                        database.ready_queues.room_in_all(clock::instant());
                     }
                 }
             }

@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 
 use super::Shared;
 use crate::{
+    alarm::Alarm,
     audit::Audit,
     broker::{Broker, BrokerMetrics, ClusterGate},
     by_database::ByDatabase,
@@ -76,6 +77,7 @@ impl Shared {
         let publisher = Publisher {
             databases: self.databases.clone(),
             broker: broker.clone(),
+            alarm: Alarm::default(),
             books: Arc::clone(&self.books),
             lanes: Arc::clone(&self.lanes),
             settlements: settlements.clone(),

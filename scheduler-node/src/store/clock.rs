@@ -8,6 +8,8 @@ use std::{
 use common::time::UnixMicros;
 use parking_lot::Mutex;
 
+use crate::clock;
+
 /// The age at which a reading is dropped. Crystals drift apart by some 50 microseconds a second at the worst, so by
 /// half a millisecond within this time.
 const KEPT: Duration = Duration::from_secs(10);
@@ -67,7 +69,7 @@ impl DatabaseClock {
 
     /// The first instant at which the database's clock has certainly reached `due`.
     pub fn instant_of(&self, due: UnixMicros) -> Option<Instant> {
-        let now = Instant::now();
+        let now = clock::instant();
         let shown = self.at(now)?;
         Some(if due >= shown { now + due.since(shown) } else { now.checked_sub(shown.since(due)).unwrap_or(now) })
     }

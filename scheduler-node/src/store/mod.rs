@@ -38,6 +38,7 @@ pub mod schedules;
 pub mod schema;
 pub mod server_settings;
 pub mod settle;
+pub mod statements;
 pub mod submit;
 pub mod tokens;
 pub mod usage;
@@ -78,6 +79,7 @@ pub use error::{Effect, Error, Fault};
 pub use op::{StoreFamilies, StoreMetrics, StoreOp};
 pub use places::Places;
 pub use pools::{Connections, PoolKind};
+pub use statements::Statements;
 
 /// The longest wait for an answer. It is longer than the server's own statement timeout (5 s), so only a server
 /// that no longer answers at all exceeds it.

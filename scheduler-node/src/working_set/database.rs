@@ -1,11 +1,6 @@
 //! One database as the loops see it: its statements, and what this node holds of it.
 
-use std::{
-    collections::BTreeMap,
-    ops::Index,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, ops::Index, sync::Arc, time::Duration};
 
 pub use common::ids::DatabaseIndex;
 use common::ids::{Attempt, DatabaseName, ShardId, TaskId};
@@ -20,7 +15,8 @@ use super::{
 };
 use crate::{
     by_database::ByDatabase,
-    store::{Database, Error, Places, watch::Nudge},
+    clock,
+    store::{Database, Error, Places, Statements, watch::Nudge},
 };
 
 /// The pause before a task whose claim has no known outcome is looked at again.
@@ -30,9 +26,9 @@ pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub const LEFT_ALONE: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
-pub struct NodeDatabase {
+pub struct NodeDatabase<S = Arc<Database>> {
     /// The statements.
-    pub sql: Arc<Database>,
+    pub sql: S,
     pub owned_shards: Arc<OwnedShards>,
     pub ready_queues: Arc<ReadyQueues>,
     /// Wakes the intake of SQL: a task was submitted in SQL.
@@ -45,14 +41,14 @@ pub struct NodeDatabase {
     pub nudge: Arc<Mutex<Nudge>>,
 }
 
-impl NodeDatabase {
+impl<S: Statements> NodeDatabase<S> {
     pub fn name(&self) -> &DatabaseName {
         self.sql.name()
     }
 
     /// Leaves tasks with an unknown outcome to a rescue after `pause`. Without a clock the next preload finds them.
     pub fn look_again(&self, ids: impl IntoIterator<Item = TaskId>, pause: Duration) {
-        match self.sql.clock().at(Instant::now()) {
+        match self.sql.clock().at(clock::instant()) {
             Some(now) => self.owned_shards.end_unknown(ids, now.plus(pause)),
             None => self.owned_shards.end(ids),
         }
@@ -61,7 +57,7 @@ impl NodeDatabase {
     /// Sets refused rows aside: leaves them alone for a while, and keeps each with its reason the first time.
     pub async fn set_aside(&self, kind: Kind, refused: Vec<Refused<'_, TaskId>>) {
         for Refused { item: id, error } in refused {
-            if self.owned_shards.set_aside(*id, Instant::now() + LEFT_ALONE) {
+            if self.owned_shards.set_aside(*id, clock::instant() + LEFT_ALONE) {
                 self.set_aside.keep(&self.sql, kind, Kept::task(*id), &why(&error)).await;
             }
         }
@@ -85,36 +81,36 @@ impl NodeDatabase {
 
 /// Every database that the node uses.
 #[derive(Clone, Debug)]
-pub struct NodeDatabases {
-    databases: ByDatabase<NodeDatabase>,
+pub struct NodeDatabases<S = Arc<Database>> {
+    databases: ByDatabase<NodeDatabase<S>>,
     places: Places,
 }
 
-impl NodeDatabases {
-    pub fn new(databases: Vec<NodeDatabase>, places: Places) -> Self {
+impl<S> NodeDatabases<S> {
+    pub fn new(databases: Vec<NodeDatabase<S>>, places: Places) -> Self {
         Self { databases: databases.into_iter().collect(), places }
     }
 
     /// Adds a database. It must be here before it is in the [store](crate::store::Store), so that each place of a
     /// shard is one of these.
-    pub fn add(&self, database: NodeDatabase) -> DatabaseIndex {
+    pub fn add(&self, database: NodeDatabase<S>) -> DatabaseIndex {
         self.databases.push(database)
     }
 
-    pub fn all(&self) -> &ByDatabase<NodeDatabase> {
+    pub fn all(&self) -> &ByDatabase<NodeDatabase<S>> {
         &self.databases
     }
 
-    pub fn indexed(&self) -> impl Iterator<Item = (DatabaseIndex, &NodeDatabase)> {
+    pub fn indexed(&self) -> impl Iterator<Item = (DatabaseIndex, &NodeDatabase<S>)> {
         self.databases.indexed()
     }
 
-    pub fn home(&self) -> &NodeDatabase {
+    pub fn home(&self) -> &NodeDatabase<S> {
         &self[DatabaseIndex::HOME]
     }
 
     /// The database of a shard, and its index.
-    pub fn of(&self, shard: ShardId) -> Option<(DatabaseIndex, &NodeDatabase)> {
+    pub fn of(&self, shard: ShardId) -> Option<(DatabaseIndex, &NodeDatabase<S>)> {
         let index = self.places.of(shard)?.database;
         Some((index, self.databases.get(index)?))
     }
@@ -162,10 +158,10 @@ impl NodeDatabases {
     }
 }
 
-impl Index<DatabaseIndex> for NodeDatabases {
-    type Output = NodeDatabase;
+impl<S> Index<DatabaseIndex> for NodeDatabases<S> {
+    type Output = NodeDatabase<S>;
 
-    fn index(&self, index: DatabaseIndex) -> &NodeDatabase {
+    fn index(&self, index: DatabaseIndex) -> &NodeDatabase<S> {
         &self.databases[index]
     }
 }

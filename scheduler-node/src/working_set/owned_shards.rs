@@ -24,7 +24,10 @@ use common::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::history::{History, Step};
+use crate::{
+    clock,
+    history::{History, Step},
+};
 
 /// One database's share of this node. A lock is held for one operation on a map, never across an await.
 #[derive(Debug)]
@@ -94,7 +97,7 @@ impl State {
     }
 
     fn is_aside(&self, id: TaskId) -> bool {
-        self.aside.get(&id).is_some_and(|until| *until > Instant::now())
+        self.aside.get(&id).is_some_and(|until| *until > clock::instant())
     }
 
     fn offer(&mut self, entry: Entry) {
@@ -345,7 +348,7 @@ impl OwnedShards {
     pub fn set_aside(&self, id: TaskId, until: Instant) -> bool {
         let mut state = self.state.lock();
         if state.aside.len() >= ASIDE_MOST {
-            let now = Instant::now();
+            let now = clock::instant();
             state.aside.retain(|_, until| *until > now);
         }
         let room = state.aside.len() < ASIDE_MOST;
@@ -357,7 +360,7 @@ impl OwnedShards {
 
     /// The rows that are left alone, for a statement that chooses its rows itself.
     pub fn aside(&self) -> Vec<TaskId> {
-        let (state, now) = (self.state.lock(), Instant::now());
+        let (state, now) = (self.state.lock(), clock::instant());
         state.aside.iter().filter(|(_, until)| **until > now).map(|(id, _)| *id).take(ASIDE_NAMED).collect()
     }
 

@@ -18,7 +18,10 @@ use parking_lot::Mutex;
 use prometheus::{IntCounterVec, Opts, Registry};
 
 use super::retry::until_done;
-use crate::store::{Database, Error, quarantine::Quarantined};
+use crate::{
+    clock,
+    store::{Error, Statements, quarantine::Quarantined},
+};
 
 /// `/readyz` names what was set aside during this time, which is as far back as the alert looks.
 const SHOWN_FOR: Duration = Duration::from_secs(900);
@@ -90,6 +93,12 @@ struct Recent {
     last: String,
 }
 
+impl Recent {
+    fn is_shown(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) < SHOWN_FOR
+    }
+}
+
 /// A message or row as the quarantine keeps it.
 #[derive(Clone, Debug, Default)]
 pub struct Kept {
@@ -140,20 +149,20 @@ impl SetAside {
         tracing::error!(kind = kind.text(), name, reason, "set aside; the rest of the batch continues");
         self.counted(kind);
         let last = format!("{name}: {reason}").chars().take(REASON_CHARS).collect();
-        let mut recent = self.recent.lock();
-        let count = recent.get(&kind).filter(|recent| recent.at.elapsed() < SHOWN_FOR).map_or(0, |recent| recent.count);
-        recent.insert(kind, Recent { count: count + 1, at: Instant::now(), last });
+        let (mut recent, now) = (self.recent.lock(), clock::instant());
+        let count = recent.get(&kind).filter(|recent| recent.is_shown(now)).map_or(0, |recent| recent.count);
+        recent.insert(kind, Recent { count: count + 1, at: now, last });
     }
 
     /// Counts, logs and shows it, and keeps it in the quarantine of `database`. Returns when it is durable.
-    pub async fn keep(&self, database: &Database, kind: Kind, kept: Kept, reason: &str) {
+    pub async fn keep(&self, database: &impl Statements, kind: Kind, kept: Kept, reason: &str) {
         self.note(kind, kept.name.as_deref().unwrap_or_default(), reason);
         let Kept { name, headers, body } = kept;
         self.quarantine(database, Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)).await;
     }
 
     /// Keeps a message in the quarantine of `database`, in a form that the database accepts.
-    pub async fn quarantine(&self, database: &Database, message: Quarantined) {
+    pub async fn quarantine(&self, database: &impl Statements, message: Quarantined) {
         let reduced = message.clone().reduced();
         for form in std::iter::once(message).chain(reduced) {
             let forms = [form];
@@ -172,8 +181,8 @@ impl SetAside {
 
     /// The reasons that `/readyz` shows.
     pub fn reasons(&self) -> Vec<String> {
-        let recent = self.recent.lock();
-        let shown = recent.iter().filter(|(_, recent)| recent.at.elapsed() < SHOWN_FOR);
+        let (recent, now) = (self.recent.lock(), clock::instant());
+        let shown = recent.iter().filter(|(_, recent)| recent.is_shown(now));
         shown
             .map(|(kind, Recent { count, last, .. })| {
                 format!("{count} set aside ({}), most recently {last}", kind.text())

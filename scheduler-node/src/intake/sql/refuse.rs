@@ -70,7 +70,8 @@ impl SqlIntake {
             self.metrics.inbox_refused(problem.slug());
         }
         for Refused { item: (id, _), error } in tried.refused {
-            self.databases[self.index].set_aside.keep(source, Kind::Inbox, Kept::task(*id), &why(&error)).await;
+            let database = &self.databases[self.index];
+            database.set_aside.keep(&database.sql, Kind::Inbox, Kept::task(*id), &why(&error)).await;
             passed.aside.insert(*id, Instant::now());
         }
         while passed.aside.len() > ASIDE_MOST {

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     broker::BrokerState,
+    clock,
     loops::{
         dispatch::publisher::{self, Dispatch},
         upkeep::queue_reader::Books,
@@ -54,7 +55,7 @@ pub struct InsertClaims {
 
 impl ClaimOnInsert {
     pub fn begin(&self, index: DatabaseIndex, tasks: &[NewTask]) -> InsertClaims {
-        let at = Instant::now();
+        let at = clock::instant();
         let database = &self.databases[index];
         let book = self.books.load();
         let takes_messages = self.broker.borrow().takes_messages() && book.is_read();

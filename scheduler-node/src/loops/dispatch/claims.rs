@@ -22,8 +22,9 @@ use tokio::sync::mpsc;
 
 use super::publisher::{self, Dispatch};
 use crate::{
+    clock,
     metrics::Metrics,
-    store::{Effect, Error, claim::Claimed, preload::Key},
+    store::{Database, Effect, Error, Statements, claim::Claimed, preload::Key},
     working_set::database::{DatabaseIndex, LOOK_AGAIN, NodeDatabase},
 };
 
@@ -31,15 +32,15 @@ use crate::{
 pub const TRY_AGAIN: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
-pub struct ClaimHandler {
-    pub database: NodeDatabase,
+pub struct ClaimHandler<S = Arc<Database>> {
+    pub database: NodeDatabase<S>,
     /// The index of the database among all databases.
     pub index: DatabaseIndex,
     pub publisher: mpsc::Sender<Dispatch>,
     pub metrics: Arc<Metrics>,
 }
 
-impl ClaimHandler {
+impl<S: Statements> ClaimHandler<S> {
     /// The epochs to present for the shards of `ids`.
     pub fn fences(&self, ids: &[TaskId]) -> BTreeMap<ShardId, Epoch> {
         self.database.owned_shards.epochs(ids.iter().map(|id| id.shard()))
@@ -81,14 +82,14 @@ impl ClaimHandler {
         if !claimed.held_back.is_empty() {
             self.metrics.held_back.inc_by(claimed.held_back.len() as u64);
             let queues: BTreeSet<_> = claimed.held_back.iter().map(|(_, queue)| queue.clone()).collect();
-            self.database.ready_queues.add(queues, Instant::now());
+            self.database.ready_queues.add(queues, clock::instant());
         }
         Some(claimed)
     }
 
     /// Puts keys that the claim passed over back into the heap. Without a clock the next preload finds them.
     fn offer_again(&self, passed: &[Key], ahead: Duration) {
-        let Some(now) = self.database.sql.clock().at(Instant::now()) else { return };
+        let Some(now) = self.database.sql.clock().at(clock::instant()) else { return };
         self.metrics.passed_over.inc_by(passed.len() as u64);
         self.database
             .owned_shards
@@ -102,7 +103,7 @@ impl ClaimHandler {
             return self.database.look_again(asked.iter().copied(), TRY_AGAIN);
         }
         self.database.owned_shards.end(asked.iter().copied());
-        let Some(now) = self.database.sql.clock().at(Instant::now()) else { return };
+        let Some(now) = self.database.sql.clock().at(clock::instant()) else { return };
         let at = now.plus(TRY_AGAIN);
         self.database.owned_shards.offer(asked.iter().map(|id| Entry { wake_at: at, id: *id, kind: WakeKind::Claim }));
     }
@@ -126,7 +127,7 @@ impl ClaimHandler {
 
     pub async fn hand_over(&self, claimed: Claimed) {
         fail::fail_point!("after_claim", |_| std::process::abort());
-        let claimed_at = Instant::now();
+        let claimed_at = clock::instant();
         let dispatches = claimed.deliveries.into_iter().map(|delivery| {
             let publish_at = self.publish_at(&delivery, claimed_at);
             Dispatch { database: self.index, delivery, publish_at, claimed_at }

@@ -29,8 +29,9 @@ use tokio_util::sync::CancellationToken;
 use super::claims::ClaimHandler;
 use crate::{
     broker::BrokerState,
+    clock,
     loops::{outcome::reporter::Reporter, upkeep::queue_reader::Books},
-    store::{Error, Fault},
+    store::{Database, Error, Fault, Statements},
     supervise::at_work,
     working_set::{lanes::Lanes, retry::try_each, set_aside::Kind},
 };
@@ -53,18 +54,18 @@ pub struct Pace {
 }
 
 #[derive(Clone, Debug)]
-pub struct Dispatcher {
-    pub claims: ClaimHandler,
+pub struct Dispatcher<S = Arc<Database>> {
+    pub claims: ClaimHandler<S>,
     pub pace: Pace,
     /// Decides how long before the due instant tasks are claimed.
     pub lead: Arc<Mutex<Lead>>,
     pub lanes: Arc<Lanes>,
     pub books: Books,
     pub broker: watch::Receiver<BrokerState>,
-    pub reporter: Reporter,
+    pub reporter: Reporter<S>,
 }
 
-impl Dispatcher {
+impl<S: Statements> Dispatcher<S> {
     pub async fn run(mut self, stop: CancellationToken) {
         let claims = Arc::new(Semaphore::new(CLAIMS_IN_FLIGHT));
         let mut children = JoinSet::new();
@@ -78,8 +79,9 @@ impl Dispatcher {
             let changed = owned_shards.heap_changed.notified();
             if !self.broker.borrow_and_update().takes_messages() {
                 tokio::select! {
-                    answer = self.broker.changed() => if answer.is_err() { return },
+                    biased;
                     () = stop.cancelled() => break,
+                    answer = self.broker.changed() => if answer.is_err() { return },
                 }
                 continue;
             }
@@ -90,22 +92,24 @@ impl Dispatcher {
                     this.wake(batch).await;
                     drop((work, permit));
                 });
-                let stride = self.lead.lock().stride(Instant::now());
+                let stride = self.lead.lock().stride(clock::instant());
                 tokio::time::sleep(stride).await;
                 continue;
             }
+            let wake_at = self.sleep_until();
             tokio::select! {
-                () = changed => {}
-                () = tokio::time::sleep_until(self.sleep_until().into()) => {}
-                answer = self.broker.changed() => if answer.is_err() { return },
+                biased;
                 () = stop.cancelled() => break,
+                answer = self.broker.changed() => if answer.is_err() { return },
+                () = changed => {}
+                () = tokio::time::sleep_until(wake_at.into()) => {}
             }
         }
         while children.join_next().await.is_some() {}
     }
 
     fn sleep_until(&self) -> Instant {
-        let longest = Instant::now() + LONGEST_SLEEP;
+        let longest = clock::instant() + LONGEST_SLEEP;
         let full = self.claims.database.owned_shards.in_flight() >= self.pace.window;
         let head = self.claims.database.owned_shards.next_due().filter(|_| !full);
         let head = head
@@ -116,7 +120,7 @@ impl Dispatcher {
 
     fn take(&self) -> Option<Vec<Entry>> {
         let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
-        let now = self.claims.database.sql.clock().at(Instant::now())?;
+        let now = self.claims.database.sql.clock().at(clock::instant())?;
         if room == 0 {
             return None;
         }
@@ -154,10 +158,11 @@ impl Dispatcher {
     async fn claim_part(&self, ids: &[TaskId]) -> Result<(), Error> {
         let fences = self.claims.fences(ids);
         let book = self.books.load_full();
-        let closed = self.lanes.not_claimed(&book, Instant::now());
-        let (began, ahead) = (Instant::now(), self.ahead());
+        let closed = self.lanes.not_claimed(&book, clock::instant());
+        let (began, ahead) = (clock::instant(), self.ahead());
         let answer = self.claims.database.sql.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
-        self.lead.lock().took(began.elapsed(), Instant::now());
+        let ended = clock::instant();
+        self.lead.lock().took(ended.saturating_duration_since(began), ended);
         // After any other failure the claim may have been committed; a rescue finds out.
         let answer = match answer {
             Err(error) if error.fault() == Fault::Data => return Err(error),
@@ -171,7 +176,7 @@ impl Dispatcher {
 
     /// The time ahead: tasks that come due within it are claimed now.
     fn ahead(&self) -> Duration {
-        let ahead = self.lead.lock().ahead(Instant::now());
+        let ahead = self.lead.lock().ahead(clock::instant());
         self.claims
             .metrics
             .claim_ahead_s

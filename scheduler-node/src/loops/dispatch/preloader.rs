@@ -7,11 +7,7 @@
 #[cfg(feature = "failpoints")]
 mod watermark;
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use common::{
     delay::{
@@ -25,8 +21,9 @@ use common::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    clock,
     metrics::Metrics,
-    store::{Error, preload::Key},
+    store::{Database, Error, Statements, preload::Key},
     supervise::at_work,
     working_set::database::NodeDatabase,
 };
@@ -51,8 +48,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub struct Preloader {
-    database: NodeDatabase,
+pub struct Preloader<S = Arc<Database>> {
+    database: NodeDatabase<S>,
     horizon: Horizon,
     reach: ReadIntervals,
     heap_entries: usize,
@@ -88,8 +85,8 @@ impl Behind {
     }
 }
 
-impl Preloader {
-    pub fn new(database: NodeDatabase, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
+impl<S: Statements> Preloader<S> {
+    pub fn new(database: NodeDatabase<S>, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
         let reach = ReadIntervals::of(horizon);
         Self { database, horizon: Horizon::new(reach), reach, heap_entries, behind: BTreeMap::new(), metrics }
     }
@@ -107,9 +104,10 @@ impl Preloader {
                 }
             };
             tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
                 () = wanted => {}
                 () = tokio::time::sleep(sleep) => {}
-                () = stop.cancelled() => return,
             }
         }
     }
@@ -119,7 +117,7 @@ impl Preloader {
     async fn activate(&mut self) -> Result<Duration, Error> {
         let _work = at_work();
         self.take_over().await?;
-        let Some(now) = self.database.sql.clock().at(Instant::now()) else { return Ok(PAUSE_AFTER_ERROR) };
+        let Some(now) = self.database.sql.clock().at(clock::instant()) else { return Ok(PAUSE_AFTER_ERROR) };
         self.follow_nudges(now).await?;
         let owned: Vec<ShardId> = self.database.owned_shards.claimable().into_keys().collect();
         if owned.is_empty() {
@@ -142,10 +140,10 @@ impl Preloader {
             self.note_behind(&keys, window.pass == ReadKind::Repair, now);
             let earliest = keys.iter().map(|key| key.wake_at).min();
             let found = ReadResult { earliest, complete_until: self.database.owned_shards.complete_until() };
-            let ended = self.database.sql.clock().at(Instant::now()).unwrap_or(now);
+            let ended = self.database.sql.clock().at(clock::instant()).unwrap_or(now);
             self.horizon.note(window, found, now, ended);
         }
-        let now = self.database.sql.clock().at(Instant::now()).unwrap_or(now);
+        let now = self.database.sql.clock().at(clock::instant()).unwrap_or(now);
         let catch_up_at = self.behind.values().map(|behind| behind.at).min().filter(|_| self.has_room());
         let next = self.horizon.ask_again_at(now).min(catch_up_at.unwrap_or(UnixMicros::LAST));
         Ok(next.since(now).clamp(Duration::from_millis(5), LONGEST_SLEEP))
@@ -200,7 +198,7 @@ impl Preloader {
         let taken = async {
             self.database.sql.ping().await?;
             let left = self.database.sql.task_takeover(&adopted, KEYS_PER_SHARD).await?;
-            let now = self.database.sql.clock().at(Instant::now()).unwrap_or(UnixMicros::new(0));
+            let now = self.database.sql.clock().at(clock::instant()).unwrap_or(UnixMicros::new(0));
             if !left.is_empty() {
                 tracing::info!(database = %self.database.name(), tasks = left.len(), "publishing again the tasks that the previous owner left claimed");
             }

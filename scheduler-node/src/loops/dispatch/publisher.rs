@@ -34,8 +34,9 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{
     alarm::Alarm,
-    broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
+    broker::{Broker, BrokerState, NotTaken, Outgoing, Publish, Published, QueueDeclaration, Route},
     by_database::ByDatabase,
+    clock,
     history::{self, History},
     loops::{
         outcome::{
@@ -46,6 +47,7 @@ use crate::{
     },
     metrics::Metrics,
     receipt::{ReceiptKeys, Receipts},
+    store::{Database, Statements},
     supervise::at_work,
     traces::{self, Hop, Traces},
     working_set::{
@@ -79,14 +81,16 @@ pub struct Dispatch {
 }
 
 #[derive(Debug)]
-pub struct Publisher {
-    pub databases: NodeDatabases,
-    pub broker: Broker,
+pub struct Publisher<S = Arc<Database>, B = Broker> {
+    pub databases: NodeDatabases<S>,
+    pub broker: B,
+    /// Wakes it at the due instants.
+    pub alarm: Alarm,
     pub books: Books,
     pub lanes: Arc<Lanes>,
     /// One settler for each database.
     pub settlements: ByDatabase<Settlements>,
-    pub reporter: Reporter,
+    pub reporter: Reporter<S>,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
     pub history: History,
@@ -148,20 +152,19 @@ fn exchange_of(dispatch: &Dispatch) -> Option<&str> {
     dispatch.delivery.envelope.as_ref().map(|envelope| envelope.exchange.as_str())
 }
 
-impl Publisher {
+impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Runs until the dispatchers are gone and everything they claimed has been published or given back.
     pub async fn run(self, mut claimed: mpsc::Receiver<Dispatch>) {
         let this = Arc::new(self);
         let mut later: BinaryHeap<Reverse<Due>> = BinaryHeap::new();
         let mut pending: HashMap<QueueName, Pending> = HashMap::new();
         let mut batches: JoinSet<QueueName> = JoinSet::new();
-        let alarm = Alarm::default();
         let mut open = true;
         while open || !later.is_empty() || !batches.is_empty() {
             let next = later.peek().map(|due| due.0.0.publish_at);
             tokio::select! {
                 biased;
-                () = reached(&alarm, next), if next.is_some() => {}
+                () = reached(&this.alarm, next), if next.is_some() => {}
                 Some(ended) = batches.join_next(), if !batches.is_empty() => {
                     let queue = ended.expect("a batch does not panic");
                     pending.entry(queue.clone()).or_default().batches -= 1;
@@ -186,7 +189,7 @@ impl Publisher {
         pending: &mut HashMap<QueueName, Pending>,
         batches: &mut JoinSet<QueueName>,
     ) {
-        let now = Instant::now();
+        let now = clock::instant();
         let mut touched: Vec<QueueName> = Vec::new();
         while later.peek().is_some_and(|due| due.0.0.publish_at <= now) {
             let Some(Reverse(Due(dispatch))) = later.pop() else { break };
@@ -260,7 +263,7 @@ impl Publisher {
                 .map(|one| history::Step::Published { task: one.delivery.id, attempt: one.delivery.attempt }),
         );
         let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
-        self.lanes.sent(queue, messages, Instant::now());
+        self.lanes.sent(queue, messages, clock::instant());
         self.metrics.published(queue, messages as u64);
         let published = self.broker.publish(&route, outgoing).await;
         fail::fail_point!("after_confirm", |_| std::process::abort());
@@ -279,7 +282,7 @@ impl Publisher {
 
     /// Keeps the fresh messages. Those claimed too long ago go back to be looked at again.
     fn fresh<T>(&self, batch: Vec<T>, dispatch: impl Fn(&T) -> &Dispatch) -> Vec<T> {
-        let now = Instant::now();
+        let now = clock::instant();
         let is_fresh = |of: &T| {
             seeded!(StalePublish) || now.saturating_duration_since(dispatch(of).claimed_at) < self.longest_hold
         };
@@ -337,8 +340,8 @@ impl Publisher {
             self.lanes.lost(queue, messages);
             return BROKER_PAUSE;
         }
-        let was_open = self.lanes.is_open(queue, Instant::now());
-        let pause = self.lanes.heard(queue, messages, taken, Instant::now());
+        let was_open = self.lanes.is_open(queue, clock::instant());
+        let pause = self.lanes.heard(queue, messages, taken, clock::instant());
         if was_open && taken < messages {
             tracing::warn!(%queue, taken, messages, pause_ms = pause.as_millis() as u64, "the queue does not accept messages; its due tasks wait");
         }

@@ -32,9 +32,10 @@ use super::{
 };
 use crate::{
     broker::BrokerState,
+    clock, dice,
     loops::upkeep::queue_reader::Books,
     store::{
-        Effect, Error, Fault, Places,
+        Database, Effect, Error, Fault, Places, Statements,
         claim::Claimed,
         lane::{LaneEnd, LaneEnds, Pick, Walks},
     },
@@ -70,8 +71,8 @@ const READ_EVERY: Duration = Duration::from_secs(5);
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
-pub struct ReadyStarter {
-    pub claims: ClaimHandler,
+pub struct ReadyStarter<S = Arc<Database>> {
+    pub claims: ClaimHandler<S>,
     pub pace: Pace,
     pub lanes: Arc<Lanes>,
     pub books: Books,
@@ -95,18 +96,18 @@ pub struct QueueProgress {
 /// The lane before which a walk began. `None`: the first lane of all.
 type LaneStart = Option<LaneEnd>;
 
-impl ReadyStarter {
+impl<S: Statements> ReadyStarter<S> {
     pub async fn run(mut self, stop: CancellationToken) {
         let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
         let mut children = JoinSet::new();
-        let mut read_at = Instant::now();
+        let mut read_at = clock::instant();
         let mut owned = BTreeMap::new();
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
             let ready_queues = Arc::clone(&self.claims.database.ready_queues);
             let sooner = ready_queues.sooner.notified();
             let is_open = self.broker.borrow_and_update().takes_messages() && self.books.load().is_read();
-            let now = Instant::now();
+            let now = clock::instant();
             if is_open {
                 if self.has_moved(&mut owned) || now >= read_at {
                     read_at = now + READ_EVERY;
@@ -124,11 +125,12 @@ impl ReadyStarter {
             }
             let next = ready_queues.next_look().filter(|_| is_open).unwrap_or(now + LONGEST_SLEEP);
             tokio::select! {
-                () = sooner, if is_open => {}
-                () = self.lanes.opened.notified() => ready_queues.room_in_all(Instant::now()),
-                () = tokio::time::sleep_until(next.min(now + LONGEST_SLEEP).into()) => {}
-                answer = self.broker.changed() => if answer.is_err() { return },
+                biased;
                 () = stop.cancelled() => break,
+                answer = self.broker.changed() => if answer.is_err() { return },
+                () = self.lanes.opened.notified() => ready_queues.room_in_all(clock::instant()),
+                () = sooner, if is_open => {}
+                () = tokio::time::sleep_until(next.min(now + LONGEST_SLEEP).into()) => {}
             }
         }
         while children.join_next().await.is_some() {}
@@ -149,7 +151,7 @@ impl ReadyStarter {
     async fn read_waiting(&self) {
         let _work = at_work();
         match self.claims.database.sql.ready_queues().await {
-            Ok(queues) => self.claims.database.ready_queues.add(queues, Instant::now()),
+            Ok(queues) => self.claims.database.ready_queues.add(queues, clock::instant()),
             Err(error) => {
                 tracing::debug!(database = %self.claims.database.name(), error = &error as &dyn std::error::Error, "could not read which queues wait for room")
             }
@@ -159,7 +161,7 @@ impl ReadyStarter {
     /// Starts tasks of one queue as far as its gates allow. Returns when to look again; `None` when no task of it
     /// waits here. `is_news`: lanes that walks passed may have tasks to start by now.
     async fn look(&self, queue: &QueueName, is_news: bool) -> Option<Instant> {
-        let now = Instant::now();
+        let now = clock::instant();
         let book = self.books.load_full();
         let queue = book.get(queue);
         let mut turn = self.turns.lock().get(&queue.name).cloned().unwrap_or_default();
@@ -182,11 +184,11 @@ impl ReadyStarter {
         match looked {
             Ok(LookResult::Nothing) => self.forget(&queue),
             Ok(LookResult::Started) => Some(rate_at.unwrap_or(now)),
-            Ok(LookResult::Blocked) => Some(Instant::now() + BLOCKED_EVERY),
-            Ok(LookResult::Turned) => Some(Instant::now() + TURNED_EVERY),
+            Ok(LookResult::Blocked) => Some(clock::instant() + BLOCKED_EVERY),
+            Ok(LookResult::Turned) => Some(clock::instant() + TURNED_EVERY),
             Err(error) => {
                 tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "could not start tasks that wait for room");
-                Some(Instant::now() + TRY_AGAIN)
+                Some(clock::instant() + TRY_AGAIN)
             }
         }
     }
@@ -278,7 +280,7 @@ impl ReadyStarter {
         let mut room = most.min(below);
         let mut walked = false;
         while room > 0 && ready != [0; LEVELS] {
-            let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), rand::random);
+            let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), dice::roll);
             let Some(taken) = self.pick(queue, known, &fences, turn, wanted).await? else {
                 return Ok(LookResult::Turned);
             };
@@ -344,7 +346,7 @@ impl ReadyStarter {
         if let Some(error) = error {
             if error.effect == Effect::Unknown {
                 turn.took(wanted.iter().sum());
-                turn.rest_until = Some(Instant::now() + UNKNOWN_FOR);
+                turn.rest_until = Some(clock::instant() + UNKNOWN_FOR);
             }
             return Err(error);
         }

@@ -4,14 +4,15 @@
 //! still wait. Each looks after its commit, so one of the two sees the other. If a node dies in between, the task
 //! is looked at again at its own `wake_at`.
 
-use std::time::{Duration, Instant};
+use std::{sync::Arc, time::Duration};
 
 use common::ids::TaskId;
 
 use crate::{
+    clock,
     loops::nudger::Nudger,
     store::{
-        Error,
+        Database, Error, Statements,
         depend::{Released, Succeeded},
     },
     working_set::{database::NodeDatabase, retry::try_each, set_aside::Kind},
@@ -22,13 +23,13 @@ use crate::{
 const HELD_AGAIN: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
-pub struct Releaser {
-    pub nudger: Nudger,
+pub struct Releaser<S = Arc<Database>> {
+    pub nudger: Nudger<S>,
 }
 
-impl Releaser {
+impl<S: Statements> Releaser<S> {
     /// Releases the tasks that wait for these successes.
-    pub async fn succeeded(&self, database: &NodeDatabase, succeeded: &[Succeeded]) {
+    pub async fn succeeded(&self, database: &NodeDatabase<S>, succeeded: &[Succeeded]) {
         if succeeded.is_empty() {
             return;
         }
@@ -38,7 +39,7 @@ impl Releaser {
     }
 
     /// Looks at waiting tasks whose moment has come. Returns those that wait no longer.
-    pub async fn look(&self, database: &NodeDatabase, ids: &[TaskId]) -> Result<Vec<Released>, Error> {
+    pub async fn look(&self, database: &NodeDatabase<S>, ids: &[TaskId]) -> Result<Vec<Released>, Error> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -48,7 +49,7 @@ impl Releaser {
     /// Releases tasks. A row whose change the database refuses is left alone for a while.
     async fn release(
         &self,
-        database: &NodeDatabase,
+        database: &NodeDatabase<S>,
         ids: &[TaskId],
         succeeded: &[Succeeded],
     ) -> Result<Vec<Released>, Error> {
@@ -61,7 +62,7 @@ impl Releaser {
             released.extend(looked.released);
             held.extend(looked.held);
         }
-        if let Some(now) = database.sql.clock().at(Instant::now()) {
+        if let Some(now) = database.sql.clock().at(clock::instant()) {
             self.nudger.written_all(held.into_iter().map(|id| (id, now.plus(HELD_AGAIN))));
         }
         self.nudger.written_all(released.iter().map(|task| (task.id, task.due_at)));

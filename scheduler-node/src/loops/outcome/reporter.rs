@@ -24,10 +24,11 @@ use self::write::Writes;
 use super::releaser::Releaser;
 use crate::{
     audit::Audit,
+    dice,
     loops::upkeep::queue_reader::{Books, catch_up},
     metrics::Metrics,
     receipt::Receipts,
-    store::{Error, settle::StandingRow},
+    store::{Database, Error, Statements, settle::StandingRow},
     traces::Traces,
     working_set::{
         database::{DatabaseIndex, NodeDatabase, NodeDatabases},
@@ -130,10 +131,10 @@ pub enum Reported {
 }
 
 #[derive(Clone, Debug)]
-pub struct Reporter {
-    pub databases: NodeDatabases,
+pub struct Reporter<S = Arc<Database>> {
+    pub databases: NodeDatabases<S>,
     pub books: Books,
-    pub releaser: Releaser,
+    pub releaser: Releaser<S>,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
     pub receipts: Receipts,
@@ -143,7 +144,7 @@ pub struct Reporter {
     pub audit: Audit,
 }
 
-impl Reporter {
+impl<S: Statements> Reporter<S> {
     /// Applies one report that came by hand or over HTTP.
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<Reported, Error> {
         let event = AttemptEvent::Reported { attempt, body: Box::new(body), from: None };
@@ -204,7 +205,7 @@ impl Reporter {
     /// another write overtook is looked at again: a claim must not hide the success of an earlier attempt.
     async fn apply(
         &self,
-        database: &NodeDatabase,
+        database: &NodeDatabase<S>,
         mut events: Vec<(TaskId, AttemptEvent)>,
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let mut answers = Vec::new();
@@ -235,7 +236,7 @@ impl Reporter {
     /// saw.
     async fn apply_round(
         &self,
-        database: &NodeDatabase,
+        database: &NodeDatabase<S>,
         round: &BTreeMap<TaskId, AttemptEvent>,
         answers: &mut Vec<(TaskId, Reported)>,
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
@@ -290,11 +291,11 @@ impl Reporter {
             stopping: row.stopping,
             policy: &queue.policy,
         };
-        let dice: f64 = rand::random();
+        let roll = dice::roll();
         let verdict = match event {
-            AttemptEvent::Deadline => task.after_deadline(row.wake_at, row.now, dice),
-            AttemptEvent::Rejected { attempt, .. } => task.after_rejection(*attempt, row.now, dice),
-            AttemptEvent::Reported { attempt, body, .. } => task.after_report(*attempt, body, row.now, dice),
+            AttemptEvent::Deadline => task.after_deadline(row.wake_at, row.now, roll),
+            AttemptEvent::Rejected { attempt, .. } => task.after_rejection(*attempt, row.now, roll),
+            AttemptEvent::Reported { attempt, body, .. } => task.after_report(*attempt, body, row.now, roll),
             AttemptEvent::Returned { attempt, rule, .. } => task.after_return(*attempt, *rule),
         };
         let traced = self.traced(row, event);

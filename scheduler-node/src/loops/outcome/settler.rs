@@ -24,7 +24,7 @@ use super::releaser::Releaser;
 use crate::{
     metrics::Metrics,
     store::{
-        Database, Error,
+        Database, Error, Statements,
         depend::Succeeded,
         settle::{Deliver, Finish, Report},
     },
@@ -76,15 +76,15 @@ impl Settlements {
 }
 
 #[derive(Debug)]
-pub struct Settler {
-    pub databases: NodeDatabases,
+pub struct Settler<S = Arc<Database>> {
+    pub databases: NodeDatabases<S>,
     /// The database in which the tasks were claimed. A shard that has moved since has its tasks in another one.
     pub index: DatabaseIndex,
-    pub releaser: Releaser,
+    pub releaser: Releaser<S>,
     pub metrics: Arc<Metrics>,
 }
 
-impl Settler {
+impl<S: Statements> Settler<S> {
     /// Runs until every sender is gone and everything is written, or until `stop` ends the wait.
     pub async fn run(self, mut confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
         while let Some(first) = confirms.recv().await {
@@ -99,8 +99,9 @@ impl Settler {
             // All statements that touch several tasks take them in the order of their ids, so that no two deadlock.
             batch.sort_unstable_by_key(|confirmed| confirmed.id);
             tokio::select! {
-                () = self.settle(&batch) => {}
+                biased;
                 () = stop.cancelled() => return,
+                () = self.settle(&batch) => {}
             }
         }
     }
@@ -129,7 +130,7 @@ impl Settler {
         &self,
         rows: Vec<R>,
         name: impl Fn(&R) -> (TaskId, Attempt),
-        write: impl Fn(Arc<Database>, Vec<R>) -> F,
+        write: impl Fn(S, Vec<R>) -> F,
     ) -> Vec<(DatabaseIndex, T)>
     where
         F: Future<Output = Result<T, Error>>,
@@ -141,7 +142,7 @@ impl Settler {
             let mut moved = Vec::new();
             for (index, rows) in parts {
                 let database = &self.databases[index];
-                let done = until_done(WHAT, &rows, |part| write(Arc::clone(&database.sql), part.to_vec())).await;
+                let done = until_done(WHAT, &rows, |part| write(database.sql.clone(), part.to_vec())).await;
                 for refused in done.refused {
                     let (id, attempt) = name(refused.item);
                     database.set_attempt_aside(Kind::Confirm, id, attempt, &refused.error).await;

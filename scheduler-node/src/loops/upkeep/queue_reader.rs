@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::poll_revision::{PollRevision, poll_revision};
-use crate::store::{Database, Error, Store};
+use crate::store::{Error, Statements, Store};
 
 /// Every queue and its policy as this node knows them.
 pub type Books = Arc<ArcSwap<QueueBook>>;
@@ -70,7 +70,7 @@ impl PollRevision for QueueReader {
 }
 
 /// Reads what changed since the book was read, and puts the new book in force.
-pub async fn catch_up(home: &Database, books: &Books) -> Result<(), Error> {
+pub async fn catch_up(home: &impl Statements, books: &Books) -> Result<(), Error> {
     let book = books.load_full();
     if !book.is_read() {
         return read_all(home, books).await;
@@ -85,7 +85,7 @@ pub async fn catch_up(home: &Database, books: &Books) -> Result<(), Error> {
     Ok(())
 }
 
-async fn read_all(home: &Database, books: &Books) -> Result<(), Error> {
+async fn read_all(home: &impl Statements, books: &Books) -> Result<(), Error> {
     let (mut revision, mut queues) = home.queue_read().await?;
     if books.load().revision() > revision {
         // Another reader put a newer book in force meanwhile. If the second read is older too, the database was set

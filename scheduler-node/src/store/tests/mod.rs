@@ -13,6 +13,7 @@ mod failover;
 mod fence;
 pub(crate) mod fixture;
 mod glance;
+mod in_memory;
 mod inbox;
 mod lane;
 mod late;

@@ -16,8 +16,10 @@ use common::{
 
 use super::{LONGEST_HOLD, Place, Publisher};
 use crate::{
-    broker::{NotTaken, Published},
+    broker::{NotTaken, Publish, Published},
+    clock,
     loops::outcome::reporter::AttemptEvent,
+    store::Statements,
     working_set::database::{DatabaseIndex, NodeDatabase},
 };
 
@@ -37,7 +39,7 @@ pub(super) struct Returned {
     rule: Unroutable,
 }
 
-impl Publisher {
+impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Takes the returned messages out of a batch's outcomes, so that they do not count against its lane.
     pub(super) fn take_returned(
         &self,
@@ -115,7 +117,7 @@ impl Publisher {
     }
 }
 
-fn waiting(database: &NodeDatabase, due_at: UnixMicros) -> Duration {
-    let late = database.sql.clock().at(std::time::Instant::now()).map(|now| now.since(due_at));
+fn waiting(database: &NodeDatabase<impl Statements>, due_at: UnixMicros) -> Duration {
+    let late = database.sql.clock().at(clock::instant()).map(|now| now.since(due_at));
     late.unwrap_or(SHORTEST_WAIT).clamp(SHORTEST_WAIT, LONGEST_WAIT)
 }

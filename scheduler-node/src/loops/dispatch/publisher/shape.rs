@@ -10,9 +10,9 @@ use common::{
 use futures::future::join_all;
 
 use super::{Dispatch, LONGEST_HOLD, Publisher};
-use crate::history::Step;
+use crate::{broker::Publish, history::Step, store::Statements};
 
-impl Publisher {
+impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Brings each message into its queue's format. A message that does not fit would not fit the next time either,
     /// so it is discarded.
     pub(super) async fn shape(&self, batch: Vec<Dispatch>, queue: &Queue) -> Vec<(Dispatch, Option<Shaped>)> {

@@ -9,11 +9,12 @@ use common::{
 
 use super::{Dispatch, Place, Publisher};
 use crate::{
-    broker,
+    broker::{self, Publish},
+    store::Statements,
     traces::{Done, Hop, Published, Step},
 };
 
-impl Publisher {
+impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Begins a hop for each message of a task whose trace is recorded.
     pub(super) fn begin_hops(&self, batch: &mut [Dispatch]) -> HashMap<TaskId, Hop> {
         let hop =

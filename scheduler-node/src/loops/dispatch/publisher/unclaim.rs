@@ -5,16 +5,16 @@ use common::outcome::Outcome;
 
 use super::Publisher;
 use crate::{
-    broker::{NotTaken, Published},
-    store::settle::Retry,
+    broker::{NotTaken, Publish, Published},
+    clock,
+    store::{Statements, settle::Retry},
     working_set::database::{DatabaseIndex, LOOK_AGAIN},
 };
 
-impl Publisher {
+impl<S: Statements, B: Publish> Publisher<S, B> {
     pub(super) async fn unclaim(&self, database: DatabaseIndex, published: &Published) {
         let sql = &self.databases[database].sql;
-        let (Outcome::Refused(NotTaken::Nacked), Some(now)) =
-            (&published.outcome, sql.clock().at(std::time::Instant::now()))
+        let (Outcome::Refused(NotTaken::Nacked), Some(now)) = (&published.outcome, sql.clock().at(clock::instant()))
         else {
             return;
         };

@@ -21,7 +21,7 @@ use crate::{
     audit::AuditEvent,
     broker::{Incoming, Source},
     by_database::ByDatabase,
-    store::{Error, quarantine::Quarantined},
+    store::{Error, Statements, quarantine::Quarantined},
     supervise::at_work,
     working_set::{
         database::{DatabaseIndex, NodeDatabase},
@@ -50,7 +50,7 @@ type ReadReport = (TaskId, AttemptEvent, Incoming);
 #[derive(Clone, Debug, Default)]
 pub struct ReportLines(ByDatabase<mpsc::Sender<ReadReport>>);
 
-impl Reporter {
+impl<S: Statements> Reporter<S> {
     /// Reads messages that come back from the broker until `stop`, and sends each to the line of its database. Messages
     /// to be set aside have a channel of their own.
     pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
@@ -64,7 +64,7 @@ impl Reporter {
 
     /// Opens the line of the next database, and returns the loop that applies its reports until `stop`. Each database
     /// has its own, so that an outage of one delays no reports of others.
-    pub fn add_line(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
+    pub fn add_line(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<S> {
         let (line, end) = mpsc::channel(WAITING);
         let index = self.lines.0.push(line);
         let this = self.clone();
@@ -184,7 +184,7 @@ impl Reporter {
 
     /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
     /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
-    async fn refused(&self, database: &NodeDatabase, told: &ReadReport, error: &Error) {
+    async fn refused(&self, database: &NodeDatabase<S>, told: &ReadReport, error: &Error) {
         let (id, event, message) = told;
         database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
         let bare = [event.bare()];

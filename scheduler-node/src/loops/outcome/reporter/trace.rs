@@ -7,7 +7,7 @@ use common::{
 
 use super::{AttemptEvent, Reporter};
 use crate::{
-    store::settle::StandingRow,
+    store::{Statements, settle::StandingRow},
     traces::{Done, Hop, Settled, Step},
 };
 
@@ -19,7 +19,7 @@ pub(super) struct Traced {
     silent: bool,
 }
 
-impl Reporter {
+impl<S: Statements> Reporter<S> {
     /// The hop of a report: a child of the hop that the report names, otherwise of its attempt's publish.
     pub(super) fn traced(&self, row: &StandingRow, event: &AttemptEvent) -> Option<Traced> {
         let (attempt, reported) = match event {

@@ -14,7 +14,7 @@ use common::{
 use super::{AttemptEvent, Reporter, trace::Traced};
 use crate::{
     store::{
-        Error,
+        Error, Statements,
         settle::{Extend, Finish, Report, Retry, StandingRow},
     },
     traces,
@@ -49,9 +49,9 @@ impl Fact {
     }
 }
 
-impl Reporter {
+impl<S: Statements> Reporter<S> {
     /// Writes to the database. Returns the tasks that were written; another write overtook the others.
-    pub(super) async fn write(&self, database: &NodeDatabase, writes: &Writes) -> Result<Vec<TaskId>, Error> {
+    pub(super) async fn write(&self, database: &NodeDatabase<S>, writes: &Writes) -> Result<Vec<TaskId>, Error> {
         let mut written = Vec::new();
         if !writes.finish.is_empty() {
             let finished = database.sql.task_finish(&writes.finish).await?;
@@ -76,7 +76,7 @@ impl Reporter {
         Ok(written)
     }
 
-    fn count(&self, database: &NodeDatabase, id: TaskId, fact: &Fact) {
+    fn count(&self, database: &NodeDatabase<S>, id: TaskId, fact: &Fact) {
         let queue = &fact.queue.name;
         if let Some(reason) = fact.failed {
             self.metrics.failed(queue, reason);

@@ -1,0 +1,23 @@
+//! Publishing, as the publisher loop sees the broker.
+
+use tokio::sync::watch;
+
+use super::{Broker, BrokerState, Outgoing, Published, Route};
+
+/// Publishes batches. A node publishes through [`Broker`], whose methods have the contracts. The simulation publishes
+/// through a broker that lies.
+pub trait Publish: Send + Sync + 'static {
+    fn state(&self) -> watch::Receiver<BrokerState>;
+
+    fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> impl Future<Output = Vec<Published>> + Send;
+}
+
+impl Publish for Broker {
+    fn state(&self) -> watch::Receiver<BrokerState> {
+        Broker::state(self)
+    }
+
+    async fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
+        Broker::publish(self, route, batch).await
+    }
+}
