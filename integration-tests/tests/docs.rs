@@ -10,7 +10,8 @@ const LANGUAGES: [&str; 11] = ["sh", "sql", "toml", "json", "yaml", "python", "g
 
 /// The only accepted reasons for not typing a command. It starts or stops the cluster that the others need, or it
 /// needs more than a machine with the three stores has.
-const REASONS: [&str; 6] = [
+const REASONS: [&str; 7] = [
+    "needs-the-sources",
     "starts-a-cluster",
     "stops-the-cluster",
     "runs-these-tests",
@@ -60,6 +61,13 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
         "docs/performance.md",
         "starts-a-cluster",
         "make bench-peers ARGS='--only duetime,bullmq,raw-rabbitmq --works late,burst --runs 3 --seconds 20'",
+    ),
+    ("docs/performance.md", "needs-the-sources", "make bench-micro ARGS='heap'"),
+    (
+        "docs/reliability.md",
+        "needs-the-sources",
+        "DUETIME_SIM_SEEDS=100000 cargo test --workspace --features scheduler-node/failpoints --lib -- --nocapture \
+         simulation",
     ),
     ("docs/security.md", "has-its-own-scenario", "rabbitmqctl add_vhost duetime"),
     ("docs/security.md", "has-its-own-scenario", "-- nodes and `duetime migrate`"),

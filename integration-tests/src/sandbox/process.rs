@@ -211,6 +211,7 @@ pub(super) fn send(pid: u32, signal: Signal) -> Result<()> {
 
 /// Waits until a killed process that is no child of this one has ended. One that only waits for its parent to notice
 /// holds nothing any more.
+#[expect(clippy::print_stderr, reason = "a failing test reports on standard error")]
 pub(super) fn wait_gone(pid: u32) {
     let deadline = std::time::Instant::now() + GONE_WITHIN;
     let is_there = || {

@@ -224,7 +224,7 @@ impl<'a> Search<'a> {
 
     fn by_free_node(&self, state: &State, node: usize, states: &mut Vec<State>) {
         // An epoch that no line names.
-        if state.fence % 2 == 0 {
+        if state.fence.is_multiple_of(2) {
             states.extend(self.after(state, Action::TakeOver(node)));
         }
         match state.nodes[node].work {

@@ -97,7 +97,8 @@ impl Inboxes {
     fn take(&self, state: &mut State, at: usize, to: u8) {
         state.collections[at] = None;
         let is_here = state.place == to || !self.has(Guard::Place);
-        let is_free = |row: Row| !(row.is_leaving && self.has(Guard::LeavingStays)) && !row.is_cancelled;
+        let stays = |row: Row| row.is_leaving && self.has(Guard::LeavingStays);
+        let is_free = |row: Row| !row.is_cancelled && !stays(row);
         if !is_here || !state.row.is_some_and(is_free) {
             return;
         }

@@ -48,7 +48,13 @@ impl Database {
             let doubts = pools.doubts();
             let mut look = self.writer.look(pools.server).await;
             match look.found.take() {
-                Some(found) => self.follow(&pools, doubts, &found),
+                Some(found) => {
+                    self.follow(&pools, doubts, &found);
+                    // New doubts may come during each look.
+                    if !self.pools.load().are_trusted() && Instant::now() >= deadline {
+                        return Err(sqlx::Error::PoolTimedOut);
+                    }
+                }
                 // A server that is only full still serves the connections that it has.
                 None if look.answered(pools.server) => return Ok(pools),
                 None => {

@@ -69,10 +69,10 @@ impl Masters {
                 }
             }
             Action::Drop(node, shard) | Action::Refuse(node, shard) => nodes[node].epochs[shard] = 0,
-            Action::Reregister(node, shard) => {
-                if etcd.keys[shard].is_none() && etcd.terms[node] > 0 && etcd.terms[node] == nodes[node].term {
-                    etcd.keys[shard] = Some(node as u8);
-                }
+            Action::Reregister(node, shard)
+                if etcd.keys[shard].is_none() && etcd.terms[node] > 0 && etcd.terms[node] == nodes[node].term =>
+            {
+                etcd.keys[shard] = Some(node as u8);
             }
             _ => {}
         }

@@ -248,7 +248,8 @@ impl<S: Statements> Preloader<S> {
         most: i64,
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
-        let from = after.unwrap_or(if seeded!(OverdueForgotten) { now } else { UnixMicros::new(0) });
+        let overdue = if seeded!(OverdueForgotten) { now } else { UnixMicros::new(0) };
+        let from = after.unwrap_or(overdue);
         let keys = self.database.sql.task_preload(shards, from, until, most).await?;
         #[cfg(feature = "failpoints")]
         let keys = watermark::above(keys);
