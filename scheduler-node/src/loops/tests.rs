@@ -81,7 +81,7 @@ pub(super) struct Loops {
     pub(super) test: TestDatabase,
     pub(super) metrics: Arc<Metrics>,
     pub(super) fences: BTreeMap<ShardId, Epoch>,
-    broker: watch::Sender<BrokerState>,
+    pub(super) broker: watch::Sender<BrokerState>,
     pub(super) keys: watch::Sender<Option<Arc<ReceiptKeys>>>,
 }
 

@@ -7,6 +7,10 @@
 //! acquire, which waited for the last claim of the owner before. If it stops, `ready` tasks of this database stay
 //! so on this node's shards.
 
+mod doubt;
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -26,6 +30,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::doubt::Doubt;
 use super::{
     claims::{ClaimHandler, TRY_AGAIN},
     dispatcher::Pace,
@@ -60,10 +65,6 @@ const BLOCKED_EVERY: Duration = Duration::from_millis(500);
 /// reading it.
 const TURNED_EVERY: Duration = Duration::from_millis(5);
 
-/// The pause after a pick with an unknown outcome. By its end the server has certainly ended the pick: it starts tasks
-/// within 2 s or none, and the statement timeout is 5 s. Before that nothing can be counted.
-const UNKNOWN_FOR: Duration = Duration::from_secs(8);
-
 /// The interval between two reads of the queues with waiting tasks, which find what an owner before left.
 const READ_EVERY: Duration = Duration::from_secs(5);
 
@@ -89,8 +90,8 @@ pub struct QueueProgress {
     rounds: [Option<LaneStart>; LEVELS],
     /// Only for a queue with a rate.
     bucket: Option<Bucket>,
-    /// The moment until which the queue rests, after a pick with an unknown outcome.
-    rest_until: Option<Instant>,
+    /// A pick with an unknown outcome; the queue rests until it is over.
+    doubt: Option<Doubt>,
 }
 
 /// The lane before which a walk began. `None`: the first lane of all.
@@ -168,6 +169,10 @@ impl<S: Statements> ReadyStarter<S> {
         if is_news {
             turn.rounds = Default::default();
         }
+        if let Some(again) = self.end_doubt(&mut turn, now).await {
+            self.remember(&queue, turn);
+            return Some(again);
+        }
         let most = match self.most(&queue, &mut turn, now) {
             Ok(most) => most,
             Err(again) => {
@@ -193,12 +198,23 @@ impl<S: Statements> ReadyStarter<S> {
         }
     }
 
+    /// Ends the rest of a queue after a pick with an unknown outcome. Returns when to ask again; `None`: it is over.
+    async fn end_doubt(&self, turn: &mut QueueProgress, now: Instant) -> Option<Instant> {
+        let doubt = turn.doubt.as_ref()?;
+        if now < doubt.over_at {
+            return Some(doubt.over_at);
+        }
+        if let Err(error) = self.wake_started(doubt).await {
+            tracing::debug!(database = %self.claims.database.name(), error = &error as &dyn std::error::Error, "could not look for tasks that a lost pick has started");
+            return Some(clock::instant() + TRY_AGAIN);
+        }
+        turn.doubt = None;
+        None
+    }
+
     /// The most tasks that may be started now, as far as memory knows; otherwise when to ask again.
     fn most(&self, queue: &Queue, turn: &mut QueueProgress, now: Instant) -> Result<usize, Instant> {
         let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
-        if let Some(until) = turn.rest_until.filter(|until| now < *until) {
-            return Err(until);
-        }
         if queue.paused {
             return Err(now + CLOSED_EVERY);
         }
@@ -323,6 +339,7 @@ impl<S: Statements> ReadyStarter<S> {
             aside: &aside,
             only: None,
         };
+        let sent_at = self.claims.database.sql.clock().at(clock::instant());
         let (answers, error) = match self.claims.database.sql.task_pick(&pick).await {
             Ok(answer) => (vec![answer], None),
             Err(error) if error.fault() == Fault::Data => self.pick_apart(&pick).await?,
@@ -346,7 +363,8 @@ impl<S: Statements> ReadyStarter<S> {
         if let Some(error) = error {
             if error.effect == Effect::Unknown {
                 turn.took(wanted.iter().sum());
-                turn.rest_until = Some(clock::instant() + UNKNOWN_FOR);
+                let failed_at = self.claims.database.sql.clock().at(clock::instant());
+                turn.doubt = Some(Doubt::of(sent_at, failed_at, fences.keys().copied()));
             }
             return Err(error);
         }
@@ -414,44 +432,4 @@ enum LookResult {
     Blocked,
     /// The queue has a newer policy than this node knows.
     Turned,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn lane(shard: u16, lane: &str) -> LaneStart {
-        Some(LaneEnd { shard: ShardId::new(shard), lane: lane.to_owned() })
-    }
-
-    /// A walk of priority 1 that found nothing; `cut`: it ended before it had seen all lanes.
-    fn walk(turn: &mut QueueProgress, to: LaneStart, cut: bool) -> bool {
-        let mut walks = Walks::default();
-        (walks.ends[0], walks.cut[0]) = (to, cut);
-        turn.walked(walks, [1, 0, 0, 0, 0], [0; LEVELS]);
-        turn.rounds[0].is_some()
-    }
-
-    #[test]
-    fn a_walk_that_finds_nothing_goes_on_until_it_has_come_round() {
-        let mut turn = QueueProgress::default();
-        turn.ends[0] = lane(1, "=m");
-        assert!(walk(&mut turn, lane(1, "=z"), true));
-        assert!(walk(&mut turn, lane(2, "=k"), true));
-        assert!(walk(&mut turn, lane(1, "=c"), true), "round the end and not yet past its beginning");
-        assert!(!walk(&mut turn, lane(1, "=n"), true));
-    }
-
-    #[test]
-    fn a_walk_that_saw_all_lanes_or_started_something_is_over() {
-        let mut turn = QueueProgress::default();
-        assert!(walk(&mut turn, lane(1, "=a"), true));
-        assert!(!walk(&mut turn, lane(1, "=c"), false));
-        assert!(walk(&mut turn, lane(1, "=d"), true));
-        let mut walks = Walks::default();
-        (walks.ends[0], walks.cut[0]) = (lane(1, "=f"), true);
-        turn.walked(walks, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]);
-        assert!(turn.rounds[0].is_none());
-        assert_eq!(turn.ends[0], lane(1, "=f"));
-    }
 }

@@ -1,0 +1,77 @@
+//! A pick with an unknown outcome: the queue rests until it has certainly ended, and then what it started is woken.
+//!
+//! A claim names its tasks, so they can be looked at again when its answer is lost. A pick chooses its tasks itself.
+//! Without a look, what it started would hold its places in the queue's limit until the rescue that every claim
+//! sets for [`LOOK_AGAIN_AFTER`].
+
+use std::time::{Duration, Instant};
+
+use common::{
+    delay::heap::{Entry, WakeKind},
+    ids::ShardId,
+    task::TaskState,
+    time::UnixMicros,
+};
+
+use super::ReadyStarter;
+use crate::{
+    clock,
+    store::{Error, Statements, claim::LOOK_AGAIN_AFTER},
+};
+
+/// The pause after a pick with an unknown outcome. By its end the server has certainly ended the pick: it starts tasks
+/// within 2 s or none, and the statement timeout is 5 s. Before that nothing can be counted.
+const UNKNOWN_FOR: Duration = Duration::from_secs(8);
+
+/// How much a claim's time may lie outside of the time in which its pick was out: the reading of the database's clock
+/// is off by a little, and the server may execute a pick 2 s after its connection was lost.
+const MARGIN: Duration = Duration::from_secs(3);
+
+/// The most tasks that are woken in one shard. Their own rescues find the others.
+const WOKEN_PER_SHARD: i64 = 2_000;
+
+/// A pick whose outcome is unknown.
+#[derive(Clone, Debug)]
+pub(super) struct Doubt {
+    /// The time in which the pick was out, on the database's clock; `None` without a reading of it.
+    out: Option<(UnixMicros, UnixMicros)>,
+    shards: Vec<ShardId>,
+    /// The pick has certainly ended.
+    pub over_at: Instant,
+}
+
+impl Doubt {
+    /// Call when a pick of `shards` has failed that was sent at `sent_at`.
+    pub fn of(
+        sent_at: Option<UnixMicros>,
+        failed_at: Option<UnixMicros>,
+        shards: impl IntoIterator<Item = ShardId>,
+    ) -> Self {
+        Self {
+            out: sent_at.zip(failed_at),
+            shards: shards.into_iter().collect(),
+            over_at: clock::instant() + UNKNOWN_FOR,
+        }
+    }
+}
+
+impl<S: Statements> ReadyStarter<S> {
+    /// Wakes the tasks that were claimed while a pick was out and are still `dispatching`. A rescue publishes those
+    /// that are not in flight here; it does nothing with the others. Call when the doubt is over.
+    pub(super) async fn wake_started(&self, doubt: &Doubt) -> Result<(), Error> {
+        let now = self.claims.database.sql.clock().at(clock::instant());
+        // Without a clock their own rescues find them.
+        let (Some((sent_at, failed_at)), Some(now)) = (doubt.out, now) else { return Ok(()) };
+        // A claim moves the wake time to its own time plus this.
+        let from = sent_at.minus(MARGIN).plus(LOOK_AGAIN_AFTER);
+        let until = failed_at.plus(MARGIN).plus(LOOK_AGAIN_AFTER);
+        let keys = self.claims.database.sql.task_preload(&doubt.shards, from, until, WOKEN_PER_SHARD).await?;
+        let started = keys.into_iter().filter(|key| key.state == TaskState::Dispatching);
+        self.claims.database.owned_shards.offer(started.map(|key| Entry {
+            wake_at: now,
+            id: key.id,
+            kind: WakeKind::Rescue,
+        }));
+        Ok(())
+    }
+}

@@ -1,0 +1,118 @@
+use common::{delay::heap::WakeKind, ids::TaskId, queue::QueueBook};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::{loops::tests::Loops, store::tests::fixture, working_set::database::DatabaseIndex};
+
+fn lane(shard: u16, lane: &str) -> LaneStart {
+    Some(LaneEnd { shard: ShardId::new(shard), lane: lane.to_owned() })
+}
+
+/// A walk of priority 1 that found nothing; `cut`: it ended before it had seen all lanes.
+fn walk(turn: &mut QueueProgress, to: LaneStart, cut: bool) -> bool {
+    let mut walks = Walks::default();
+    (walks.ends[0], walks.cut[0]) = (to, cut);
+    turn.walked(walks, [1, 0, 0, 0, 0], [0; LEVELS]);
+    turn.rounds[0].is_some()
+}
+
+#[test]
+fn a_walk_that_finds_nothing_goes_on_until_it_has_come_round() {
+    let mut turn = QueueProgress::default();
+    turn.ends[0] = lane(1, "=m");
+    assert!(walk(&mut turn, lane(1, "=z"), true));
+    assert!(walk(&mut turn, lane(2, "=k"), true));
+    assert!(walk(&mut turn, lane(1, "=c"), true), "round the end and not yet past its beginning");
+    assert!(!walk(&mut turn, lane(1, "=n"), true));
+}
+
+#[test]
+fn a_walk_that_saw_all_lanes_or_started_something_is_over() {
+    let mut turn = QueueProgress::default();
+    assert!(walk(&mut turn, lane(1, "=a"), true));
+    assert!(!walk(&mut turn, lane(1, "=c"), false));
+    assert!(walk(&mut turn, lane(1, "=d"), true));
+    let mut walks = Walks::default();
+    (walks.ends[0], walks.cut[0]) = (lane(1, "=f"), true);
+    turn.walked(walks, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]);
+    assert!(turn.rounds[0].is_none());
+    assert_eq!(turn.ends[0], lane(1, "=f"));
+}
+
+const LIMITED: &str = "limited";
+
+impl Loops {
+    /// Three tasks that wait for room in a queue with a limit of three.
+    async fn limited(&self) -> [TaskId; 3] {
+        let mut queue = Queue::with_defaults(QueueName::new(LIMITED));
+        queue.policy.max_running = Some(3);
+        self.counter.books.store(Arc::new(QueueBook::new(1, [queue])));
+        let ids = self.three(|task| task.queue = QueueName::new(LIMITED)).await;
+        sqlx::raw_sql("UPDATE duetime.task SET state = 'ready'").execute(&self.test.pool).await.unwrap();
+        self.test.database.ping().await.unwrap();
+        ids
+    }
+
+    /// Picks tasks as a node does that never gets the answer.
+    async fn pick(&self, wanted: usize) {
+        let (queue, after) = (QueueName::new(LIMITED), LaneEnds::default());
+        let mut levels = [0; LEVELS];
+        // The default priority is 3.
+        levels[2] = wanted;
+        let pick = Pick {
+            queue: &queue,
+            fences: &self.fences,
+            wanted: levels,
+            after: &after,
+            ordered: false,
+            counted: true,
+            known: i64::MAX,
+            aside: &[],
+            only: None,
+        };
+        let (claimed, _) = self.test.database.task_pick(&pick).await.unwrap();
+        assert_eq!(claimed.deliveries.len(), wanted);
+    }
+}
+
+#[tokio::test]
+async fn what_a_lost_pick_has_started_is_woken_when_the_pick_has_certainly_ended() {
+    let loops = Loops::new().await;
+    let ids = loops.limited().await;
+    let (publisher, _dispatches) = mpsc::channel(ids.len());
+    let starter = ReadyStarter {
+        claims: ClaimHandler {
+            database: loops.counter.databases.home().clone(),
+            index: DatabaseIndex::HOME,
+            publisher,
+            metrics: Arc::clone(&loops.metrics),
+        },
+        pace: Pace { batch: 100, window: 1_000 },
+        lanes: Arc::default(),
+        books: Arc::clone(&loops.counter.books),
+        broker: loops.broker.subscribe(),
+        places: loops.counter.store.places().clone(),
+        turns: Arc::default(),
+    };
+    let sent_at = fixture::now(&loops.test.pool).await;
+    loops.pick(2).await;
+    let failed_at = fixture::now(&loops.test.pool).await;
+    let shards = [ShardId::new(0)];
+    let mut doubt = Doubt::of(Some(sent_at), Some(failed_at), shards);
+    let queue = QueueName::new(LIMITED);
+    let turn = |doubt: &Doubt| QueueProgress { doubt: Some(doubt.clone()), ..QueueProgress::default() };
+
+    starter.turns.lock().insert(queue.clone(), turn(&doubt));
+    assert_eq!(starter.look(&queue, true).await, Some(doubt.over_at), "until then nothing can be counted");
+    let owned = &loops.counter.databases.home().owned_shards;
+    assert_eq!(owned.next_due(), None);
+
+    doubt.over_at = clock::instant();
+    starter.turns.lock().insert(queue.clone(), turn(&doubt));
+    starter.look(&queue, true).await.expect("one task still waits");
+    let now = fixture::now(&loops.test.pool).await;
+    let woken = owned.take_due(now, 10);
+    assert_eq!(woken.len(), 2, "{woken:?}");
+    assert!(woken.iter().all(|entry| entry.kind == WakeKind::Rescue && ids.contains(&entry.id)));
+    assert!(starter.turns.lock()[&queue].doubt.is_none());
+}
