@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -125,15 +125,16 @@ impl SimulatedDatabase {
     /// Sends a statement that claims, and reads the clock from its answer.
     async fn claim<T: Send + 'static>(&self, op: StoreOp, statement: Statement<T>) -> Result<T, Error> {
         let (world, node) = (Arc::clone(&self.world), self.node);
+        let sent = clock::instant();
         let run = async move { (world.execute(node, op.text(), statement).await, world.now()) };
         let (answer, now) = self.send(op, run).await?;
-        self.observe(now);
+        self.observe(now, sent);
         Ok(answer)
     }
 
-    fn observe(&self, now: UnixMicros) {
+    fn observe(&self, now: UnixMicros, sent: Instant) {
         let ahead = if self.world.is(Mutant::ClockReadAhead) { Duration::from_millis(500) } else { Duration::ZERO };
-        self.clock.observe(now.plus(ahead), clock::instant());
+        self.clock.observe(now.plus(ahead), sent, clock::instant());
     }
 
     /// Sends a statement that reads.
@@ -157,8 +158,9 @@ impl Statements for SimulatedDatabase {
     }
 
     async fn ping(&self) -> Result<(), Error> {
+        let sent = clock::instant();
         let now = self.read(StoreOp::Ping, World::now).await?;
-        self.observe(now);
+        self.observe(now, sent);
         Ok(())
     }
 

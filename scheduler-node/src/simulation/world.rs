@@ -82,9 +82,9 @@ pub struct State {
     set_back: Vec<(Duration, Duration)>,
 }
 
-/// For so long a node may still go by the clock as it was before it was set back: it keeps a reading for 10 s, and a
-/// message that it has claimed for some seconds more.
-const REMEMBERED: Duration = Duration::from_secs(15);
+/// For so long a node may still go by the clock as it was before it was set back: until the answer to a statement
+/// that it sent afterwards, and answers may be slow.
+const REMEMBERED: Duration = Duration::from_secs(3);
 
 impl World {
     pub fn new(plan: Plan, mutant: Option<Mutant>, arrivals: tokio::sync::mpsc::Sender<Arrival>) -> Arc<Self> {

@@ -53,7 +53,7 @@ impl Database {
             Ok((glance, super::moment(&row, "now")?, arrived))
         });
         let (glance, now, arrived) = read.await?;
-        self.clock.observe(now, arrived);
+        self.clock.observe(now, asked, arrived);
         self.glances.send_replace(Some(glance));
         Ok(glance)
     }
