@@ -114,7 +114,8 @@ impl SqlIntake {
             glances.mark_unchanged();
             let has_rows = is_notified || self.source().glance().is_none_or(|glance| glance.has_inbox);
             let more = has_rows && self.logged(self.collect(&mut passed).await).unwrap_or(false);
-            is_notified = false;
+            // The glance may be older than the rows that are left.
+            is_notified = more;
             if turn(&mut looked, LOOK_EVERY) {
                 self.logged(self.look_after(&mut copied).await);
             }
