@@ -206,7 +206,10 @@ impl<S: Statements> ReadyStarter<S> {
         }
         if let Err(error) = self.wake_started(doubt).await {
             tracing::debug!(database = %self.claims.database.name(), error = &error as &dyn std::error::Error, "could not look for tasks that a lost pick has started");
-            return Some(clock::instant() + TRY_AGAIN);
+            if !matches!(error.fault(), Fault::Data | Fault::Bug) {
+                return Some(clock::instant() + TRY_AGAIN);
+            }
+            // The same read would fail again, and the queue would rest for ever. The tasks' own rescues are left.
         }
         turn.doubt = None;
         None
