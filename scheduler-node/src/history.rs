@@ -65,9 +65,19 @@ impl Lost {
         self.total.inc_by(lines);
     }
 
+    /// Whether lines were lost since the last [`Self::take`].
+    fn is_any(&self) -> bool {
+        self.untold.load(Ordering::Relaxed) > 0
+    }
+
     /// The lines lost since the last call.
     fn take(&self) -> u64 {
         self.untold.swap(0, Ordering::Relaxed)
+    }
+
+    /// Undoes a [`Self::take`] whose lines the file does not tell.
+    fn give_back(&self, lines: u64) {
+        self.untold.fetch_add(lines, Ordering::Relaxed);
     }
 }
 

@@ -72,15 +72,11 @@ impl<F: Write> Lines<F> {
                 Err(RecvTimeoutError::Disconnected) => break,
             };
             let batch: Vec<Line> = line.into_iter().chain(lines.try_iter()).take(BATCH).collect();
-            if !batch.is_empty() || self.lost_any() {
+            if !batch.is_empty() || self.lost.is_any() {
                 self.write(&batch);
             }
         }
         self.write(&[json!({ "at": clock::now(), "step": "stopped" })]);
-    }
-
-    fn lost_any(&self) -> bool {
-        self.lost.untold.load(std::sync::atomic::Ordering::Relaxed) > 0
     }
 
     /// Writes lines, and a gap before them if any were lost. Lines that cannot be written are lost too.
@@ -95,7 +91,7 @@ impl<F: Write> Lines<F> {
         self.torn = written.is_err();
         if let Err(error) = written {
             // The gap is written once the disk takes lines again.
-            self.lost.untold.fetch_add(lost, std::sync::atomic::Ordering::Relaxed);
+            self.lost.give_back(lost);
             self.lost.add(batch.len() as u64);
             tracing::debug!(error = &error as &dyn std::error::Error, "could not write the history");
             std::thread::park_timeout(LOOK);

@@ -81,7 +81,7 @@ pub(super) struct Loops {
     pub(super) test: TestDatabase,
     pub(super) metrics: Arc<Metrics>,
     pub(super) fences: BTreeMap<ShardId, Epoch>,
-    pub(super) broker: watch::Sender<BrokerState>,
+    broker: watch::Sender<BrokerState>,
     pub(super) keys: watch::Sender<Option<Arc<ReceiptKeys>>>,
 }
 
@@ -164,15 +164,29 @@ impl Loops {
         tokio::time::timeout(LONG, run).await.expect("the settler ends when every row is written or set aside");
     }
 
+    /// Handles claims. The returned receiver yields what it hands to the publisher.
+    pub(super) fn claims(&self) -> (ClaimHandler, mpsc::Receiver<Dispatch>) {
+        let (publisher, dispatches) = mpsc::channel(100);
+        let (database, metrics) = (self.database().clone(), Arc::clone(&self.metrics));
+        (ClaimHandler { database, index: DatabaseIndex::HOME, publisher, metrics }, dispatches)
+    }
+
+    /// Starts tasks that wait for room, and hands them to the publisher with `claims`.
+    pub(super) fn ready_starter(&self, claims: ClaimHandler) -> ReadyStarter {
+        ReadyStarter {
+            claims,
+            pace: Pace { batch: 100, window: 1_000 },
+            lanes: Arc::default(),
+            books: Arc::clone(&self.counter.books),
+            broker: self.broker.subscribe(),
+            places: self.counter.store.places().clone(),
+            turns: Arc::default(),
+        }
+    }
+
     /// Wakes `ids` in a dispatcher. The returned receiver yields what it hands to the publisher.
     fn dispatch(&self, kind: WakeKind, ids: &[TaskId]) -> (mpsc::Receiver<Dispatch>, CancellationToken) {
-        let (publisher, dispatches) = mpsc::channel(100);
-        let claims = ClaimHandler {
-            database: self.database().clone(),
-            index: DatabaseIndex::HOME,
-            publisher,
-            metrics: Arc::clone(&self.metrics),
-        };
+        let (claims, dispatches) = self.claims();
         let dispatcher = Dispatcher {
             claims,
             pace: Pace { batch: 100, window: 1_000 },
@@ -303,24 +317,9 @@ async fn neighbours_of_a_ready_task_whose_start_is_refused_are_started() {
     let ready = "UPDATE duetime.task SET state = 'ready'";
     sqlx::raw_sql(ready).execute(&loops.test.pool).await.unwrap();
     loops.test.refuse("UPDATE", "task", "partition_key", POISON).await;
-    let (publisher, mut dispatches) = mpsc::channel(100);
-    let claims = ClaimHandler {
-        database: loops.database().clone(),
-        index: DatabaseIndex::HOME,
-        publisher,
-        metrics: Arc::clone(&loops.metrics),
-    };
-    let ready_starter = ReadyStarter {
-        claims,
-        pace: Pace { batch: 100, window: 1_000 },
-        lanes: Arc::default(),
-        books: Arc::clone(&loops.counter.books),
-        broker: loops.broker.subscribe(),
-        places: loops.counter.store.places().clone(),
-        turns: Arc::default(),
-    };
+    let (claims, mut dispatches) = loops.claims();
     let stop = CancellationToken::new();
-    spawn_child(ready_starter.run(stop.clone()));
+    spawn_child(loops.ready_starter(claims).run(stop.clone()));
     assert_eq!(ids_of(&mut dispatches, 2).await, BTreeSet::from([ids[0], ids[2]]));
     loops.until_aside(Kind::Claim).await;
     // Later tasks start in one statement, which passes over the refused one.

@@ -11,7 +11,7 @@ use common::{
 
 use super::{
     row::Row,
-    statement::{Statement, none, take},
+    statement::{Statement, take_all},
     table::Rows,
 };
 use crate::store::{
@@ -50,15 +50,11 @@ pub fn pick(pick: &Pick<'_>, until: UnixMicros) -> Statement<(Claimed, Walks)> {
         recheck: Box::new(move |row, now| row.state == TaskState::Ready && !row.has_expired(now) && now <= until),
         skips_locked: true,
         write: Box::new(move |table, snapshot, locks, now| {
-            let mut claimed = none(locks.fences.len() < presented);
-            for id in &locks.rows {
-                let Some(row) = table.rows.get_mut(id) else { continue };
-                take(row, locks.fences[&id.shard()], now);
+            let claimed = take_all(table, locks, presented, now, |row| {
                 row.attempt += 1;
                 row.in_order |= ordered && row.partition_key.is_some();
                 row.counted |= counted;
-                claimed.deliveries.push(row.delivery());
-            }
+            });
             let mut walks = Walks::default();
             walks.ends = mine.ends(snapshot, now);
             (claimed, walks)

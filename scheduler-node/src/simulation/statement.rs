@@ -110,25 +110,37 @@ pub fn rescue(ids: &[TaskId], presented: &BTreeMap<ShardId, Epoch>) -> Statement
         recheck: Box::new(fits),
         skips_locked: true,
         write: Box::new(move |table, snapshot, locks, now| {
-            let mut claimed = none(locks.fences.len() < presented);
-            for id in &locks.rows {
-                let Some(row) = table.rows.get_mut(id) else { continue };
-                take(row, locks.fences[&id.shard()], now);
-                row.redeliveries += 1;
-                claimed.deliveries.push(row.delivery());
-            }
+            let mut claimed = take_all(table, locks, presented, now, |row| row.redeliveries += 1);
             claimed.passed = passed(snapshot, &asked, locks, now);
             claimed
         }),
     }
 }
 
-pub fn none(refused: bool) -> Claimed {
+fn none(refused: bool) -> Claimed {
     Claimed { deliveries: Vec::new(), held_back: Vec::new(), passed: Vec::new(), refused, turned: false }
 }
 
+/// Takes all locked rows, and makes `change` to each. `presented`: the number of fences that the statement presents.
+pub fn take_all(
+    table: &mut Table,
+    locks: &Locks,
+    presented: usize,
+    now: UnixMicros,
+    change: impl Fn(&mut Row),
+) -> Claimed {
+    let mut claimed = none(locks.fences.len() < presented);
+    for id in &locks.rows {
+        let Some(row) = table.rows.get_mut(id) else { continue };
+        take(row, locks.fences[&id.shard()], now);
+        change(row);
+        claimed.deliveries.push(row.delivery());
+    }
+    claimed
+}
+
 /// Writes what every claim writes.
-pub fn take(row: &mut Row, epoch: Epoch, now: UnixMicros) {
+fn take(row: &mut Row, epoch: Epoch, now: UnixMicros) {
     row.state = TaskState::Dispatching;
     row.claim_epoch = Some(epoch);
     row.claimed_at = Some(now);

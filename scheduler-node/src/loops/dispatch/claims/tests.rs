@@ -14,9 +14,7 @@ async fn a_task_that_is_claimed_ahead_waits_for_its_due_time() {
     let ids = loops.three(|task| (task.due_now, task.due_at) = (false, due_at)).await;
     let database = loops.counter.databases.home().clone();
     let claim = database.sql.task_claim(&ids, &loops.fences, HOUR * 2, &BTreeSet::new(), i64::MAX).await.unwrap();
-    let (publisher, mut dispatches) = mpsc::channel(ids.len());
-    let metrics = Arc::clone(&loops.metrics);
-    let claims = ClaimHandler { database, index: DatabaseIndex::HOME, publisher, metrics };
+    let (claims, mut dispatches) = loops.claims();
     claims.hand_over(claim).await;
     let an_hour_later = Instant::now() + HOUR - Duration::from_secs(60);
     for _ in ids {

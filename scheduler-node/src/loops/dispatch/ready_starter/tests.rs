@@ -1,8 +1,7 @@
 use common::{delay::heap::WakeKind, ids::TaskId, queue::QueueBook};
-use tokio::sync::mpsc;
 
 use super::*;
-use crate::{loops::tests::Loops, store::tests::fixture, working_set::database::DatabaseIndex};
+use crate::{loops::tests::Loops, store::tests::fixture};
 
 fn lane(shard: u16, lane: &str) -> LaneStart {
     Some(LaneEnd { shard: ShardId::new(shard), lane: lane.to_owned() })
@@ -79,21 +78,8 @@ impl Loops {
 async fn what_a_lost_pick_has_started_is_woken_when_the_pick_has_certainly_ended() {
     let loops = Loops::new().await;
     let ids = loops.limited().await;
-    let (publisher, _dispatches) = mpsc::channel(ids.len());
-    let starter = ReadyStarter {
-        claims: ClaimHandler {
-            database: loops.counter.databases.home().clone(),
-            index: DatabaseIndex::HOME,
-            publisher,
-            metrics: Arc::clone(&loops.metrics),
-        },
-        pace: Pace { batch: 100, window: 1_000 },
-        lanes: Arc::default(),
-        books: Arc::clone(&loops.counter.books),
-        broker: loops.broker.subscribe(),
-        places: loops.counter.store.places().clone(),
-        turns: Arc::default(),
-    };
+    let (claims, _dispatches) = loops.claims();
+    let starter = loops.ready_starter(claims);
     let sent_at = fixture::now(&loops.test.pool).await;
     loops.pick(2).await;
     let failed_at = fixture::now(&loops.test.pool).await;
@@ -114,5 +100,21 @@ async fn what_a_lost_pick_has_started_is_woken_when_the_pick_has_certainly_ended
     let woken = owned.take_due(now, 10);
     assert_eq!(woken.len(), 2, "{woken:?}");
     assert!(woken.iter().all(|entry| entry.kind == WakeKind::Rescue && ids.contains(&entry.id)));
+    assert!(starter.turns.lock()[&queue].doubt.is_none());
+}
+
+#[tokio::test]
+async fn a_queue_goes_on_although_a_look_for_what_a_lost_pick_started_can_never_succeed() {
+    let loops = Loops::new().await;
+    loops.limited().await;
+    let (claims, _dispatches) = loops.claims();
+    let starter = loops.ready_starter(claims);
+    let (now, queue) = (fixture::now(&loops.test.pool).await, QueueName::new(LIMITED));
+    let mut doubt = Doubt::of(Some(now), Some(now), [ShardId::new(0)]);
+    doubt.over_at = clock::instant();
+    starter.turns.lock().insert(queue.clone(), QueueProgress { doubt: Some(doubt), ..QueueProgress::default() });
+    let unreadable = "ALTER TABLE duetime.task RENAME COLUMN wake_at TO moved";
+    sqlx::raw_sql(unreadable).execute(&loops.test.pool).await.unwrap();
+    starter.look(&queue, true).await.expect("three tasks still wait");
     assert!(starter.turns.lock()[&queue].doubt.is_none());
 }
