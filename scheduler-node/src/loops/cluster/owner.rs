@@ -121,8 +121,13 @@ pub struct Owner<F> {
     acts: FuturesUnordered<BoxFuture<'static, ActResult>>,
     /// Shards with an act under way.
     busy: BTreeSet<ShardId>,
+    /// Held fences of closed shards: the last part of a move was under way when this loop saw them.
+    closed: BTreeSet<HeldFence>,
     log: Log,
 }
+
+/// The index of a database, and a shard whose fence this node holds there under this epoch.
+type HeldFence = (usize, ShardId, Epoch);
 
 /// A database and the acts under way in it.
 #[derive(Debug)]
@@ -168,6 +173,7 @@ impl<F: Fence> Owner<F> {
             leaving,
             acts: FuturesUnordered::new(),
             busy: BTreeSet::new(),
+            closed: BTreeSet::new(),
             log: Log::default(),
         }
     }
@@ -233,22 +239,33 @@ impl<F: Fence> Owner<F> {
         self.databases.extend(new.map(state));
     }
 
-    /// Forgets shards that have moved to another database, and stops claims from those in the last part of a move.
+    /// Forgets shards that have moved to another database. Claims from a shard stop in the last part of a move, and go
+    /// on if its source has opened it again.
     fn follow(&mut self, map: &ShardMap) {
+        let mut closed = BTreeSet::new();
         for (index, state) in self.databases.iter().enumerate() {
             let owned_shards = &state.database.owned_shards;
             for (shard, epoch) in owned_shards.owned() {
                 let Some(place) = map.of(shard) else { continue };
+                let fence = (index, shard, epoch);
+                let was_closed = self.closed.contains(&fence);
                 if place.database.get() != index {
-                    // An epoch that is not above this node's: the map is older than what the node has taken.
-                    if place.epoch > epoch && owned_shards.forget_epoch(shard, epoch) {
+                    // The mover adopts a shard in its target before the map shows it there, under an epoch above that
+                    // of the map. The epoch of a closed shard says nothing: it was taken beside that of the target.
+                    if (place.epoch > epoch || was_closed) && owned_shards.forget_epoch(shard, epoch) {
                         self.log.moved.insert(shard);
                     }
-                } else if place.status == ShardStatus::Gone && owned_shards.is_claimable(shard) {
+                } else if place.status != ShardStatus::Gone {
+                    if was_closed && !self.busy.contains(&shard) {
+                        owned_shards.resume_claiming(shard, epoch);
+                    }
+                } else if was_closed || owned_shards.is_claimable(shard) {
                     owned_shards.stop_claiming(&[shard]);
+                    closed.insert(fence);
                 }
             }
         }
+        self.closed = closed;
     }
 
     fn owned(&self) -> BTreeMap<ShardId, Epoch> {

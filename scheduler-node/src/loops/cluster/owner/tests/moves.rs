@@ -1,7 +1,13 @@
-use common::ids::{DatabaseIndex, TaskId};
+use common::{
+    ids::{DatabaseIndex, TaskId},
+    shard::{ShardStatus, map::FenceRow},
+};
 use uuid::Uuid;
 
 use super::*;
+
+/// The shard that moves.
+const SHARD: ShardId = ShardId::new(3);
 
 #[tokio::test]
 async fn a_lone_node_takes_every_shard_several_a_statement_and_gives_all_back() {
@@ -216,4 +222,51 @@ async fn what_the_mover_has_adopted_in_the_new_place_stays_there() {
     one.places.moved(shard, east, epoch);
     eventually("it is forgotten in its former place", || !one.owned().contains_key(&shard)).await;
     assert_eq!(one.east.owned().get(&shard), Some(&epoch));
+}
+
+/// Tells the node how the fence rows of `SHARD` are in both databases. The other shards are in the first.
+fn tell(node: &TestNode, main: (ShardStatus, i64), east: (ShardStatus, i64)) {
+    let row = |shard, (status, epoch)| FenceRow { shard, status, epoch: Epoch::from_store(epoch) };
+    let of_main = |shard| row(shard, if shard == SHARD { main } else { (ShardStatus::Here, 0) });
+    node.places.tell(&[Some(ShardRange::all(SHARDS).iter().map(of_main).collect()), Some(vec![row(SHARD, east)])]);
+}
+
+#[tokio::test]
+async fn a_closed_shard_is_forgotten_once_it_is_open_in_its_target_whatever_its_epoch() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let epoch = one.owned()[&SHARD].number();
+    tell(&one, (ShardStatus::Gone, epoch), (ShardStatus::Arriving, 0));
+    eventually("nothing is claimed from it", || !one.owned_shards.is_claimable(SHARD)).await;
+    // The former owner has opened it. Its new epoch is the one that this node took in the source.
+    tell(&one, (ShardStatus::Gone, epoch), (ShardStatus::Here, epoch));
+    eventually("the node owns it in its new place", || one.east.is_claimable(SHARD)).await;
+    assert!(!one.owned().contains_key(&SHARD));
+}
+
+#[tokio::test]
+async fn a_closed_shard_that_opens_in_its_target_before_its_fence_is_taken_is_acquired_there() {
+    let world = World::shared().await;
+    let slow = world.start_as(node("slow"), Some(Semaphore::new(0))).await;
+    tell(&slow, (ShardStatus::Gone, 0), (ShardStatus::Arriving, 0));
+    eventually("it waits for its first fence", || slow.keyed() == SHARDS as usize).await;
+    tell(&slow, (ShardStatus::Gone, 0), (ShardStatus::Here, 1));
+    slow.line.slow.as_ref().unwrap().add_permits(1_000);
+    eventually("the node owns it in its new place", || slow.east.is_claimable(SHARD)).await;
+    assert!(!slow.owned().contains_key(&SHARD));
+    assert_eq!(slow.owned().len(), SHARDS as usize - 1);
+}
+
+#[tokio::test]
+async fn claims_from_a_closed_shard_go_on_when_its_source_has_opened_it_again() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let epoch = one.owned()[&SHARD].number();
+    tell(&one, (ShardStatus::Gone, epoch), (ShardStatus::Arriving, 0));
+    eventually("nothing is claimed from it", || !one.owned_shards.is_claimable(SHARD)).await;
+    tell(&one, (ShardStatus::Leaving, epoch), (ShardStatus::Arriving, 0));
+    eventually("it is claimed from again", || one.owned_shards.is_claimable(SHARD)).await;
+    assert_eq!(one.owned()[&SHARD].number(), epoch);
 }
