@@ -49,8 +49,8 @@ impl CoordinationMetrics {
             shards_owned: IntGauge::new("duetime_shards_owned", "shards whose fence this node holds")?,
             shards_unowned: IntGauge::new(
                 "duetime_shards_unowned",
-                "shards without an owner in this node's view, plus those whose owner key this node holds but whose \
-                 fence it cannot take",
+                "shards without an owner in this node's view, plus those whose owner key this node holds without \
+                 the open fence of their database",
             )?,
             acquisitions: IntCounter::new("duetime_shard_acquisitions_total", "fences taken by this node")?,
             releases: IntCounter::new("duetime_shard_releases_total", "shards handed over by this node")?,

@@ -272,6 +272,17 @@ impl<F: Fence> Owner<F> {
         self.databases.iter().flat_map(|state| state.database.owned_shards.owned()).collect()
     }
 
+    /// The shards whose fence this node holds in the database that has them. A closed shard is in none.
+    fn owned_at_place(&self) -> BTreeSet<ShardId> {
+        let map = self.places.load();
+        let held = self.databases.iter().enumerate().flat_map(|(index, state)| {
+            state.database.owned_shards.owned().into_iter().map(move |(shard, epoch)| (index, shard, epoch))
+        });
+        let is_open_here =
+            |(index, shard, _): &HeldFence| map.of(*shard).is_some_and(|place| place.database.get() == *index);
+        held.filter(|fence| is_open_here(fence) && !self.closed.contains(fence)).map(|(_, shard, _)| shard).collect()
+    }
+
     /// Shards whose database this node cannot reach.
     fn unfit(&self, map: &ShardMap) -> BTreeSet<ShardId> {
         let fitness = self.fitness.borrow();
@@ -384,10 +395,11 @@ impl<F: Fence> Owner<F> {
         let owned = self.owned();
         metrics.shards_owned.set(gauge(owned.len()));
         metrics.drained.set(i64::from(view.drained.contains(&self.actor.me)));
-        // Counts shards without an owner key, and those whose key this node has without the fence: nothing in them
-        // is dispatched.
+        // Counts shards without an owner key, and those whose key this node has without the fence in their place:
+        // nothing in them is dispatched.
+        let at_place = self.owned_at_place();
         let is_unowned = |shard: &ShardId| match view.owners.get(shard) {
-            Some(owner) => owner.node == self.actor.me && !owned.contains_key(shard),
+            Some(owner) => owner.node == self.actor.me && !at_place.contains(shard),
             None => true,
         };
         let all = (0..self.places.shard_count().unwrap_or(0)).map(ShardId::new);

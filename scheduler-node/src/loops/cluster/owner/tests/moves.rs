@@ -239,10 +239,13 @@ async fn a_closed_shard_is_forgotten_once_it_is_open_in_its_target_whatever_its_
     let epoch = one.owned()[&SHARD].number();
     tell(&one, (ShardStatus::Gone, epoch), (ShardStatus::Arriving, 0));
     eventually("nothing is claimed from it", || !one.owned_shards.is_claimable(SHARD)).await;
+    let unowned = &one.coordination.metrics().shards_unowned;
+    eventually("it counts as unowned", || unowned.get() == 1).await;
     // The former owner has opened it. Its new epoch is the one that this node took in the source.
     tell(&one, (ShardStatus::Gone, epoch), (ShardStatus::Here, epoch));
     eventually("the node owns it in its new place", || one.east.is_claimable(SHARD)).await;
     assert!(!one.owned().contains_key(&SHARD));
+    eventually("every shard is owned", || unowned.get() == 0).await;
 }
 
 #[tokio::test]
