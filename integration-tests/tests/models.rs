@@ -18,6 +18,8 @@ mod inbox;
 mod lane;
 #[path = "models/master.rs"]
 mod master;
+#[path = "models/place.rs"]
+mod place;
 #[path = "models/submit.rs"]
 mod submit;
 

@@ -251,8 +251,10 @@ impl<F: Fence> Owner<F> {
                 let was_closed = self.closed.contains(&fence);
                 if place.database.get() != index {
                     // The mover adopts a shard in its target before the map shows it there, under an epoch above that
-                    // of the map. The epoch of a closed shard says nothing: it was taken beside that of the target.
-                    if (place.epoch > epoch || was_closed) && owned_shards.forget_epoch(shard, epoch) {
+                    // of the map. The epoch of an acquired fence says nothing: it may have been taken beside that of
+                    // the target, and the map is newer than the acquire.
+                    let is_acquired = owned_shards.own_since(shard) == Some(epoch);
+                    if (place.epoch > epoch || is_acquired) && owned_shards.forget_epoch(shard, epoch) {
                         self.log.moved.insert(shard);
                     }
                 } else if place.status != ShardStatus::Gone {

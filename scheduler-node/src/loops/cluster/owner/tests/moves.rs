@@ -212,8 +212,9 @@ async fn what_the_mover_has_adopted_in_the_new_place_stays_there() {
     let one = world.start("one").await;
     balanced(&[&one]).await;
     let (east, shard) = (DatabaseIndex::new(1), ShardId::new(3));
-    let epoch = Epoch::from_store(one.owned()[&shard].number() + 1);
-    one.east.adopt(&[(shard, epoch)]);
+    let own_since = one.owned()[&shard];
+    let epoch = Epoch::from_store(own_since.number() + 1);
+    one.east.adopt_own(shard, epoch, own_since);
     // The map still has the former place. Another move makes the owner look.
     let other = ShardId::new(7);
     one.places.moved(other, east, Epoch::from_store(one.owned()[&other].number() + 1));
@@ -246,6 +247,19 @@ async fn a_closed_shard_is_forgotten_once_it_is_open_in_its_target_whatever_its_
     eventually("the node owns it in its new place", || one.east.is_claimable(SHARD)).await;
     assert!(!one.owned().contains_key(&SHARD));
     eventually("every shard is owned", || unowned.get() == 0).await;
+}
+
+#[tokio::test]
+async fn an_acquired_shard_is_forgotten_once_it_is_open_elsewhere_although_its_close_was_not_seen() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let epoch = one.owned()[&SHARD].number();
+    // The node has taken the fence of the closed shard, and an older look has shown the shard open since.
+    tell(&one, (ShardStatus::Leaving, epoch - 1), (ShardStatus::Arriving, 0));
+    tell(&one, (ShardStatus::Gone, epoch), (ShardStatus::Here, epoch));
+    eventually("the node owns it in its new place", || one.east.is_claimable(SHARD)).await;
+    assert!(!one.owned().contains_key(&SHARD));
 }
 
 #[tokio::test]
