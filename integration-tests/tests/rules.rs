@@ -31,11 +31,17 @@ fn named(page: &str) -> Vec<String> {
 /// Names in the page's tables that no test, file or command has.
 fn missing(page: &str, at_least: usize) -> Vec<String> {
     let page = std::fs::read_to_string(root().join(page)).expect("it can be read");
-    let text: String =
-        ["common/src", "common/tests", "scheduler-node/src", "integration-tests/src", "integration-tests/tests"]
-            .into_iter()
-            .map(|folder| source(&root().join(folder)))
-            .collect();
+    let text: String = [
+        "common/src",
+        "common/tests",
+        "scheduler-node/src",
+        "scheduler-node/tests",
+        "integration-tests/src",
+        "integration-tests/tests",
+    ]
+    .into_iter()
+    .map(|folder| source(&root().join(folder)))
+    .collect();
     let named = named(&page);
     assert!(named.len() >= at_least, "the tables are read: {}", named.len());
     let exists = |name: &String| match name.as_str() {

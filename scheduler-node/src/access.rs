@@ -2,10 +2,7 @@
 //! read. While the first database is unreachable, the last known ones stay in force.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -57,20 +54,24 @@ pub struct TokenBook {
 /// The callers that this node accepts.
 #[derive(Debug)]
 pub struct Access {
-    configured: ArcSwap<Vec<Token>>,
-    /// Whether every caller must authenticate, with or without tokens in the book. Once true, it stays true. It turns
-    /// before the first token is in force, so no request finds a token and the node open.
-    closed: AtomicBool,
+    configured: ArcSwap<Configured>,
     book: ArcSwapOption<TokenBook>,
     /// Held by the task that reads the book anew.
     pub(crate) reading: Mutex<()>,
 }
 
+/// What the configuration says. It changes as a whole, so no request finds a token and the node open.
+#[derive(Debug, Default)]
+struct Configured {
+    tokens: Arc<Vec<Token>>,
+    /// Whether every caller must authenticate, with or without tokens in the book. Once true, it stays true.
+    is_closed: bool,
+}
+
 impl Access {
     pub(crate) fn new(auth: &Auth) -> Self {
         let access = Self {
-            configured: ArcSwap::default(),
-            closed: AtomicBool::new(!auth.is_empty()),
+            configured: ArcSwap::from_pointee(Configured { is_closed: !auth.is_empty(), ..Configured::default() }),
             book: ArcSwapOption::empty(),
             reading: Mutex::default(),
         };
@@ -81,24 +82,29 @@ impl Access {
     /// Puts these tokens in force instead of those configured before. Requests that were let in go on; the next one
     /// of a removed token is refused. A node that has had a token stays closed without any.
     pub(crate) fn configure(&self, tokens: &[config::auth::Token]) {
-        let configured = tokens.iter().map(|token| {
-            let (name, queues) = (token.name.as_str().into(), token.queues.clone());
-            let caller = Caller { id: None, name, role: token.role, queues, limits: token.limits };
-            Token { caller, sha256: token.sha256, ends: None }
+        let configured: Arc<Vec<Token>> = Arc::new(
+            tokens
+                .iter()
+                .map(|token| {
+                    let (name, queues) = (token.name.as_str().into(), token.queues.clone());
+                    let caller = Caller { id: None, name, role: token.role, queues, limits: token.limits };
+                    Token { caller, sha256: token.sha256, ends: None }
+                })
+                .collect(),
+        );
+        self.configured.rcu(|before| Configured {
+            tokens: Arc::clone(&configured),
+            is_closed: before.is_closed || !configured.is_empty(),
         });
-        if !tokens.is_empty() {
-            self.closed.store(true, Ordering::SeqCst);
-        }
-        self.configured.store(Arc::new(configured.collect()));
     }
 
     pub(crate) fn configured(&self) -> Arc<Vec<Token>> {
-        self.configured.load_full()
+        Arc::clone(&self.configured.load().tokens)
     }
 
     /// Whether every caller must authenticate, whatever tokens the book holds.
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst)
+        self.configured.load().is_closed
     }
 
     /// `None`: the book was not read since this node started.

@@ -5,6 +5,7 @@
 //! disk costs lines, never time: a line without room is lost and counted, and the file says how many.
 
 mod line;
+mod lost;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -21,8 +22,9 @@ use std::{
 };
 
 use common::ids::{Epoch, NodeId, ShardId};
-use prometheus::{IntCounter, Registry};
+use prometheus::Registry;
 
+use self::lost::Lost;
 pub use self::{
     line::{Line, Step},
     writer::Writer,
@@ -40,45 +42,6 @@ pub struct History(Option<Arc<Recorder>>);
 struct Recorder {
     lines: SyncSender<Line>,
     lost: Lost,
-}
-
-/// The lines that the file lacks. One atomic number is enough: each addition is counted by exactly one `take`, and
-/// nothing else has to agree with it.
-#[derive(Clone, Debug)]
-struct Lost {
-    untold: Arc<AtomicU64>,
-    total: IntCounter,
-}
-
-impl Lost {
-    fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let total = IntCounter::new(
-            "duetime_history_lines_lost_total",
-            "lines of the history file that were not written, because the disk was full or slow",
-        )?;
-        registry.register(Box::new(total.clone()))?;
-        Ok(Self { untold: Arc::default(), total })
-    }
-
-    fn add(&self, lines: u64) {
-        self.untold.fetch_add(lines, Ordering::Relaxed);
-        self.total.inc_by(lines);
-    }
-
-    /// Whether lines were lost since the last [`Self::take`].
-    fn is_any(&self) -> bool {
-        self.untold.load(Ordering::Relaxed) > 0
-    }
-
-    /// The lines lost since the last call.
-    fn take(&self) -> u64 {
-        self.untold.swap(0, Ordering::Relaxed)
-    }
-
-    /// Undoes a [`Self::take`] whose lines the file does not tell.
-    fn give_back(&self, lines: u64) {
-        self.untold.fetch_add(lines, Ordering::Relaxed);
-    }
 }
 
 /// The history file cannot be opened.

@@ -61,3 +61,4 @@ pub mod settings;
 #[cfg(test)]
 mod simulation;
 pub mod telemetry;
+mod until;

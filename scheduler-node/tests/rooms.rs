@@ -1,10 +1,12 @@
 //! The rules that a compiler does not check: which modules a room imports, which crates it mentions, what a file may
-//! hold, and which guards a write to a task has.
+//! hold, which guards a write to a task has, and that an operation under a lock is whole.
 
 #[path = "rooms/gates.rs"]
 mod gates;
 #[path = "rooms/imports.rs"]
 mod imports;
+#[path = "rooms/monitors.rs"]
+mod monitors;
 #[path = "rooms/walls.rs"]
 mod walls;
 
@@ -105,6 +107,17 @@ fn common_decides_and_does_nothing() {
             let mention = code(&text).find(|(_, line)| line.contains(word));
             assert_eq!(mention, None, "common/src/{name} says {word}");
         }
+    }
+}
+
+#[test]
+fn the_compiler_forbids_unsafe_code_in_each_crate() {
+    let manifest = |path: &str| fs::read_to_string(root().join(path)).expect("a manifest");
+    let workspace = manifest("Cargo.toml");
+    assert!(workspace.contains("unsafe_code = \"forbid\""), "the lints of the workspace");
+    let members = workspace.split_once("members = [").and_then(|(_, rest)| rest.split_once(']')).expect("members").0;
+    for member in members.split(',').map(|member| member.trim().trim_matches('"')) {
+        assert!(manifest(&format!("{member}/Cargo.toml")).contains("[lints]\nworkspace = true"), "{member}");
     }
 }
 

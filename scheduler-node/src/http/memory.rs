@@ -7,6 +7,8 @@ use common::wire::Problem;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::until::until;
+
 /// How long a body waits for memory. Meanwhile back-pressure keeps the client from sending more.
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -96,17 +98,8 @@ impl Reservation {
     /// Reserves memory up to `bytes`. Waits for it for a while, then refuses the body.
     pub(super) async fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
         let more = bytes.saturating_sub(self.bytes);
-        let free = async {
-            loop {
-                // The waiter is registered before the check, so that it misses no release in between.
-                let mut freed = std::pin::pin!(self.memory.freed.notified());
-                freed.as_mut().enable();
-                match self.memory.take(&self.caller, more, bytes <= SMALL_BYTES) {
-                    Ok(()) => return,
-                    Err(_) => freed.await,
-                }
-            }
-        };
+        let take = || self.memory.take(&self.caller, more, bytes <= SMALL_BYTES).ok();
+        let free = until(|| self.memory.freed.notified(), take);
         if tokio::time::timeout(self.memory.free_within, free).await.is_err() {
             return Err(self.refusal(more, bytes));
         }

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use common::{
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     clock,
     store::{
-        DatabaseClock, Effect, Error, Statements, StoreOp,
+        Asked, DatabaseClock, Effect, Error, Statements, StoreOp,
         claim::{Claimed, LOOK_AGAIN_AFTER},
         depend::{ReleaseCheck, Succeeded},
         lane::{LaneCounts, Pick, Walks},
@@ -125,16 +125,16 @@ impl SimulatedDatabase {
     /// Sends a statement that claims, and reads the clock from its answer.
     async fn claim<T: Send + 'static>(&self, op: StoreOp, statement: Statement<T>) -> Result<T, Error> {
         let (world, node) = (Arc::clone(&self.world), self.node);
-        let sent = clock::instant();
+        let asked = self.clock.ask(clock::instant());
         let run = async move { (world.execute(node, op.text(), statement).await, world.now()) };
         let (answer, now) = self.send(op, run).await?;
-        self.observe(now, sent);
+        self.observe(now, asked);
         Ok(answer)
     }
 
-    fn observe(&self, now: UnixMicros, sent: Instant) {
+    fn observe(&self, now: UnixMicros, asked: Asked) {
         let ahead = if self.world.is(Mutant::ClockReadAhead) { Duration::from_millis(500) } else { Duration::ZERO };
-        self.clock.observe(now.plus(ahead), sent, clock::instant());
+        self.clock.observe(now.plus(ahead), asked, clock::instant());
     }
 
     /// Sends a statement that reads.
@@ -158,9 +158,9 @@ impl Statements for SimulatedDatabase {
     }
 
     async fn ping(&self) -> Result<(), Error> {
-        let sent = clock::instant();
+        let asked = self.clock.ask(clock::instant());
         let now = self.read(StoreOp::Ping, World::now).await?;
-        self.observe(now, sent);
+        self.observe(now, asked);
         Ok(())
     }
 

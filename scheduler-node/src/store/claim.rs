@@ -103,7 +103,7 @@ impl Database {
         more: impl FnOnce(&PgRow) -> Result<T, sqlx::Error>,
     ) -> Result<(Claimed, T), Error> {
         let query = bind();
-        let sent = Instant::now();
+        let asked = self.clock.ask(Instant::now());
         let (rows, arrived) = self
             .run(op, |pool| async move {
                 let rows = query.fetch_all(&pool).await?;
@@ -111,7 +111,7 @@ impl Database {
             })
             .await?;
         let (now, claimed) = read(&rows, fences.len()).map_err(|source| self.unreadable(op, source))?;
-        self.clock.observe(now, sent, arrived);
+        self.clock.observe(now, asked, arrived);
         self.note_claimed(op, &claimed.deliveries, fences, now);
         let more = rows.first().map_or(Err(sqlx::Error::RowNotFound), more);
         Ok((claimed, more.map_err(|source| self.unreadable(op, source))?))

@@ -14,10 +14,6 @@ use crate::clock;
 /// half a millisecond within this time.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// How much a reading may be behind an earlier one without a step of the clock between them: far more than crystals
-/// drift apart within [`KEPT`].
-const STEADY: Duration = Duration::from_millis(2);
-
 /// The most readings kept. More of them within [`KEPT`] add no information.
 const READINGS: usize = 64;
 
@@ -29,11 +25,27 @@ const READINGS: usize = 64;
 /// bound has reached its due time is never early on the database's clock. The node's own wall clock plays no part:
 /// the monotonic clock measures the time that passes.
 ///
-/// A server's clock may be set back. Its next answer tells: the statement ran after it was sent, so it must show at
-/// least what earlier readings give for that moment. Otherwise they are void.
+/// A server's clock may be set back, or run slower than this node's. Its next answer tells: the statement ran after it
+/// was sent, so it must show at least what earlier readings give for that moment. Those that give more are void,
+/// however little it is.
 #[derive(Debug, Default)]
 pub struct DatabaseClock {
-    readings: Mutex<VecDeque<Reading>>,
+    readings: Mutex<Readings>,
+}
+
+#[derive(Debug, Default)]
+struct Readings {
+    kept: VecDeque<Reading>,
+    /// Counts the servers that took the database's place.
+    server: u64,
+}
+
+/// A question about the time that was sent with a statement.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// A moment before the statement ran.
+    pub sent: Instant,
+    server: u64,
 }
 
 /// One reading: at `arrived`, the server's clock showed at least `server`.
@@ -52,30 +64,47 @@ impl Reading {
     }
 }
 
-impl DatabaseClock {
-    /// Notes the `server`'s time in an answer. `sent`: a moment before its statement ran.
-    pub fn observe(&self, server: UnixMicros, sent: Instant, arrived: Instant) {
-        let mut readings = self.readings.lock();
-        if readings.iter().any(|reading| reading.at(sent) > server.plus(STEADY)) {
-            readings.clear();
-        }
-        while readings.front().is_some_and(|oldest| {
-            readings.len() >= READINGS || arrived.saturating_duration_since(oldest.arrived) > KEPT
+impl Readings {
+    fn add(&mut self, new: Reading, sent: Instant) {
+        let kept = &mut self.kept;
+        // The new answer is not older than `sent`, so a reading that gives more for that moment runs ahead.
+        kept.retain(|reading| reading.at(sent) <= new.server);
+        while kept.front().is_some_and(|oldest| {
+            kept.len() >= READINGS || new.arrived.saturating_duration_since(oldest.arrived) > KEPT
         }) {
-            readings.pop_front();
+            kept.pop_front();
         }
-        readings.push_back(Reading { server, arrived });
+        kept.push_back(new);
+    }
+}
+
+impl DatabaseClock {
+    /// Begins a reading. Call before the statement's server is chosen.
+    pub fn ask(&self, sent: Instant) -> Asked {
+        Asked { sent, server: self.readings.lock().server }
     }
 
-    /// Drops all readings: another server, with another clock, takes the database's place.
+    /// Notes the `server`'s time in an answer. The answer of a former server, which may come late, is void: its clock
+    /// may be ahead of the one in use.
+    pub fn observe(&self, server: UnixMicros, asked: Asked, arrived: Instant) {
+        let mut readings = self.readings.lock();
+        if readings.server == asked.server {
+            readings.add(Reading { server, arrived }, asked.sent);
+        }
+    }
+
+    /// Drops all readings: another server, with another clock, takes the database's place. Call once statements are
+    /// sent to it.
     pub(super) fn forget(&self) {
-        self.readings.lock().clear();
+        let mut readings = self.readings.lock();
+        readings.server += 1;
+        readings.kept.clear();
     }
 
     /// The database's time at `moment`, never ahead of its clock. `None`: there is no reading yet.
     pub fn at(&self, moment: Instant) -> Option<UnixMicros> {
         let readings = self.readings.lock();
-        readings.iter().map(|reading| reading.at(moment)).max()
+        readings.kept.iter().map(|reading| reading.at(moment)).max()
     }
 
     /// The first instant at which the database's clock has certainly reached `due`.
@@ -96,9 +125,9 @@ mod tests {
     fn the_closest_of_the_last_readings_counts_while_the_clock_is_steady() {
         let (clock, start) = (DatabaseClock::default(), Instant::now());
         let noon = UnixMicros::new(1_000_000_000);
-        clock.observe(noon, start, start + SECOND / 10);
+        clock.observe(noon, clock.ask(start), start + SECOND / 10);
         // This answer took longer, so its reading is further behind.
-        clock.observe(noon.plus(SECOND), start + SECOND / 2, start + SECOND * 2);
+        clock.observe(noon.plus(SECOND), clock.ask(start + SECOND / 2), start + SECOND * 2);
         assert_eq!(clock.at(start + SECOND * 2), Some(noon.plus(SECOND * 19 / 10)));
     }
 
@@ -106,19 +135,34 @@ mod tests {
     fn the_first_answer_after_a_clock_was_set_back_voids_what_was_read_before() {
         let (clock, start) = (DatabaseClock::default(), Instant::now());
         let noon = UnixMicros::new(1_000_000_000);
-        clock.observe(noon, start, start);
+        clock.observe(noon, clock.ask(start), start);
         let back = noon.minus(SECOND * 30);
-        clock.observe(back.plus(SECOND), start + SECOND, start + SECOND);
+        clock.observe(back.plus(SECOND), clock.ask(start + SECOND), start + SECOND);
         assert_eq!(clock.at(start + SECOND * 2), Some(back.plus(SECOND * 2)));
     }
 
     #[test]
-    fn crystals_that_drift_apart_void_nothing() {
+    fn a_clock_that_was_set_back_by_a_little_is_not_read_ahead() {
         let (clock, start) = (DatabaseClock::default(), Instant::now());
-        let noon = UnixMicros::new(1_000_000_000);
-        clock.observe(noon, start, start);
-        let slow = noon.plus(SECOND).minus(Duration::from_micros(500));
-        clock.observe(slow, start + SECOND, start + SECOND);
-        assert_eq!(clock.at(start + SECOND), Some(noon.plus(SECOND)));
+        let (noon, little) = (UnixMicros::new(1_000_000_000), Duration::from_micros(500));
+        clock.observe(noon, clock.ask(start), start);
+        // This answer took longer, so its reading is far behind and stays true.
+        clock.observe(noon, clock.ask(start), start + SECOND / 2);
+        let back = noon.plus(SECOND).minus(little);
+        clock.observe(back, clock.ask(start + SECOND), start + SECOND);
+        assert_eq!(clock.at(start + SECOND), Some(back));
+        assert_eq!(clock.readings.lock().kept.len(), 2, "only what runs ahead is void");
+    }
+
+    #[test]
+    fn the_answer_of_a_former_server_that_comes_late_is_no_reading() {
+        let (clock, start) = (DatabaseClock::default(), Instant::now());
+        let ahead = UnixMicros::new(1_000_000_000).plus(SECOND * 30);
+        let asked = clock.ask(start);
+        clock.forget();
+        clock.observe(ahead, asked, start);
+        assert_eq!(clock.at(start), None, "the clock of the new server may be behind");
+        clock.observe(UnixMicros::new(1_000_000_000), clock.ask(start), start);
+        assert_eq!(clock.at(start), Some(UnixMicros::new(1_000_000_000)));
     }
 }

@@ -36,12 +36,12 @@ pub struct Glance {
 impl Database {
     /// Glances at the database. The glance is also a reading of its clock. It wakes the receivers of [`Self::glances`].
     pub async fn look(&self) -> Result<Glance, Error> {
-        let asked = Instant::now();
+        let asked = self.clock.ask(Instant::now());
         let read = self.run(StoreOp::Glance, |pool| async move {
             let row = sqlx::query(include_str!("queries/glance.sql")).fetch_one(&pool).await?;
             let arrived = Instant::now();
             let glance = Glance {
-                asked,
+                asked: asked.sent,
                 queue_revision: row.try_get("queue_revision")?,
                 token_revision: row.try_get("token_revision")?,
                 map_revision: row.try_get("map_revision")?,

@@ -54,6 +54,7 @@ mod migrations;
 mod places;
 mod position;
 mod replication;
+mod shared_read;
 mod steps;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -74,6 +75,8 @@ use crate::{by_database::ByDatabase, history::History};
 
 use self::{pools::Pools, replication::Unreplicated, writer::Writer};
 
+#[cfg(test)]
+pub use clock::Asked;
 pub use clock::DatabaseClock;
 pub use error::{Effect, Error, Fault};
 pub use op::{StoreFamilies, StoreMetrics, StoreOp};

@@ -1,13 +1,6 @@
 //! The map of shards to databases that all rooms of this node share.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use common::{
@@ -17,7 +10,11 @@ use common::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::{Database, Error, connect::ACQUIRE_DEADLINE};
+use super::{
+    Database, Error,
+    connect::ACQUIRE_DEADLINE,
+    shared_read::{SharedRead, Turn},
+};
 use crate::by_database::ByDatabase;
 
 /// A database that takes longer than this to tell its shards does not delay the map of the others.
@@ -46,11 +43,7 @@ struct Shared {
     /// Counts the moves that this node has ended. Changes of the map hold it, and a look that began before one of these
     /// moves is not put in force.
     moves: Mutex<u64>,
-    /// The last look at each database. Holding it, one task reads at a time.
-    looks: tokio::sync::Mutex<Vec<Option<Look>>>,
-    /// Counts the reads that have begun. It rises under `looks` only, so a caller that finds a higher count once it has
-    /// `looks` knows that a read began after its call and has ended.
-    begun: AtomicU64,
+    looks: SharedRead<Looks>,
     /// Changes with the map.
     changes: watch::Sender<u64>,
     wanted: Notify,
@@ -63,6 +56,15 @@ struct Facts {
     shard_count: Option<u16>,
     /// Whether the fence rows of a database were read.
     is_read: bool,
+}
+
+/// What the last read found.
+#[derive(Debug, Default)]
+struct Looks {
+    /// The last look at each database.
+    of: Vec<Option<Look>>,
+    /// The first database that did not answer.
+    silent: Option<Arc<Database>>,
 }
 
 /// What one database told.
@@ -81,8 +83,7 @@ impl Places {
             facts: watch::Sender::default(),
             names: Mutex::default(),
             moves: Mutex::default(),
-            looks: tokio::sync::Mutex::default(),
-            begun: AtomicU64::default(),
+            looks: SharedRead::default(),
             changes: watch::Sender::default(),
             wanted: Notify::new(),
         }))
@@ -174,8 +175,8 @@ impl Places {
 
     /// Whether the last glance at each database shows the rows that the map was made of.
     pub async fn is_current(&self) -> bool {
-        let looks = self.0.looks.lock().await;
-        let read = |index: usize| looks.get(index)?.as_ref().map(|look| look.revision);
+        let looks = self.0.looks.last().await;
+        let read = |index: usize| looks.of.get(index)?.as_ref().map(|look| look.revision);
         self.0.databases.indexed().all(|(index, database)| {
             let seen = database.glance().map(|glance| glance.map_revision);
             seen.is_some() && seen == read(index.get())
@@ -185,23 +186,24 @@ impl Places {
     /// Reads the map now. A read that began after the call counts as well, so many callers cause few reads. The shards
     /// of a database that cannot be read stay where they were; the error is that of the first such database.
     pub async fn refresh(&self) -> Result<(), Error> {
-        let begun = self.0.begun.load(Ordering::Acquire);
-        let mut looks = self.0.looks.lock().await;
-        if self.0.begun.load(Ordering::Acquire) > begun {
-            return Ok(());
-        }
-        self.0.begun.fetch_add(1, Ordering::AcqRel);
+        let mut looks = match self.0.looks.turn().await {
+            Turn::Mine(looks) => looks,
+            Turn::Shared(looks) => return looks.silent.as_ref().map_or(Ok(()), |database| Err(database.silent_map())),
+        };
         let moves = *self.0.moves.lock();
         let databases: Vec<&Arc<Database>> = self.0.databases.iter().collect();
-        looks.resize(databases.len(), None);
-        let known: Vec<Option<i64>> = looks.iter().map(|look| look.as_ref().map(|look| look.revision)).collect();
-        let reads = databases.into_iter().zip(known).map(|(database, revision)| async move {
+        looks.of.resize(databases.len(), None);
+        let known: Vec<Option<i64>> = looks.of.iter().map(|look| look.as_ref().map(|look| look.revision)).collect();
+        let reads = databases.iter().zip(known).map(|(database, revision)| async move {
             let read = tokio::time::timeout(READ_WITHIN, database.shard_map_read(revision)).await;
             read.unwrap_or_else(|_| Err(database.silent_map()))
         });
         let mut failure = None;
-        let mut found: Vec<Option<Vec<FenceRow>>> = Vec::with_capacity(looks.len());
-        for (look, read) in looks.iter_mut().zip(futures::future::join_all(reads).await) {
+        let mut found: Vec<Option<Vec<FenceRow>>> = Vec::with_capacity(databases.len());
+        let reads = futures::future::join_all(reads).await;
+        looks.silent =
+            databases.iter().zip(&reads).find(|(_, read)| read.is_err()).map(|(silent, _)| Arc::clone(silent));
+        for (look, read) in looks.of.iter_mut().zip(reads) {
             match read {
                 Ok((revision, rows)) => {
                     if look.as_ref().is_none_or(|look| look.revision != revision) {
@@ -227,6 +229,7 @@ impl Places {
             self.want();
         }
         drop(held);
+        looks.end();
         failure.map_or(Ok(()), Err)
     }
 

@@ -107,7 +107,7 @@ impl Database {
             .bind(window.after.map(UnixMicros::to_utc))
             .bind(window.until.to_utc())
             .bind(routed);
-        let sent = Instant::now();
+        let asked = self.clock.ask(Instant::now());
         let (now, arrived, found) = self
             .run(StoreOp::TaskPut, |pool| async move {
                 let rows: Vec<PgRow> = statement.fetch_all(&pool).await?;
@@ -121,7 +121,7 @@ impl Database {
                 Ok((now, arrived, found))
             })
             .await?;
-        self.clock.observe(now, sent, arrived);
+        self.clock.observe(now, asked, arrived);
         let created = found.iter().filter(|(_, put)| put.outcome == PutOutcome::Created);
         self.history.record_all(created.map(|(task, _)| Step::Submitted { task: *task }));
         // An id that appears twice was sent twice, and both have the same answer.

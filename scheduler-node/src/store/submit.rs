@@ -127,7 +127,7 @@ impl Database {
         known: KnownRevisions,
     ) -> Result<InsertResult, Error> {
         let query = submit_query(tasks, sending, window, epochs, known);
-        let sent = Instant::now();
+        let asked = self.clock.ask(Instant::now());
         let (now, arrived, written) = self
             .run(StoreOp::TaskSubmit, |pool| async move {
                 let row: PgRow = query.fetch_one(&pool).await?;
@@ -143,7 +143,7 @@ impl Database {
                 Ok((super::moment(&row, "now")?, Instant::now(), written))
             })
             .await?;
-        self.clock.observe(now, sent, arrived);
+        self.clock.observe(now, asked, arrived);
         self.note_submitted(tasks, epochs, &written);
         Ok(written)
     }

@@ -1,6 +1,6 @@
 //! Whether the server of some pools may be used without a look at the servers.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use parking_lot::Mutex;
 
 /// The doubts about a server so far. A look answers those that it found at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,36 +8,38 @@ pub(super) struct Doubts(u64);
 
 /// Counts doubts, and how many of them a look has answered. A doubt that comes during a look outlives it: what the look
 /// saw may be older.
-///
-/// Both counts only rise, each by one atomic step, so no order between them has to hold for more than one access: a
-/// reader that sees an old count of doubts acts as if it had come before the doubt.
 #[derive(Debug)]
-pub(super) struct Trust {
-    doubts: AtomicU64,
-    answered: AtomicU64,
+pub(super) struct Trust(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    doubts: u64,
+    answered: u64,
 }
 
 impl Trust {
     /// `is_doubted`: a look comes before the first use.
     pub(super) fn new(is_doubted: bool) -> Self {
-        Self { doubts: AtomicU64::new(is_doubted.into()), answered: AtomicU64::new(0) }
+        Self(Mutex::new(Counts { doubts: is_doubted.into(), answered: 0 }))
     }
 
     pub(super) fn is_whole(&self) -> bool {
-        self.answered.load(Ordering::Acquire) >= self.doubts.load(Ordering::Acquire)
+        let counts = self.0.lock();
+        counts.answered >= counts.doubts
     }
 
     pub(super) fn doubt(&self) {
-        self.doubts.fetch_add(1, Ordering::AcqRel);
+        self.0.lock().doubts += 1;
     }
 
     /// Ask at the start of a look.
     pub(super) fn doubts(&self) -> Doubts {
-        Doubts(self.doubts.load(Ordering::Acquire))
+        Doubts(self.0.lock().doubts)
     }
 
     pub(super) fn answer(&self, Doubts(doubts): Doubts) {
-        self.answered.fetch_max(doubts, Ordering::AcqRel);
+        let mut counts = self.0.lock();
+        counts.answered = counts.answered.max(doubts);
     }
 }
 

@@ -40,7 +40,7 @@ const PING_DEADLINE: Duration = Duration::from_secs(2);
 impl Database {
     /// Checks that the database answers. Each answer is also a reading of its clock.
     pub async fn ping(&self) -> Result<(), Error> {
-        let sent = Instant::now();
+        let asked = self.clock.ask(Instant::now());
         let pinged = self.run(StoreOp::Ping, |pool| async move {
             let answer = async {
                 let row = sqlx::query(include_str!("queries/ping.sql")).fetch_one(&pool).await?;
@@ -49,7 +49,7 @@ impl Database {
             tokio::time::timeout(PING_DEADLINE, answer).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
         });
         let (now, arrived) = pinged.await?;
-        self.clock.observe(now, sent, arrived);
+        self.clock.observe(now, asked, arrived);
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use std::{
 
 use common::{ids::QueueName, queue::QueueBook};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 /// The first back-off of a closed lane. It doubles after each failure in a row.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -55,8 +55,7 @@ impl Lane {
 #[derive(Debug, Default)]
 pub struct Lanes {
     lanes: Mutex<HashMap<QueueName, Lane>>,
-    /// A lane has opened: the ready starter looks for its `ready` tasks.
-    pub opened: Notify,
+    opened: watch::Sender<()>,
 }
 
 impl Lanes {
@@ -81,7 +80,7 @@ impl Lanes {
                 lanes.remove(queue);
             }
             if was_closed {
-                self.opened.notify_waiters();
+                self.opened.send_replace(());
             }
             return Duration::ZERO;
         }
@@ -104,6 +103,11 @@ impl Lanes {
                 lanes.remove(queue);
             }
         }
+    }
+
+    /// Changes when a lane opens: a ready starter then looks for its `ready` tasks. A change between two waits counts.
+    pub fn openings(&self) -> watch::Receiver<()> {
+        self.opened.subscribe()
     }
 
     pub fn is_open(&self, queue: &QueueName, now: Instant) -> bool {
@@ -135,6 +139,8 @@ impl Lanes {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
 
     fn queue() -> QueueName {
@@ -152,6 +158,19 @@ mod tests {
         lanes.sent(&queue(), 1, start);
         assert_eq!(lanes.heard(&queue(), 1, 1, start), Duration::ZERO);
         assert!(lanes.is_open(&queue(), start));
+    }
+
+    #[test]
+    fn a_lane_that_opens_between_two_waits_is_noticed() {
+        let lanes = Lanes::default();
+        let (mut openings, now) = (lanes.openings(), Instant::now());
+        lanes.sent(&queue(), 1, now);
+        lanes.heard(&queue(), 1, 0, now);
+        assert_eq!(openings.changed().now_or_never().map(drop), None);
+        lanes.sent(&queue(), 1, now);
+        lanes.heard(&queue(), 1, 1, now);
+        assert!(openings.changed().now_or_never().is_some(), "it opened while no one waited");
+        assert!(openings.changed().now_or_never().is_none());
     }
 
     #[test]

@@ -27,6 +27,7 @@ use tokio::sync::Notify;
 use crate::{
     clock,
     history::{History, Step},
+    until::until,
 };
 
 /// One database's share of this node. A lock is held for one operation on a map, never across an await.
@@ -94,6 +95,32 @@ impl State {
     fn is_busy_with(&self, shards: &[ShardId]) -> bool {
         self.in_flight.keys().any(|id| shards.contains(&id.shard()))
             || self.picks.values().any(|fences| shards.iter().any(|shard| fences.contains_key(shard)))
+    }
+
+    fn is_held_under(&self, shard: ShardId, epoch: Epoch) -> bool {
+        self.owned.get(&shard).is_some_and(|owned| owned.epoch == epoch)
+    }
+
+    fn stop_claiming(&mut self, shards: &[ShardId]) {
+        self.claimable = None;
+        for shard in shards {
+            if let Some(owned) = self.owned.get_mut(shard) {
+                owned.draining = true;
+            }
+            self.adopted.remove(shard);
+        }
+        self.heap.drop_shards(shards);
+    }
+
+    fn forget(&mut self, shards: &[ShardId], history: &History) {
+        self.claimable = None;
+        for shard in shards {
+            if let Some(Owned { epoch, .. }) = self.owned.remove(shard) {
+                history.record(Step::ShardReleased { shard: *shard, epoch });
+            }
+            self.adopted.remove(shard);
+        }
+        self.heap.drop_shards(shards);
     }
 
     fn is_aside(&self, id: TaskId) -> bool {
@@ -215,28 +242,22 @@ impl OwnedShards {
 
     /// Stops claims from `shards`. Tasks in flight go on.
     pub fn stop_claiming(&self, shards: &[ShardId]) {
+        self.state.lock().stop_claiming(shards);
+    }
+
+    /// Stops claims from a shard only while it is held under `epoch`: what is known of an old epoch says nothing
+    /// about a newer one, which another task may have adopted meanwhile.
+    pub fn stop_claiming_under(&self, shard: ShardId, epoch: Epoch) {
         let mut state = self.state.lock();
-        state.claimable = None;
-        for shard in shards {
-            if let Some(owned) = state.owned.get_mut(shard) {
-                owned.draining = true;
-            }
-            state.adopted.remove(shard);
+        if state.is_held_under(shard, epoch) {
+            state.stop_claiming(&[shard]);
         }
-        state.heap.drop_shards(shards);
     }
 
     /// Waits until no task of `shards` is in flight or being picked. Call after [`Self::stop_claiming`]; the caller
     /// bounds the wait.
     pub async fn drained(&self, shards: &[ShardId]) {
-        loop {
-            // Registers before the check, so that an outcome in between is not missed.
-            let less = self.in_flight_less.notified();
-            if !self.state.lock().is_busy_with(shards) {
-                return;
-            }
-            less.await;
-        }
+        until(|| self.in_flight_less.notified(), || (!self.state.lock().is_busy_with(shards)).then_some(())).await;
     }
 
     /// Those of `shards` of which a task is in flight or being picked.
@@ -247,22 +268,15 @@ impl OwnedShards {
 
     /// Ends ownership in memory, after a release or when another node has taken the fence.
     pub fn forget(&self, shards: &[ShardId]) {
-        let mut state = self.state.lock();
-        state.claimable = None;
-        for shard in shards {
-            if let Some(Owned { epoch, .. }) = state.owned.remove(shard) {
-                self.history.record(Step::ShardReleased { shard: *shard, epoch });
-            }
-            state.adopted.remove(shard);
-        }
-        state.heap.drop_shards(shards);
+        self.state.lock().forget(shards, &self.history);
     }
 
     /// Forgets a shard only while it is held under `epoch`: a refused old epoch says nothing about a newer one.
     pub fn forget_epoch(&self, shard: ShardId, epoch: Epoch) -> bool {
-        let is_same = self.state.lock().owned.get(&shard).is_some_and(|owned| owned.epoch == epoch);
+        let mut state = self.state.lock();
+        let is_same = state.is_held_under(shard, epoch);
         if is_same {
-            self.forget(&[shard]);
+            state.forget(&[shard], &self.history);
         }
         is_same
     }

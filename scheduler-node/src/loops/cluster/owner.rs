@@ -262,7 +262,7 @@ impl<F: Fence> Owner<F> {
                         owned_shards.resume_claiming(shard, epoch);
                     }
                 } else if was_closed || owned_shards.is_claimable(shard) {
-                    owned_shards.stop_claiming(&[shard]);
+                    owned_shards.stop_claiming_under(shard, epoch);
                     closed.insert(fence);
                 }
             }

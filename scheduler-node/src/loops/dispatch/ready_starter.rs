@@ -101,6 +101,7 @@ impl<S: Statements> ReadyStarter<S> {
     pub async fn run(mut self, stop: CancellationToken) {
         let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
         let mut children = JoinSet::new();
+        let mut openings = self.lanes.openings();
         let mut read_at = clock::instant();
         let mut owned = BTreeMap::new();
         while !stop.is_cancelled() {
@@ -129,7 +130,7 @@ impl<S: Statements> ReadyStarter<S> {
                 biased;
                 () = stop.cancelled() => break,
                 answer = self.broker.changed() => if answer.is_err() { return },
-                () = self.lanes.opened.notified() => ready_queues.room_in_all(clock::instant()),
+                Ok(()) = openings.changed() => ready_queues.room_in_all(clock::instant()),
                 () = sooner, if is_open => {}
                 () = tokio::time::sleep_until(next.min(now + LONGEST_SLEEP).into()) => {}
             }

@@ -123,8 +123,7 @@ async fn many_callers_share_a_read_and_a_silent_database_delays_none() {
     set(&test, "> 63", "gone").await;
     let callers = (0..50).map(|_| store.places().refresh());
     let read = futures::future::join_all(callers).await;
-    assert!(read.iter().any(Result::is_err), "the west cannot be read");
-    assert!(read.iter().filter(|read| read.is_err()).count() <= 2, "{read:?}");
+    assert!(read.iter().all(Result::is_err), "the west cannot be read, and each caller hears of it: {read:?}");
     assert_eq!(place(&store), Some((EAST, ShardStatus::Here)));
     assert_eq!(store.places().of(ShardId::new(100)).unwrap().database, WEST, "its shards stay where they were");
 }

@@ -120,6 +120,17 @@ fn a_refusal_of_an_old_epoch_says_nothing_about_a_newer_one() {
 }
 
 #[test]
+fn an_order_about_an_old_epoch_does_not_stop_a_newer_one() {
+    let (owned, shard) = (owned(), ShardId::new(1));
+    owned.adopt(&[(shard, Epoch::from_store(1))]);
+    owned.adopt_own(shard, Epoch::from_store(2), Epoch::from_store(1));
+    owned.stop_claiming_under(shard, Epoch::from_store(1));
+    assert!(owned.is_claimable(shard), "no map would let it go on: the stop is noted under the old epoch");
+    owned.stop_claiming_under(shard, Epoch::from_store(2));
+    assert!(!owned.is_claimable(shard));
+}
+
+#[test]
 fn a_shard_that_has_moved_keeps_the_claims_of_its_owner_apart_from_those_of_earlier_owners() {
     let owned = OwnedShards::new(100);
     let (shard, epoch) = (ShardId::new(1), Epoch::from_store);

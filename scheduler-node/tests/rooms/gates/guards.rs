@@ -3,9 +3,10 @@
 use std::{collections::BTreeSet, ops::ControlFlow};
 
 use sqlparser::ast::{
-    AssignmentTarget, BinaryOperator, Delete, Expr, FromTable, Insert, JoinConstraint, JoinOperator, LockType, Query,
-    Select, SelectItem, SetExpr, Statement, TableFactor, TableObject, TableWithJoins, Update, UpdateTableFromKind,
-    Value, visit_expressions_mut, visit_relations,
+    Assignment, AssignmentTarget, BinaryOperator, Delete, Expr, FromTable, Insert, JoinConstraint, JoinOperator,
+    LockType, ObjectName, OnConflictAction, OnInsert, Query, Select, SelectItem, SetExpr, Statement, TableFactor,
+    TableObject, TableWithJoins, Update, UpdateTableFromKind, Value, visit_expressions_mut, visit_relations,
+    visit_statements,
 };
 
 use super::source::Source;
@@ -30,6 +31,7 @@ pub(crate) struct Write {
 pub(crate) fn writes(source: &Source) -> Vec<Write> {
     let mut found: Vec<Write> = Vec::new();
     for (command, query) in source.commands.iter().enumerate().filter_map(|(at, c)| Some((at, c.sql.as_ref()?))) {
+        assert_eq!(all_writes(query), seen_writes(query), "{}: a write that this test does not read", source.name);
         for place in places(query) {
             let Some((verb, changes)) = body(query, &place).and_then(|query| write(&query.body)) else { continue };
             let same = found.iter().filter(|other| other.label.starts_with(&verb)).count();
@@ -48,6 +50,25 @@ pub(crate) fn writes(source: &Source) -> Vec<Write> {
 fn places(query: &Query) -> Vec<String> {
     let named = query.with.iter().flat_map(|with| &with.cte_tables).map(|cte| cte.alias.name.value.clone());
     named.chain([String::new()]).collect()
+}
+
+/// The writes of a statement, wherever they stand.
+fn all_writes(query: &Query) -> usize {
+    let mut found = 0;
+    let _ = visit_statements(query, |_| {
+        found += 1;
+        ControlFlow::<()>::Continue(())
+    });
+    found
+}
+
+/// The writes that this test reads: in WITH of the whole statement, and outside of WITH.
+fn seen_writes(query: &Query) -> usize {
+    let is_write = |place: &String| {
+        let body = body(query, place).map(|query| &*query.body);
+        matches!(body, Some(SetExpr::Update(_) | SetExpr::Delete(_) | SetExpr::Insert(_)))
+    };
+    places(query).iter().filter(|place| is_write(place)).count()
 }
 
 fn body<'a>(query: &'a Query, place: &str) -> Option<&'a Query> {
@@ -69,26 +90,56 @@ fn body_mut<'a>(query: &'a mut Query, place: &str) -> Option<&'a mut Query> {
 /// What a write changes, if it changes where a task stands.
 fn write(body: &SetExpr) -> Option<(String, String)> {
     let (verb, changes) = match body {
-        SetExpr::Update(Statement::Update(update)) => {
-            let set = update.assignments.iter().filter_map(|assignment| match &assignment.target {
-                AssignmentTarget::ColumnName(name) => Some(name.to_string()),
-                AssignmentTarget::Tuple(_) => None,
-            });
-            let set: BTreeSet<String> = set.filter(|name| WATCHED.contains(&name.as_str())).collect();
-            (verb_of(body)?, set.into_iter().collect::<Vec<_>>().join(", "))
-        }
+        SetExpr::Update(Statement::Update(update)) => (verb_of(body)?, watched(&update.assignments)),
         SetExpr::Delete(_) => (verb_of(body)?, "no row any more".to_owned()),
-        SetExpr::Insert(_) => (verb_of(body)?, "a new row".to_owned()),
+        SetExpr::Insert(Statement::Insert(insert)) => {
+            let set = match &insert.on {
+                Some(OnInsert::OnConflict(on)) => match &on.action {
+                    OnConflictAction::DoUpdate(update) => watched(&update.assignments),
+                    OnConflictAction::DoNothing => String::new(),
+                },
+                _ => String::new(),
+            };
+            let changes = if set.is_empty() { "a new row".to_owned() } else { format!("a new row, or {set}") };
+            (verb_of(body)?, changes)
+        }
         _ => return None,
     };
-    let watched = ["UPDATE duetime.task", "DELETE duetime.task", "INSERT duetime.task", "DELETE duetime.archive"];
-    (watched.contains(&verb.as_str()) && !changes.is_empty()).then_some((verb, changes))
+    let gated = [
+        "UPDATE duetime.task",
+        "DELETE duetime.task",
+        "INSERT duetime.task",
+        "UPDATE duetime.archive",
+        "DELETE duetime.archive",
+    ];
+    (gated.contains(&verb.as_str()) && !changes.is_empty()).then_some((verb, changes))
+}
+
+/// The watched columns among those that are set.
+fn watched(assignments: &[Assignment]) -> String {
+    let set = assignments.iter().flat_map(|assignment| match &assignment.target {
+        AssignmentTarget::ColumnName(name) => std::slice::from_ref(name),
+        AssignmentTarget::Tuple(names) => names,
+    });
+    let set: BTreeSet<String> = set.map(last_part).filter(|name| WATCHED.contains(&name.as_str())).collect();
+    set.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+/// The name of a column or table without its schema, as PostgreSQL reads it.
+fn last_part(name: &ObjectName) -> String {
+    let last = name.0.last().map(ToString::to_string).unwrap_or_default();
+    if last.contains('"') { last.replace('"', "") } else { last.to_lowercase() }
+}
+
+/// The name of a table. However the schema is written, there is one table of a name.
+fn table_name(name: &ObjectName) -> String {
+    format!("duetime.{}", last_part(name))
 }
 
 /// The verb of a command, and the table that it is about.
 fn verb_of(body: &SetExpr) -> Option<String> {
     let table = |tables: &[TableWithJoins]| match tables.first().map(|table| &table.relation) {
-        Some(TableFactor::Table { name, .. }) => Some(name.to_string()),
+        Some(TableFactor::Table { name, .. }) => Some(table_name(name)),
         _ => None,
     };
     Some(match body {
@@ -97,7 +148,7 @@ fn verb_of(body: &SetExpr) -> Option<String> {
         }
         SetExpr::Delete(Statement::Delete(delete)) => format!("DELETE {}", table(from(delete))?),
         SetExpr::Insert(Statement::Insert(Insert { table: TableObject::TableName(name), .. })) => {
-            format!("INSERT {name}")
+            format!("INSERT {}", table_name(name))
         }
         SetExpr::Select(select) => format!("SELECT {}", table(&select.from)?),
         _ => return None,
@@ -186,7 +237,11 @@ fn collect_select(select: &Select, found: &mut Vec<String>) {
 
 fn collect_tables(tables: &[TableWithJoins], found: &mut Vec<String>) {
     for table in tables {
-        let joined = table.joins.iter().map(|join| &join.relation);
+        // An outer join keeps the rows of the other side, whatever its own conditions say.
+        let is_inner = |operator: &JoinOperator| {
+            matches!(operator, JoinOperator::Join(_) | JoinOperator::Inner(_) | JoinOperator::CrossJoin(_))
+        };
+        let joined = table.joins.iter().filter(|join| is_inner(&join.join_operator)).map(|join| &join.relation);
         for relation in std::iter::once(&table.relation).chain(joined) {
             if let TableFactor::Derived { subquery, .. } = relation {
                 collect(&subquery.body, found);

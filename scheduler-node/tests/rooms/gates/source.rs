@@ -77,7 +77,9 @@ pub(crate) fn made_up(name: &str, text: &str) -> Source {
 fn files(folder: &str) -> impl Iterator<Item = (String, String)> {
     let mut paths: Vec<_> =
         fs::read_dir(root().join(folder)).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "sql"));
+    let is = |path: &Path, wanted: &str| path.extension().is_some_and(|extension| extension == wanted);
+    paths.retain(|path| !is(path, "md") && !is(path, "sha256"));
+    assert!(paths.iter().all(|path| path.is_file() && is(path, "sql")), "{folder} has statement files only");
     paths.sort();
     let name = |path: &Path| path.file_name().expect("a name").to_string_lossy().into_owned();
     paths.into_iter().map(move |path| (name(&path), fs::read_to_string(&path).expect("UTF-8")))
@@ -114,6 +116,9 @@ fn described(text: &str) -> Vec<(String, String)> {
             token => statement.push_str(&token.to_string()),
         }
     }
+    if !statement.trim().is_empty() {
+        found.push((comment, statement));
+    }
     found
 }
 
@@ -148,9 +153,13 @@ fn body(function: &CreateFunction) -> (String, String) {
     }
 }
 
-/// The statements of a text in SQL.
+/// The statements of a text in SQL, and those of its blocks without a name.
 fn commands(name: &str, text: &str) -> Vec<Command> {
-    split(text).into_iter().map(|tokens| Command { control: String::new(), sql: parse(name, &tokens) }).collect()
+    let of = |tokens: Vec<Token>| match &tokens[..] {
+        [first, Token::DollarQuotedString(body)] if is_word(Some(first), "DO") => plpgsql(name, &body.value),
+        _ => vec![Command { control: String::new(), sql: parse(name, &tokens) }],
+    };
+    split(text).into_iter().flat_map(of).collect()
 }
 
 /// The commands of a body in PL/pgSQL.
@@ -238,13 +247,22 @@ fn joined(tokens: &[Token]) -> String {
     tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
+/// Whether the tokens create such a thing: `CREATE OR REPLACE` is the longest beginning.
+fn creates(tokens: &[Token], thing: &str) -> bool {
+    is_word(tokens.first(), "CREATE") && tokens.iter().take(4).any(|token| is_word(Some(token), thing))
+}
+
 /// The statement of these tokens. One without a write may be in words that the parser does not know.
 fn parse(name: &str, tokens: &[Token]) -> Option<Query> {
     let text = joined(tokens);
+    // Their bodies are texts, which are not read here.
+    let is_unread = ["DO", "CALL"].iter().any(|word| is_word(tokens.first(), word));
+    let is_unread = is_unread || ["PROCEDURE", "RULE"].iter().any(|thing| creates(tokens, thing));
+    assert!(!is_unread, "{name}: no test reads the writes in {text}");
     let parsed = Parser::parse_sql(&PostgreSqlDialect {}, &text).map(|mut statements| statements.pop());
     let query = parsed.as_ref().ok().and_then(Clone::clone).and_then(as_query);
     // The privileges that a GRANT names, and the events of a trigger, are called as writes are.
-    let is_definition = ["GRANT", "REVOKE", "CREATE", "DO"].iter().any(|word| is_word(tokens.first(), word));
+    let is_definition = ["GRANT", "REVOKE", "CREATE"].iter().any(|word| is_word(tokens.first(), word));
     assert!(query.is_some() || is_definition || !has_write(tokens), "{name}: {parsed:?} in {text}");
     query
 }
