@@ -34,6 +34,8 @@ const READINGS: usize = 64;
 #[derive(Debug, Default)]
 pub struct DatabaseClock {
     readings: Mutex<VecDeque<Reading>>,
+    /// The last reading of the server that was there before.
+    former: Mutex<Option<Reading>>,
 }
 
 /// One reading: at `arrived`, the server's clock showed at least `server`.
@@ -69,7 +71,17 @@ impl DatabaseClock {
 
     /// Drops all readings: another server, with another clock, takes the database's place.
     pub(super) fn forget(&self) {
-        self.readings.lock().clear();
+        let mut readings = self.readings.lock();
+        if let Some(last) = readings.pop_back() {
+            *self.former.lock() = Some(last);
+        }
+        readings.clear();
+    }
+
+    /// About the database's time at `moment`: by the former server's clock until the present one has answered. It is
+    /// for what only begins to wait, and never says that something is due. `None`: no server has answered yet.
+    pub fn about(&self, moment: Instant) -> Option<UnixMicros> {
+        self.at(moment).or_else(|| self.former.lock().map(|reading| reading.at(moment)))
     }
 
     /// The database's time at `moment`, never ahead of its clock. `None`: there is no reading yet.
@@ -110,6 +122,21 @@ mod tests {
         let back = noon.minus(SECOND * 30);
         clock.observe(back.plus(SECOND), start + SECOND, start + SECOND);
         assert_eq!(clock.at(start + SECOND * 2), Some(back.plus(SECOND * 2)));
+    }
+
+    #[test]
+    fn until_another_server_answers_delays_count_by_the_former_one_and_nothing_is_due() {
+        let (clock, start) = (DatabaseClock::default(), Instant::now());
+        assert_eq!(clock.about(start), None);
+        let noon = UnixMicros::new(1_000_000_000);
+        clock.observe(noon, start, start);
+        clock.forget();
+        clock.forget();
+        assert_eq!(clock.about(start + SECOND), Some(noon.plus(SECOND)));
+        assert_eq!(clock.at(start + SECOND), None);
+        let other = noon.minus(SECOND);
+        clock.observe(other, start, start);
+        assert_eq!(clock.about(start), Some(other));
     }
 
     #[test]
