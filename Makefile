@@ -89,6 +89,7 @@ alerts-fire: stores build ## Make each alert fire by its cause on a cluster of i
 chaos: stores ## Break a cluster by a seeded plan under load for an hour, and judge; ARGS='--minutes 10 --seed 7 --small'
 	$(TEST) --test it --test rooms --no-run
 	@integration-tests/build-last-release
+	-@integration-tests/install clocks
 	@target/debug/stack chaos $(ARGS)
 
 bench: stores build ## Measure lateness and throughput

@@ -79,7 +79,9 @@ pub type Script = Arc<dyn Fn(&Delivery) -> Answer + Send + Sync>;
 /// Consumes until it is dropped. It reconnects when it loses the connection, the channel or the queue.
 #[derive(Debug)]
 pub struct Consumer {
+    queue: String,
     attached: watch::Receiver<bool>,
+    held: watch::Sender<bool>,
     work: JoinHandle<()>,
 }
 
@@ -100,16 +102,31 @@ impl Consumer {
 
     fn connecting(urls: Vec<String>, queue: &str, ledger: &Arc<Ledger>, script: Script, confirms: bool) -> Self {
         let (attach, attached) = watch::channel(false);
+        let (held, mut hold) = watch::channel(false);
         let desk = Desk { queue: queue.to_owned(), ledger: Arc::clone(ledger), script, confirms };
         let work = tokio::spawn(async move {
             for url in urls.iter().cycle() {
+                hold.wait_for(|is_held| !is_held).await.ok();
+                let url = format!("{url}?heartbeat=5");
                 // The broker may be down, or the queue may not exist yet: both pass.
-                desk.consume(&format!("{url}?heartbeat=5"), &attach).await.ok();
+                tokio::select! {
+                    _ = desk.consume(&url, &attach) => {}
+                    _ = hold.wait_for(|is_held| *is_held) => {}
+                }
                 attach.send_replace(false);
                 tokio::time::sleep(PAUSE).await;
             }
         });
-        Self { attached, work }
+        Self { queue: queue.to_owned(), attached, held, work }
+    }
+
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// Disconnects it until it is let go: what it has not acked goes back into the queue.
+    pub fn hold(&self, is_held: bool) {
+        self.held.send_replace(is_held);
     }
 
     /// Waits until it is consuming.

@@ -1,5 +1,6 @@
 //! The faults: what each breaks, and how it is healed.
 
+mod clocks;
 mod etcd;
 mod links;
 mod nodes;
@@ -13,7 +14,7 @@ use futures::future::BoxFuture;
 use rand::{RngExt, rngs::StdRng};
 
 use super::stage::{Stage, between};
-use crate::sandbox::{Node, Sandbox};
+use crate::sandbox::{Node, Sandbox, last_release, may_mount, may_set_clocks};
 
 /// The longest wait for a node that has been started, or for its end.
 const NODE_WITHIN: Duration = Duration::from_secs(60);
@@ -27,6 +28,8 @@ pub(super) enum Part {
     Home,
     /// The second database.
     Second,
+    /// The clock of the second database. Played alone: beside another fault it is not known exactly what may be early.
+    Clock,
     Etcd,
     Rabbit,
     /// Nothing that another fault needs.
@@ -39,13 +42,32 @@ pub(super) enum Needs {
     Nothing,
     /// Two databases, a standby, or several members of a store.
     Large,
+    /// The same, and a file system for the second database.
+    Room,
+    /// libfaketime.
+    NodeClock,
+    /// The same, and two databases.
+    DatabaseClock,
     /// The program of the last release.
     LastRelease,
 }
 
 impl Needs {
     pub(super) fn is_large(self) -> bool {
-        self == Self::Large
+        matches!(self, Self::Large | Self::Room | Self::DatabaseClock)
+    }
+
+    /// What this machine lacks, so that the fault cannot be played.
+    pub(super) fn lack(self) -> Option<&'static str> {
+        let (is_there, lack) = match self {
+            Self::Nothing | Self::Large => return None,
+            Self::Room => (may_mount(), "this machine does not permit mounts"),
+            Self::NodeClock | Self::DatabaseClock => (may_set_clocks(), "this machine has no libfaketime"),
+            Self::LastRelease => {
+                (last_release().is_ok_and(|release| release.program.is_some()), "the last release has not been built")
+            }
+        };
+        (!is_there).then_some(lack)
     }
 }
 
@@ -73,7 +95,7 @@ pub(super) struct Scene {
 
 /// All kinds.
 pub(super) fn all() -> impl Iterator<Item = &'static Kind> {
-    [nodes::KINDS, links::KINDS, postgres::KINDS, etcd::KINDS, rabbit::KINDS].into_iter().flatten()
+    [nodes::KINDS, links::KINDS, postgres::KINDS, etcd::KINDS, rabbit::KINDS, clocks::KINDS].into_iter().flatten()
 }
 
 impl Scene {

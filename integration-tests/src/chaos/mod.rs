@@ -52,15 +52,33 @@ pub struct Plan {
     pub folder: PathBuf,
 }
 
-/// Name, row of the fault matrix, and description of each fault.
-pub fn known_faults() -> Vec<(&'static str, &'static str, &'static str)> {
-    faults::all().map(|kind| (kind.name, kind.row, kind.says)).collect()
+/// A kind of fault, for a person.
+#[derive(Clone, Copy, Debug)]
+pub struct KnownFault {
+    pub name: &'static str,
+    /// Its row of the fault matrix.
+    pub row: &'static str,
+    pub says: &'static str,
+    /// Why this machine cannot play it.
+    pub lack: Option<&'static str>,
+}
+
+pub fn known_faults() -> Vec<KnownFault> {
+    let known =
+        |kind: &faults::Kind| KnownFault { name: kind.name, row: kind.row, says: kind.says, lack: kind.needs.lack() };
+    faults::all().map(known).collect()
 }
 
 /// Runs the plan. `say` gets a line about each step.
 pub async fn run(plan: &Plan, say: fn(&str)) -> Result<Verdict> {
     check(plan)?;
     std::fs::create_dir_all(&plan.folder).with_context(|| format!("making {}", plan.folder.display()))?;
+    if plan.faults.is_empty() {
+        known_faults()
+            .iter()
+            .filter_map(|fault| fault.lack.map(|lack| (fault.name, lack)))
+            .for_each(|(name, lack)| say(&format!("left out: {name}, because {lack}")));
+    }
     say("starting the stores and three nodes ...");
     let mut sandbox = builder(plan.small).start().await?;
     sandbox.add_node().await?;
@@ -69,6 +87,7 @@ pub async fn run(plan: &Plan, say: fn(&str)) -> Result<Verdict> {
     ledger.run(facts(plan, &sandbox));
     let stage = Arc::new(Stage::new(sandbox, plan.seed));
     queues::make(&stage).await?;
+    stage.save().await?;
     say("the load begins");
     let load = load::Load::start(&stage, plan.rate);
     nemesis::rage(&stage, plan, say).await?;
@@ -100,6 +119,9 @@ fn check(plan: &Plan) -> Result<()> {
             let names: Vec<_> = faults::all().map(|kind| kind.name).collect();
             bail!("there is no fault {name}; there are {}", names.join(", "));
         };
+        if let Some(lack) = kind.needs.lack() {
+            bail!("{name} cannot be played: {lack}");
+        }
         ensure!(!(plan.small && kind.needs.is_large()), "{name} needs more than one server of its store");
     }
     Ok(())
@@ -112,7 +134,7 @@ fn builder(small: bool) -> crate::sandbox::Builder {
         queues::DELAYED
     );
     let common = Sandbox::builder().nodes(NODES).lease_ttl(LEASE_TTL).proxied().config(&delay_exchange);
-    if small { common } else { common.databases(2).standby().etcd_members(3).brokers(3) }
+    if small { common } else { common.databases(2).last_in_room().standby().etcd_members(3).brokers(3) }
 }
 
 /// What the report says about the run.

@@ -8,10 +8,9 @@ use tokio::{task::JoinSet, time::Instant};
 
 use super::{
     NODES, Plan,
-    faults::{self, Kind, Needs, Part, Scene},
+    faults::{self, Kind, Part, Scene},
     stage::{Stage, between},
 };
-use crate::sandbox::last_release;
 
 /// A run below this is short: its faults and pauses are.
 const SHORT: Duration = Duration::from_secs(150);
@@ -57,27 +56,31 @@ fn deal(random: &mut StdRng, deck: &mut Vec<&'static Kind>, plan: &Plan, is_shor
             deck.extend(faults::all().filter(|kind| is_wanted(kind, plan)));
             deck.shuffle(random);
         }
-        let fits = |kind: &&&Kind| {
-            let is_free = kind.part == Part::None || dealt.iter().all(|other| other.part != kind.part);
-            // Two of three nodes may be broken at the same time, but no kind twice.
-            let is_second_node =
-                kind.part == Part::Node && dealt.iter().filter(|one| one.part == Part::Node).count() < 2;
-            (is_free || is_second_node) && dealt.iter().all(|other| other.name != kind.name)
-        };
-        let Some(place) = deck.iter().rposition(|kind| fits(&kind)) else { break };
+        let Some(place) = deck.iter().rposition(|kind| fits(kind, &dealt)) else { break };
         dealt.push(deck.remove(place));
     }
     dealt
 }
 
+/// Whether a fault can be played beside those that are dealt: two parts of which the cluster needs one never break at
+/// the same time.
+fn fits(kind: &Kind, dealt: &[&'static Kind]) -> bool {
+    if dealt.iter().any(|other| other.name == kind.name || other.part == Part::Clock) {
+        return false;
+    }
+    let of_part = dealt.iter().filter(|other| other.part == kind.part).count();
+    match kind.part {
+        Part::None => true,
+        // Two of three nodes may be broken at the same time.
+        Part::Node => of_part < 2,
+        Part::Clock => dealt.is_empty(),
+        Part::Home | Part::Second | Part::Etcd | Part::Rabbit => of_part == 0,
+    }
+}
+
 fn is_wanted(kind: &Kind, plan: &Plan) -> bool {
     let is_named = plan.faults.is_empty() || plan.faults.iter().any(|name| name == kind.name);
-    let can_be = match kind.needs {
-        Needs::Nothing => true,
-        Needs::Large => !plan.small,
-        Needs::LastRelease => last_release().is_ok_and(|release| release.program.is_some()),
-    };
-    is_named && can_be
+    is_named && kind.needs.lack().is_none() && !(plan.small && kind.needs.is_large())
 }
 
 /// Plays the faults of one round at about the same time, and waits until all are healed.
@@ -89,23 +92,29 @@ async fn play(
     is_short: bool,
     say: fn(&str),
 ) {
-    let mut free: Vec<usize> = (0..NODES).collect();
-    free.shuffle(random);
+    let victims = victims(stage, random, kinds).await;
     let mut faults = JoinSet::new();
-    for (kind, place) in kinds.iter().copied().zip(0..) {
-        let mut node = free.pop().unwrap_or(0);
-        if kind.name == "freeze-master"
-            && let Ok(master) = stage.sandbox.master().await
-        {
-            free.push(node);
-            free.retain(|other| *other != master);
-            node = master;
-        }
+    for ((kind, node), place) in kinds.iter().copied().zip(victims).zip(0..) {
         let begins_after = between(random, 0, if place == 0 { 0 } else { APART_MS });
         let scene = Scene { stage: Arc::clone(stage), random: stage.random(kind.name, round), node, is_short };
         faults.spawn(play_one(kind, scene, begins_after, say));
     }
     faults.join_all().await;
+}
+
+/// A node for each fault, no node twice: the master for the first fault that is the master's.
+async fn victims(stage: &Stage, random: &mut StdRng, kinds: &[&'static Kind]) -> Vec<usize> {
+    let mut free: Vec<usize> = (0..NODES).collect();
+    free.shuffle(random);
+    let masters_place = kinds.iter().position(|kind| kind.name.ends_with("-master"));
+    let master = if masters_place.is_some() { stage.sandbox.master().await.ok() } else { None };
+    free.retain(|node| Some(*node) != master);
+    (0..kinds.len())
+        .map(|place| match master {
+            Some(master) if masters_place == Some(place) => master,
+            _ => free.pop().unwrap_or(0),
+        })
+        .collect()
 }
 
 async fn play_one(kind: &'static Kind, scene: Scene, begins_after: Duration, say: fn(&str)) {
@@ -144,5 +153,34 @@ async fn ready(stage: &Stage) {
     }
     for name in late {
         stage.ledger().wrong(&format!("{name} was not ready {READY_WITHIN:?} after the last heal"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use rand::SeedableRng;
+
+    use super::*;
+
+    #[test]
+    fn no_round_breaks_two_parts_of_which_the_cluster_needs_one() {
+        let plan = Plan { seed: 1, time: SHORT, rate: 1, small: false, faults: Vec::new(), folder: PathBuf::new() };
+        let mut random = StdRng::seed_from_u64(1);
+        let (mut deck, mut most) = (Vec::new(), 0);
+        for _ in 0..2_000 {
+            let dealt = deal(&mut random, &mut deck, &plan, false);
+            let of_part = |part| dealt.iter().filter(|kind| kind.part == part).count();
+            let names: BTreeSet<&str> = dealt.iter().map(|kind| kind.name).collect();
+            assert_eq!(names.len(), dealt.len(), "a kind comes twice");
+            assert!(of_part(Part::Node) <= 2, "of three nodes one goes on: {names:?}");
+            for part in [Part::Home, Part::Second, Part::Etcd, Part::Rabbit] {
+                assert!(of_part(part) <= 1, "a store is broken in two ways: {names:?}");
+            }
+            assert!(of_part(Part::Clock) == 0 || dealt.len() == 1, "a clock is set beside another fault: {names:?}");
+            most = most.max(dealt.len());
+        }
+        assert_eq!(most, 3);
     }
 }

@@ -22,6 +22,9 @@ use crate::{
 /// whose lateness says how the cluster is.
 pub(super) const PROMPT: [&str; 5] = ["plain", "reject", "result", "sql", "amqp"];
 
+/// The one of them with the most messages. Its RabbitMQ queue is full now and then.
+pub(super) const BUSY: &str = PROMPT[0];
+
 pub(super) const ORDERED: &str = "ordered";
 pub(super) const LIMITED: &str = "limited";
 pub(super) const RATED: &str = "rated";

@@ -1,6 +1,7 @@
 //! What load and faults share: the cluster, the seed, and which parts are broken at the moment.
 
 use std::{
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -12,7 +13,10 @@ use anyhow::{Context, Result};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::{Connection, PgConnection};
 
-use crate::{ledger::Ledger, sandbox::Sandbox};
+use crate::{
+    ledger::Ledger,
+    sandbox::{Sandbox, fresh},
+};
 
 /// The limit for a new connection to a database: a frozen server takes it and says nothing.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
@@ -22,11 +26,22 @@ pub(super) struct Stage {
     pub(super) sandbox: Sandbox,
     pub(super) seed: u64,
     over: AtomicBool,
+    etcd_snapshot: PathBuf,
 }
 
 impl Stage {
     pub(super) fn new(sandbox: Sandbox, seed: u64) -> Self {
-        Self { sandbox, seed, over: AtomicBool::new(false) }
+        Self { sandbox, seed, over: AtomicBool::new(false), etcd_snapshot: fresh("etcd-snapshot").join("db") }
+    }
+
+    /// Saves what a fault puts back later.
+    pub(super) async fn save(&self) -> Result<()> {
+        self.sandbox.etcd().save(&self.etcd_snapshot).await
+    }
+
+    /// What etcd held when the load began.
+    pub(super) fn etcd_snapshot(&self) -> &Path {
+        &self.etcd_snapshot
     }
 
     pub(super) fn ledger(&self) -> &Arc<Ledger> {

@@ -20,12 +20,12 @@ const ARRIVED_WITHIN: Duration = Duration::from_secs(15);
 const DECIDED_AHEAD: Duration = Duration::from_secs(5);
 
 const ROWS: &str = "
-SELECT live, id::text AS task, queue, state::text AS state, attempt,
+SELECT live, id::text AS task, shard, queue, state::text AS state, attempt,
        (extract(epoch FROM due_at) * 1000000)::bigint AS due_us, key, partition_key, version, payload
-  FROM (SELECT true AS live, id, queue, state, attempt, due_at, key, partition_key, version, payload
+  FROM (SELECT true AS live, id, shard, queue, state, attempt, due_at, key, partition_key, version, payload
           FROM duetime.task
         UNION ALL
-        SELECT false, id, queue, state, attempt, due_at, key, partition_key, version, payload
+        SELECT false, id, shard, queue, state, attempt, due_at, key, partition_key, version, payload
           FROM duetime.archive) AS known";
 
 /// Stops the schedule, waits until no task is unfinished, and records all rows in the ledger.
@@ -75,6 +75,7 @@ async fn read(stage: &Stage, database: usize) -> Result<Vec<Row>> {
             Ok(Row {
                 database,
                 live: row.try_get("live")?,
+                shard: u32::try_from(row.try_get::<i32, _>("shard")?)?,
                 task: row.try_get("task")?,
                 queue: row.try_get("queue")?,
                 state: row.try_get("state")?,

@@ -29,6 +29,7 @@ pub struct Delivery {
 pub struct Row {
     /// The place of the database.
     pub database: usize,
+    pub shard: u32,
     /// Whether it is in the table of unfinished tasks.
     pub live: bool,
     pub task: String,
@@ -57,6 +58,8 @@ pub(super) struct Work {
 pub(super) struct Entry {
     pub(super) queue: String,
     pub(super) invoked_us: i64,
+    /// The moment of the positive answer, or that of the request without one.
+    pub(super) accepted_us: i64,
     /// The earliest moment at which it may arrive, by the due times acknowledged so far.
     pub(super) due_us: i64,
     pub(super) answer: Answer,
@@ -102,6 +105,15 @@ pub struct Window {
     pub until_us: Option<i64>,
 }
 
+/// A span of time in which the clock of a database was ahead of the consumers' by at most so much.
+#[derive(Clone, Debug)]
+pub(super) struct Ahead {
+    pub(super) shards: BTreeSet<u32>,
+    pub(super) ahead_us: i64,
+    pub(super) from_us: i64,
+    pub(super) until_us: Option<i64>,
+}
+
 /// A fault that has begun. Healing it closes its window.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault(pub(super) usize);
@@ -114,6 +126,7 @@ pub(super) struct History {
     /// Numbers that have arrived, for a cheap check whether all have.
     pub(super) arrived: BTreeSet<Number>,
     pub(super) windows: Vec<Window>,
+    pub(super) ahead: Vec<Ahead>,
     pub(super) owners: BTreeMap<(u32, i64), BTreeSet<String>>,
     pub(super) messages_may_vanish: bool,
     /// Queues whose messages may vanish.
@@ -144,6 +157,7 @@ impl Entry {
         Self {
             queue,
             invoked_us,
+            accepted_us: invoked_us,
             due_us,
             answer: Answer::Open,
             others: Vec::new(),
@@ -157,7 +171,8 @@ impl Entry {
     }
 
     /// Notes the task of a positive answer. A repetition must be answered with the first one's.
-    pub(super) fn accept(&mut self, task: String) {
+    pub(super) fn accept(&mut self, task: String, at_us: i64) {
+        self.accepted_us = at_us;
         match &self.answer {
             Answer::Accepted(first) if *first != task => self.others.push(task),
             _ => self.answer = Answer::Accepted(task),

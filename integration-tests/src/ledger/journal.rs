@@ -4,6 +4,7 @@
 //! its last line.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::{BufRead, BufReader},
     path::Path,
@@ -15,7 +16,7 @@ use serde_json::Value;
 
 use super::{
     Number,
-    history::{Answer, Cancel, Delivery, Entry, History, Row, Window, Work},
+    history::{Ahead, Answer, Cancel, Delivery, Entry, History, Row, Window, Work},
 };
 
 /// One fact of a run. Times are in microseconds since 1970.
@@ -90,6 +91,16 @@ pub(super) enum Event {
         fault: usize,
         at_us: i64,
     },
+    /// The clock of the database that has these shards is about to be set ahead.
+    ClockAhead {
+        shards: BTreeSet<u32>,
+        ahead_us: i64,
+        at_us: i64,
+    },
+    /// It has been set back.
+    ClockBack {
+        at_us: i64,
+    },
     Owner {
         shard: u32,
         epoch: i64,
@@ -148,7 +159,7 @@ impl History {
         match event {
             Event::Run { facts } => self.facts = facts,
             Event::Submitting { queue, at_us, due_us, .. } => self.entries.push(Entry::new(queue, at_us, due_us)),
-            Event::Accepted { number, task, .. } => self.entry(number).accept(task),
+            Event::Accepted { number, task, at_us } => self.entry(number).accept(task, at_us),
             Event::Taken { number, .. } => self.entry(number).answer = Answer::Taken,
             Event::Refused { number } => self.entry(number).answer = Answer::Refused,
             Event::Unknown { number } => self.entry(number).answer = Answer::Unknown,
@@ -167,6 +178,12 @@ impl History {
             }
             Event::Fault { what, at_us } => self.windows.push(Window { what, from_us: at_us, until_us: None }),
             Event::Healed { fault, at_us } => self.windows[fault].until_us = Some(at_us),
+            Event::ClockAhead { shards, ahead_us, at_us } => {
+                self.ahead.push(Ahead { shards, ahead_us, from_us: at_us, until_us: None });
+            }
+            Event::ClockBack { at_us } => {
+                self.ahead.iter_mut().filter(|one| one.until_us.is_none()).for_each(|one| one.until_us = Some(at_us));
+            }
             Event::Owner { shard, epoch, owner } => {
                 self.owners.entry((shard, epoch)).or_default().insert(owner);
             }

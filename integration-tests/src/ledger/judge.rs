@@ -1,5 +1,6 @@
 //! The judge's questions. Pure: history in, verdict out.
 
+mod clocks;
 mod fires;
 mod limits;
 mod tables;
@@ -7,6 +8,8 @@ mod tables;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use hdrhistogram::Histogram;
+
+use clocks::Clocks;
 
 use super::{
     Lateness, Number, Verdict,
@@ -17,17 +20,18 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     let mut verdict = Verdict::default();
     count(history, &mut verdict);
     let by_number = recognise(history, &mut verdict);
+    let clocks = Clocks::of(history);
     for (entry, number) in history.entries.iter().zip(0..) {
         for other in &entry.others {
             verdict.unexpected.add(|| format!("task {number} was answered with {:?} and {other}", entry.answer));
         }
         let arrived: &[&Delivery] = by_number.get(&number).map_or(&[], Vec::as_slice);
-        judge_arrival(number, entry, arrived, &mut verdict);
+        judge_arrival(number, entry, arrived, &clocks, &mut verdict);
         let may_miss = history.messages_may_vanish || history.lossy.contains(&entry.queue);
         judge_attempts(number, entry, arrived, may_miss, &mut verdict);
     }
     judge_copies(history, grace_us, &mut verdict);
-    judge_order(history, &by_number, &mut verdict);
+    judge_order(history, &by_number, &clocks, &mut verdict);
     judge_dependencies(history, &by_number, &mut verdict);
     for ((shard, epoch), owners) in &history.owners {
         if owners.len() > 1 {
@@ -35,7 +39,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
         }
     }
     limits::judge_limits(history, &mut verdict);
-    fires::judge_fires(history, &mut verdict);
+    fires::judge_fires(history, &clocks, &mut verdict);
     tables::judge_tables(history, &mut verdict);
     history.wrong.iter().for_each(|what| verdict.others.add(|| what.clone()));
     verdict.lateness = lateness(history, i64::MIN, i64::MAX);
@@ -104,7 +108,7 @@ fn recognise<'a>(history: &'a History, verdict: &mut Verdict) -> HashMap<Number,
     by_number
 }
 
-fn judge_arrival(number: Number, entry: &Entry, arrived: &[&Delivery], verdict: &mut Verdict) {
+fn judge_arrival(number: Number, entry: &Entry, arrived: &[&Delivery], clocks: &Clocks<'_>, verdict: &mut Verdict) {
     if entry.must_arrive() && arrived.is_empty() {
         verdict.lost.add(|| format!("task {number} {:?} on {} due {}", entry.answer, entry.queue, entry.due_us));
     }
@@ -115,11 +119,19 @@ fn judge_arrival(number: Number, entry: &Entry, arrived: &[&Delivery], verdict: 
             format!("task {number} was cancelled and arrived as {} at {}", delivery.message_id, delivery.at_us)
         });
     }
+    let mut was_excused = false;
     for delivery in arrived {
         // The header is in whole milliseconds, rounded down: the start of its millisecond is the latest moment that
         // it can promise.
-        let due_us = delivery.due_ms.map_or(i64::MIN, |due_ms| due_ms * 1_000).max(entry.due_us);
-        if delivery.at_us < due_us {
+        let mut due_us = delivery.due_ms.map_or(i64::MIN, |due_ms| due_ms * 1_000);
+        // A task that came early by the clock of its database was due: what follows goes by its own header.
+        if !was_excused {
+            due_us = due_us.max(entry.due_us);
+        }
+        let is_early = delivery.at_us < due_us;
+        let is_excused = is_early && delivery.at_us >= due_us - clocks.may_be_early_us(delivery);
+        was_excused |= is_excused;
+        if is_early && !is_excused {
             verdict.early.add(|| {
                 format!(
                     "{} (task {number}) arrived {} us before its due time {due_us}",
@@ -189,11 +201,17 @@ fn in_window(history: &History, grace_us: i64, at_us: i64) -> bool {
         .any(|window| at_us >= window.from_us && window.until_us.is_none_or(|until_us| at_us <= until_us + grace_us))
 }
 
-fn judge_order(history: &History, by_number: &HashMap<Number, Vec<&Delivery>>, verdict: &mut Verdict) {
+fn judge_order(
+    history: &History,
+    by_number: &HashMap<Number, Vec<&Delivery>>,
+    clocks: &Clocks<'_>,
+    verdict: &mut Verdict,
+) {
     let mut sequences: BTreeMap<&str, BTreeSet<(u64, i64, Number)>> = BTreeMap::new();
     for (entry, number) in history.entries.iter().zip(0..) {
         if let Some((sequence, place)) = &entry.order
             && let Some(first) = by_number.get(&number).and_then(|arrived| arrived.first())
+            && clocks.is_ordered(entry, first)
         {
             sequences.entry(sequence).or_default().insert((*place, first.at_us, number));
         }

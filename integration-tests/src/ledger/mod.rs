@@ -24,7 +24,7 @@ mod tests;
 #[cfg(test)]
 mod tests_of_runs;
 
-use std::{fs::File, io::Write, path::Path, sync::OnceLock, time::Duration};
+use std::{collections::BTreeSet, fs::File, io::Write, path::Path, sync::OnceLock, time::Duration};
 
 use anyhow::Context;
 use parking_lot::Mutex;
@@ -202,6 +202,17 @@ impl Ledger {
     /// The faults so far, in the order in which they began.
     pub fn windows(&self) -> Vec<Window> {
         self.history.lock().windows.clone()
+    }
+
+    /// The clock of the database that has these shards is about to be set ahead by so much.
+    pub fn clock_ahead(&self, shards: BTreeSet<u32>, by: Duration) {
+        let ahead_us = i64::try_from(by.as_micros()).expect("a clock is not set that far");
+        self.record(Event::ClockAhead { shards, ahead_us, at_us: now_us() });
+    }
+
+    /// All clocks have been set back.
+    pub fn clock_back(&self) {
+        self.record(Event::ClockBack { at_us: now_us() });
     }
 
     /// Records that a node was seen to own `shard` in `epoch`.

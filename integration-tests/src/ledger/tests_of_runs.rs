@@ -97,6 +97,89 @@ fn a_fire_time_whose_task_comes_early_is_a_violation() {
     only(&story.ledger.judge(), |verdict| &mut verdict.early);
 }
 
+/// Shard 3 is in the database whose clock was 200 ms ahead from 500 ms to 700 ms.
+fn with_a_clock_ahead() -> Story {
+    let story = Story::new();
+    let ahead = Event::ClockAhead { shards: [3].into(), ahead_us: 200_000, at_us: 500_000 };
+    story.ledger.record(ahead);
+    story.ledger.record(Event::ClockBack { at_us: 700_000 });
+    story
+}
+
+#[test]
+fn while_the_clock_of_its_database_is_ahead_a_task_may_be_early_by_that() {
+    let story = with_a_clock_ahead();
+    let number = story.task();
+    story.arrives(number, 1, DUE_MS - 200);
+    story.ends_with(vec![Row { shard: 3, ..row(number) }]).assert_holds();
+}
+
+#[test]
+fn the_clock_of_its_database_does_not_excuse_a_task_that_is_earlier_than_that() {
+    let story = with_a_clock_ahead();
+    let number = story.task();
+    story.arrives(number, 1, DUE_MS - 201);
+    only(&story.ends_with(vec![Row { shard: 3, ..row(number) }]), |verdict| &mut verdict.early);
+}
+
+#[test]
+fn the_clock_of_another_database_excuses_nothing() {
+    let story = with_a_clock_ahead();
+    let number = story.task();
+    story.arrives(number, 1, DUE_MS - 1);
+    only(&story.ends_with(vec![Row { shard: 4, ..row(number) }]), |verdict| &mut verdict.early);
+}
+
+#[test]
+fn an_attempt_after_one_that_its_database_excuses_goes_by_its_own_header() {
+    let story = with_a_clock_ahead();
+    let number = story.task();
+    story.arrives(number, 1, DUE_MS - 200);
+    let next = Delivery { due_ms: Some(950), ..story.message(number, 2, 960) };
+    story.ledger.delivered(next.clone());
+    let row = Row { shard: 3, attempt: 2, ..row(number) };
+    story.ends_with(vec![row.clone()]).assert_holds();
+    let other = with_a_clock_ahead();
+    let number = other.task();
+    other.arrives(number, 1, DUE_MS - 200);
+    other.ledger.delivered(Delivery { due_ms: Some(3_000), at_us: 2_999_000, ..next });
+    only(&other.ends_with(vec![row]), |verdict| &mut verdict.early);
+}
+
+/// The second task in order comes before the first. It comes at its due time; the request for the first one lasts from
+/// 100 ms to this moment.
+fn out_of_order(accepted_ms: i64, shard: u32) -> Verdict {
+    let story = with_a_clock_ahead();
+    let (first, second) = (story.task(), story.task());
+    for number in [first, second] {
+        story.ledger.expect_order(number, "lane", number);
+        let mut history = story.ledger.history.lock();
+        history.entry(number).invoked_us = 100_000;
+        history.entry(number).accepted_us = if number == first { accepted_ms * 1_000 } else { 100_000 };
+    }
+    story.arrives(second, 1, DUE_MS + 1);
+    story.arrives(first, 1, DUE_MS + 2);
+    story.ends_with([first, second].map(|number| Row { shard, ..row(number) }).to_vec())
+}
+
+#[test]
+fn a_task_that_is_taken_while_its_clock_is_ahead_has_no_place_in_the_order() {
+    out_of_order(600, 3).assert_holds();
+    only(&out_of_order(499, 3), |verdict| &mut verdict.order);
+    only(&out_of_order(600, 4), |verdict| &mut verdict.order);
+}
+
+#[test]
+fn a_clock_that_is_ahead_later_or_was_long_before_excuses_nothing() {
+    for (at_us, due_ms) in [(499_000, 600), (1_701_000, 1_800)] {
+        let story = with_a_clock_ahead();
+        let number = story.ledger.submitting("q", due_ms);
+        story.ledger.accepted(number, &format!("t{number}"));
+        story.ledger.delivered(Delivery { at_us, due_ms: Some(due_ms), ..story.message(number, 1, 0) });
+        only(&story.ends_with(vec![Row { shard: 3, ..row(number) }]), |verdict| &mut verdict.early);
+    }
+}
+
 #[test]
 fn rows_that_agree_with_answers_and_arrivals_hold() {
     let story = Story::new();

@@ -14,6 +14,7 @@ use super::{
     Etcd, Postgres, Rabbit, Tether,
     cluster::{READY_WITHIN, Sandbox},
     node::migrate,
+    postgres::may_mount,
     scratch, secret, shared,
 };
 
@@ -34,6 +35,7 @@ pub struct Builder {
     pub(super) first_has_all: bool,
     pub(super) shards: Option<u32>,
     pub(super) standby: bool,
+    pub(super) last_in_room: bool,
     pub(super) etcd_members: usize,
     pub(super) brokers: usize,
     pub(super) lease_ttl: Duration,
@@ -53,6 +55,7 @@ impl Default for Builder {
             first_has_all: false,
             shards: None,
             standby: false,
+            last_in_room: false,
             etcd_members: 1,
             brokers: 1,
             lease_ttl: Duration::from_secs(3),
@@ -100,6 +103,13 @@ impl Builder {
     /// both.
     pub fn standby(mut self) -> Self {
         self.standby = true;
+        self
+    }
+
+    /// Puts the last database on a server of this sandbox alone whose room can be taken away, where this machine
+    /// permits it.
+    pub fn last_in_room(mut self) -> Self {
+        self.last_in_room = may_mount();
         self
     }
 
@@ -207,7 +217,11 @@ impl Builder {
             databases.push((primary, name.clone()));
         }
         for number in databases.len()..self.databases {
-            let server = shared::numbered_postgres(number).await?;
+            let server = if self.last_in_room && number + 1 == self.databases {
+                own(Postgres::start_in_room(&scratch::fresh("postgres"), Tether::Tethered).await?)
+            } else {
+                shared::numbered_postgres(number).await?
+            };
             server.create_database(&name).await?;
             databases.push((server, name.clone()));
         }

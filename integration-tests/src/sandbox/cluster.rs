@@ -253,6 +253,11 @@ impl Sandbox {
         self.consumers.lock().push(consumer);
     }
 
+    /// Disconnects the kept consumers of a queue until they are let go.
+    pub fn hold_consumers(&self, queue: &str, is_held: bool) {
+        self.consumers.lock().iter().filter(|consumer| consumer.queue() == queue).for_each(|one| one.hold(is_held));
+    }
+
     /// Sets queues' policies. They are in force on every node for what is accepted after the answers.
     pub async fn put_queues(&self, queues: &[(&str, Value)]) -> Result<()> {
         let client = self.live()?;
@@ -436,6 +441,11 @@ impl Drop for Sandbox {
         if let Some(standby) = self.standby {
             standby.kill();
             self.postgres(0).kill();
+        }
+        if self.shape.last_in_room
+            && let Some((server, _)) = self.databases.last()
+        {
+            server.kill();
         }
         if self.shape.etcd_members > 1 {
             self.etcd.kill_all();

@@ -1,5 +1,7 @@
 //! A private etcd of one or several members.
 
+mod maintenance;
+
 use std::{
     path::{Path, PathBuf},
     time::Duration,
@@ -122,44 +124,27 @@ impl Etcd {
     pub fn wipe(&self) -> Result<()> {
         self.kill_all();
         for member in &self.members {
-            let data = member.folder.join("data");
+            let data = member.data();
             std::fs::remove_dir_all(&data).with_context(|| format!("removing {}", data.display()))?;
         }
         Ok(())
     }
 
-    /// Makes another member the leader, when all run.
-    pub async fn move_leader(&self) -> Result<()> {
-        let leader = self.leader().await?;
-        let next = self.members[(leader + 1) % self.members.len()].status().await?;
-        let target = serde_json::json!({ "targetID": next["header"]["member_id"] });
-        self.members[leader].post("maintenance/transfer-leadership", &target).await.map(drop)
-    }
-
-    /// Forgets all former values of keys, so that a watch of an old revision is refused.
-    pub async fn compact(&self) -> Result<()> {
-        let status = self.members[0].status().await?;
-        let request = serde_json::json!({ "revision": status["header"]["revision"] });
-        self.members[0].post("kv/compaction", &request).await.map(drop)
-    }
-
     fn launch(&self, member: &Member) -> Result<Process> {
-        let cluster: Vec<String> =
-            self.members.iter().map(|other| format!("{}={}", other.name, other.peer_url())).collect();
         let args = [
             ("--name", member.name.clone()),
-            ("--data-dir", member.folder.join("data").display().to_string()),
+            ("--data-dir", member.data().display().to_string()),
             ("--listen-client-urls", member.url()),
             ("--advertise-client-urls", member.url()),
             ("--listen-peer-urls", member.peer_url()),
             ("--initial-advertise-peer-urls", member.peer_url()),
-            ("--initial-cluster", cluster.join(",")),
+            ("--initial-cluster", self.initial_cluster()),
             ("--initial-cluster-state", "new".into()),
             ("--log-level", "warn".into()),
         ];
         Launch {
             name: format!("etcd {}", member.name),
-            program: program()?,
+            program: program("etcd")?,
             args: args.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect(),
             env: Vec::new(),
             account: Account::Own,
@@ -169,6 +154,15 @@ impl Etcd {
             on_death: Signal::Kill,
         }
         .start()
+    }
+}
+
+impl Etcd {
+    /// All members with their addresses for each other, as etcd's options take them.
+    fn initial_cluster(&self) -> String {
+        let members: Vec<String> =
+            self.members.iter().map(|member| format!("{}={}", member.name, member.peer_url())).collect();
+        members.join(",")
     }
 }
 
@@ -184,6 +178,10 @@ impl Member {
             folder,
             process: Mutex::new(None),
         })
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.join("data")
     }
 
     fn url(&self) -> String {
@@ -233,11 +231,12 @@ impl Member {
     }
 }
 
-fn program() -> Result<PathBuf> {
-    if let Some(folder) = programs::chosen_folder("etcd")? {
-        return Ok(folder.join("etcd"));
+/// One of etcd's programs.
+fn program(name: &str) -> Result<PathBuf> {
+    if let Some(folder) = programs::chosen_folder(name)? {
+        return Ok(folder.join(name));
     }
-    programs::on_path("etcd")
-        .or_else(|| Some(PathBuf::from("/usr/bin/etcd")).filter(|usual| usual.exists()))
-        .context("etcd is not installed: run integration-tests/install")
+    programs::on_path(name)
+        .or_else(|| Some(PathBuf::from("/usr/bin").join(name)).filter(|usual| usual.exists()))
+        .with_context(|| format!("{name} is not installed: run integration-tests/install"))
 }

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::{
     account::Account,
     binary,
+    clock::{Clock, Threads},
     process::{self, Launch, Process, Signal, Tether},
 };
 use crate::client::Client;
@@ -93,6 +94,8 @@ pub struct Node {
     is_untold: Mutex<bool>,
     /// Its `duetime`, from its next start on. `None`: the one built beside this test.
     program: Mutex<Option<PathBuf>>,
+    /// From its next start on; `None`: the machine's.
+    clock: Mutex<Option<Clock>>,
 }
 
 impl Node {
@@ -110,6 +113,7 @@ impl Node {
             histories: Mutex::default(),
             is_untold: Mutex::default(),
             program: Mutex::default(),
+            clock: Mutex::default(),
         })
     }
 
@@ -144,6 +148,11 @@ impl Node {
         *self.program.lock() = program.map(Path::to_owned);
     }
 
+    /// Sets the clock that the node goes by from its next start on. `None`: the machine's.
+    pub fn set_clock(&self, clock: Option<&Clock>) {
+        *self.clock.lock() = clock.cloned();
+    }
+
     fn program(&self) -> Result<PathBuf> {
         let program = self.program.lock().clone();
         program.map_or_else(|| binary::binary().map(Path::to_owned), Ok)
@@ -174,11 +183,16 @@ impl Node {
         if process.as_ref().is_some_and(Process::is_running) {
             bail!("{} runs already", self.config.name);
         }
+        let args = vec!["node".into(), "--config".into(), self.file.display().to_string()];
+        let (program, args) = match &*self.clock.lock() {
+            Some(clock) => clock.start(Threads::Many, &self.program()?, args),
+            None => (self.program()?, args),
+        };
         *process = Some(
             Launch {
                 name: self.config.name.clone(),
-                program: self.program()?,
-                args: vec!["node".into(), "--config".into(), self.file.display().to_string()],
+                program,
+                args,
                 env,
                 account: Account::Own,
                 folder: self.folder.clone(),

@@ -1,5 +1,7 @@
 //! A private PostgreSQL.
 
+mod room;
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
@@ -12,9 +14,12 @@ use parking_lot::Mutex;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use tokio::time::Instant;
 
+pub use room::may_mount;
+
 use super::{
     account::Account,
     authority::CertificateFiles,
+    clock::{Clock, Threads},
     process::{self, Launch, Process, Signal, Tether},
     programs, secret,
 };
@@ -46,16 +51,25 @@ pub struct Postgres {
     port: u16,
     password: String,
     tether: Tether,
+    /// Options of its command line beside the usual ones.
+    options: &'static [&'static str],
     process: Mutex<Option<Process>>,
+    /// From its next start on; `None`: the machine's.
+    clock: Mutex<Option<Clock>>,
 }
 
 impl Postgres {
     /// Sets up a server in `folder`, or starts the one that already exists there.
     pub async fn start(folder: &Path, tether: Tether) -> Result<Self> {
+        Self::start_with(folder, tether, &[]).await
+    }
+
+    async fn start_with(folder: &Path, tether: Tether, options: &'static [&'static str]) -> Result<Self> {
         let account = Account::unprivileged(&["postgres", "nobody"])?;
         account.own_folder(folder)?;
         let password = secret::remembered(&folder.join("password"), &account)?;
-        let server = Self::in_folder(folder, account, password, tether)?;
+        let mut server = Self::in_folder(folder, account, password, tether)?;
+        server.options = options;
         if !server.data().join("PG_VERSION").exists() {
             server.initialise().await?;
         }
@@ -81,7 +95,7 @@ impl Postgres {
     }
 
     /// Lets each commit wait for the standby, and returns when it does.
-    async fn wait_for(&self, standby: &Self) -> Result<()> {
+    pub async fn wait_for(&self, standby: &Self) -> Result<()> {
         self.execute("ALTER SYSTEM SET synchronous_standby_names = '*'").await?;
         self.execute("SELECT pg_reload_conf()").await?;
         let in_step = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
@@ -103,7 +117,9 @@ impl Postgres {
             port: secret::remembered_port(&folder.join("port"))?,
             password,
             tether,
+            options: &[],
             process: Mutex::new(None),
+            clock: Mutex::new(None),
         })
     }
 
@@ -247,6 +263,11 @@ impl Postgres {
         self.end(Signal::Int).await
     }
 
+    /// Sets the clock that it goes by from its next start on. `None`: the machine's.
+    pub fn set_clock(&self, clock: Option<&Clock>) {
+        *self.clock.lock() = clock.cloned();
+    }
+
     /// Stops the processes with SIGSTOP: clients stay connected and hear nothing.
     pub fn pause(&self) -> Result<()> {
         self.signal_all(Signal::Stop)
@@ -319,10 +340,17 @@ impl Postgres {
     }
 
     fn launch(&self) -> Result<Process> {
+        let words = ["-D", &self.data().display().to_string(), "-p", &self.port.to_string()];
+        let args: Vec<String> = words.iter().chain(self.options).map(|word| (*word).to_owned()).collect();
+        let program = self.binaries.join("postgres");
+        let (program, args) = match &*self.clock.lock() {
+            Some(clock) => clock.start(Threads::One, &program, args),
+            None => (program, args),
+        };
         Launch {
             name: "postgresql".into(),
-            program: self.binaries.join("postgres"),
-            args: vec!["-D".into(), self.data().display().to_string(), "-p".into(), self.port.to_string()],
+            program,
+            args,
             env: Vec::new(),
             account: self.account.clone(),
             folder: self.folder.clone(),

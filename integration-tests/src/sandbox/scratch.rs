@@ -26,6 +26,8 @@ until rm -rf -- "$1" 2>/dev/null && [ ! -e "$1" ]; do
     tries=$((tries + 1))
     [ "$tries" -gt 50 ] && exit 1
     sleep 0.2
+    # A server may have had a file system of its own.
+    grep -o " $1/[^ ]*" /proc/mounts | xargs -r umount 2>/dev/null
 done
 "#;
 

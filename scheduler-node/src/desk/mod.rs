@@ -251,10 +251,10 @@ impl Desk {
         Limits { max_payload_bytes: self.parts().max_payload_bytes }
     }
 
-    /// The moment from which delays count. It is the first database's time, which decides what is due, while it
-    /// is known.
+    /// The moment from which delays count. It is the first database's time, which decides what is due. A node that no
+    /// server has answered yet is not ready; until then its own clock has to do.
     pub(crate) fn now(&self) -> UnixMicros {
-        self.parts().store.home().clock().at(Instant::now()).unwrap_or_else(clock::now)
+        self.parts().store.home().clock().about(Instant::now()).unwrap_or_else(clock::now)
     }
 }
 

@@ -38,6 +38,8 @@ struct Readings {
     kept: VecDeque<Reading>,
     /// Counts the servers that took the database's place.
     server: u64,
+    /// The last reading of the server that was there before.
+    former: Option<Reading>,
 }
 
 /// A question about the time that was sent with a statement.
@@ -98,7 +100,16 @@ impl DatabaseClock {
     pub(super) fn forget(&self) {
         let mut readings = self.readings.lock();
         readings.server += 1;
+        if let Some(last) = readings.kept.pop_back() {
+            readings.former = Some(last);
+        }
         readings.kept.clear();
+    }
+
+    /// About the database's time at `moment`: by the former server's clock until the present one has answered. It is
+    /// for what only begins to wait, and never says that something is due. `None`: no server has answered yet.
+    pub fn about(&self, moment: Instant) -> Option<UnixMicros> {
+        self.at(moment).or_else(|| self.readings.lock().former.map(|reading| reading.at(moment)))
     }
 
     /// The database's time at `moment`, never ahead of its clock. `None`: there is no reading yet.
@@ -139,6 +150,21 @@ mod tests {
         let back = noon.minus(SECOND * 30);
         clock.observe(back.plus(SECOND), clock.ask(start + SECOND), start + SECOND);
         assert_eq!(clock.at(start + SECOND * 2), Some(back.plus(SECOND * 2)));
+    }
+
+    #[test]
+    fn until_another_server_answers_delays_count_by_the_former_one_and_nothing_is_due() {
+        let (clock, start) = (DatabaseClock::default(), Instant::now());
+        assert_eq!(clock.about(start), None);
+        let noon = UnixMicros::new(1_000_000_000);
+        clock.observe(noon, clock.ask(start), start);
+        clock.forget();
+        clock.forget();
+        assert_eq!(clock.about(start + SECOND), Some(noon.plus(SECOND)));
+        assert_eq!(clock.at(start + SECOND), None);
+        let other = noon.minus(SECOND);
+        clock.observe(other, clock.ask(start), start);
+        assert_eq!(clock.about(start), Some(other));
     }
 
     #[test]

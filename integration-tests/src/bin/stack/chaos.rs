@@ -45,8 +45,9 @@ pub(crate) struct Options {
 
 pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     if options.list {
-        for (name, row, says) in chaos::known_faults() {
-            println!("{name:<22}{row:<5}{says}");
+        for fault in chaos::known_faults() {
+            let lack = fault.lack.map(|lack| format!(" (not here: {lack})")).unwrap_or_default();
+            println!("{:<22}{:<5}{}{lack}", fault.name, fault.row, fault.says);
         }
         return Ok(ExitCode::SUCCESS);
     }

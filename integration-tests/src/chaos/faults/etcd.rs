@@ -60,6 +60,22 @@ pub(super) const KINDS: &[Kind] = &[
         needs: Needs::Nothing,
         play: |scene| Box::pin(wipe(scene)),
     },
+    Kind {
+        name: "restore-etcd",
+        row: "F15",
+        says: "etcd is put back to what it held when the load began",
+        part: Part::Etcd,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(restore(scene)),
+    },
+    Kind {
+        name: "etcd-no-space",
+        row: "F16",
+        says: "etcd refuses to write by the alarm of its quota, until it is compacted, defragmented and disarmed",
+        part: Part::Etcd,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(refuse_writes(scene)),
+    },
 ];
 
 async fn kill(mut scene: Scene) -> Result<()> {
@@ -106,4 +122,17 @@ async fn wipe(scene: Scene) -> Result<()> {
     let etcd = scene.sandbox().etcd();
     etcd.wipe()?;
     etcd.restart_all().await
+}
+
+async fn restore(scene: Scene) -> Result<()> {
+    let etcd = scene.sandbox().etcd();
+    etcd.put_back(scene.stage.etcd_snapshot()).await?;
+    etcd.restart_all().await
+}
+
+async fn refuse_writes(mut scene: Scene) -> Result<()> {
+    let etcd = scene.sandbox().etcd();
+    etcd.raise_no_space().await?;
+    scene.hold().await;
+    etcd.clear_no_space().await
 }

@@ -49,6 +49,14 @@ pub(super) const KINDS: &[Kind] = &[
         play: |scene| Box::pin(freeze(scene)),
     },
     Kind {
+        name: "kill-master",
+        row: "F5",
+        says: "the master is killed, and starts again",
+        part: Part::Node,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(kill(scene)),
+    },
+    Kind {
         name: "join-node",
         row: "F38",
         says: "a fourth node joins, takes shards, and leaves",
@@ -131,6 +139,14 @@ async fn stop_for_good(scene: &Scene) -> Result<()> {
     let stopped = scene.victim().stop(NODE_WITHIN).await;
     scene.victim().kill();
     stopped.map(drop)
+}
+
+/// Stops the node in order, changes it, and starts it again.
+pub(super) async fn start_again(scene: &Scene, change: impl FnOnce()) -> Result<()> {
+    let stopped = stop_for_good(scene).await;
+    change();
+    start(scene).await?;
+    stopped
 }
 
 async fn replace(mut scene: Scene) -> Result<()> {

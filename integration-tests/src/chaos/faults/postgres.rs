@@ -13,6 +13,8 @@ use crate::sandbox::Postgres;
 const LOCKED_MOST_MS: u64 = 6_000;
 /// The time that a tool for high availability takes to notice the loss of a primary.
 const NOTICED_AFTER: Duration = Duration::from_secs(2);
+/// The time in which a server without room uses up the WAL that it has.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
 /// Shards that one fault moves.
 const MOVES: i64 = 3;
 /// A cut waits for a moment without tasks in flight, which a busy machine seldom has.
@@ -45,6 +47,14 @@ pub(super) const KINDS: &[Kind] = &[
         play: |scene| Box::pin(promote(scene)),
     },
     Kind {
+        name: "two-primaries",
+        row: "F20",
+        says: "the synchronous standby of the first database is promoted while the old primary goes on, which then follows it",
+        part: Part::Home,
+        needs: Needs::Large,
+        play: |scene| Box::pin(promote_beside(scene)),
+    },
+    Kind {
         name: "freeze-postgres",
         row: "F21",
         says: "all processes of the first database are stopped with SIGSTOP, and continue",
@@ -67,6 +77,14 @@ pub(super) const KINDS: &[Kind] = &[
         part: Part::None,
         needs: Needs::Nothing,
         play: |scene| Box::pin(snapshot(scene)),
+    },
+    Kind {
+        name: "no-room",
+        row: "F23",
+        says: "the disk of the second database has no free byte; every other time its WAL meets that, and the server ends",
+        part: Part::Second,
+        needs: Needs::Room,
+        play: |scene| Box::pin(lack_room(scene)),
     },
     Kind {
         name: "second-database-away",
@@ -125,9 +143,20 @@ async fn restart(mut scene: Scene) -> Result<()> {
 
 async fn promote(scene: Scene) -> Result<()> {
     let (primary, standby) = primary_and_standby(&scene).await?;
+    // A promotion that loses commits is out of promise.
+    primary.wait_for(standby).await?;
     primary.kill();
     tokio::time::sleep(NOTICED_AFTER).await;
     standby.promote().await?;
+    primary.follow(standby).await
+}
+
+async fn promote_beside(mut scene: Scene) -> Result<()> {
+    let (primary, standby) = primary_and_standby(&scene).await?;
+    primary.wait_for(standby).await?;
+    standby.promote().await?;
+    scene.hold().await;
+    primary.kill();
     primary.follow(standby).await
 }
 
@@ -136,6 +165,28 @@ async fn freeze(mut scene: Scene) -> Result<()> {
     server.pause()?;
     scene.hold().await;
     server.resume()
+}
+
+async fn lack_room(mut scene: Scene) -> Result<()> {
+    let server = scene.sandbox().postgres(1);
+    server.take_room().await?;
+    if scene.random.random_bool(0.5) {
+        tokio::time::timeout(ENDS_WITHIN, use_up_wal(server)).await.ok();
+    }
+    scene.hold().await;
+    server.give_room().await?;
+    // It may be ending just now for the want of room.
+    match server.restart().await {
+        Ok(()) => Ok(()),
+        Err(_) => server.restart().await,
+    }
+}
+
+/// Fills the files of the WAL that are there already, until the server needs one more and ends.
+async fn use_up_wal(server: &Postgres) {
+    while server.execute("SELECT pg_switch_wal()").await.is_ok() {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 async fn lock(mut scene: Scene) -> Result<()> {

@@ -1,18 +1,28 @@
 //! Faults of RabbitMQ, and messages that nodes cannot read.
 
-use anyhow::Result;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
 use lapin::{
     BasicProperties, Connection, ConnectionProperties,
-    options::{BasicPublishOptions, QueueDeleteOptions},
+    options::{BasicPublishOptions, QueueDeleteOptions, QueuePurgeOptions},
     types::{AMQPValue, FieldTable},
 };
 use rand::RngExt;
 
 use super::{Kind, Needs, Part, Scene};
-use crate::{chaos::queues::FRAGILE, sandbox::Rabbit};
+use crate::{
+    chaos::queues::{BUSY, FRAGILE},
+    sandbox::Rabbit,
+};
 
 /// Messages of one fault.
 const POISONED: usize = 60;
+/// The name of the policy that leaves a RabbitMQ queue room for one message.
+const FULL: &str = "chaos-full";
+/// While the consumer is away, messages to be purged come within this time.
+const PURGED_WITHIN: Duration = Duration::from_secs(10);
+const PURGE_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) const KINDS: &[Kind] = &[
     Kind {
@@ -56,6 +66,30 @@ pub(super) const KINDS: &[Kind] = &[
         play: |scene| Box::pin(delete_queue(scene)),
     },
     Kind {
+        name: "purge-queue",
+        row: "F29",
+        says: "a RabbitMQ queue is purged while its consumer is away; its tasks have to be reported, so they come again",
+        part: Part::None,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(purge_queue(scene)),
+    },
+    Kind {
+        name: "full-queue",
+        row: "F30",
+        says: "a policy leaves a RabbitMQ queue room for one message while its consumer is away, and the others are refused",
+        part: Part::Rabbit,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(fill_queue(scene)),
+    },
+    Kind {
+        name: "cut-broker",
+        row: "F31",
+        says: "one of three brokers is cut off from the other two and goes on alone, until it is killed and joins them again",
+        part: Part::Rabbit,
+        needs: Needs::Large,
+        play: |scene| Box::pin(cut_broker(scene)),
+    },
+    Kind {
         name: "poison",
         row: "F33",
         says: "malformed submissions, results and rejections are published",
@@ -75,6 +109,10 @@ async fn kill(mut scene: Scene) -> Result<()> {
     let broker = broker(&mut scene);
     broker.kill();
     scene.hold().await;
+    restart(broker).await
+}
+
+async fn restart(broker: &Rabbit) -> Result<()> {
     // On a busy machine a start takes longer than one wait; the second call waits for the same process.
     match broker.restart().await {
         Ok(()) => Ok(()),
@@ -114,6 +152,55 @@ async fn delete_queue(scene: Scene) -> Result<()> {
     if let Ok(channel) = connection.create_channel().await {
         channel.queue_delete(FRAGILE.into(), QueueDeleteOptions::default()).await.ok();
     }
+    Ok(())
+}
+
+async fn purge_queue(mut scene: Scene) -> Result<()> {
+    scene.sandbox().hold_consumers(FRAGILE, true);
+    scene.hold().await;
+    // RabbitMQ may be away in another fault.
+    tokio::time::timeout(PURGED_WITHIN, purge(&scene)).await.ok();
+    scene.sandbox().hold_consumers(FRAGILE, false);
+    Ok(())
+}
+
+/// Purges until messages were there.
+async fn purge(scene: &Scene) {
+    loop {
+        if let Ok(connection) = connect(scene).await
+            && let Ok(channel) = connection.create_channel().await
+            && let Ok(purged) = channel.queue_purge(FRAGILE.into(), QueuePurgeOptions::default()).await
+            && purged > 0
+        {
+            return;
+        }
+        tokio::time::sleep(PURGE_EVERY).await;
+    }
+}
+
+async fn fill_queue(mut scene: Scene) -> Result<()> {
+    let broker = broker(&mut scene);
+    let (vhost, pattern) = (scene.sandbox().vhost().to_owned(), format!("^{BUSY}$"));
+    let full = r#"{"max-length":1,"overflow":"reject-publish"}"#;
+    scene.sandbox().hold_consumers(BUSY, true);
+    let set = broker.ctl(&["set_policy", "-p", &vhost, FULL, &pattern, full, "--apply-to", "queues"]).await;
+    scene.hold().await;
+    let cleared = broker.ctl(&["clear_policy", "-p", &vhost, FULL]).await;
+    scene.sandbox().hold_consumers(BUSY, false);
+    set.and(cleared).map(drop)
+}
+
+/// The two others keep the quorum. A broker that was cut off joins again only when it starts again.
+async fn cut_broker(mut scene: Scene) -> Result<()> {
+    let broker = broker(&mut scene);
+    // Each connection between brokers is refused from now on, in both directions.
+    let cut = "[begin erlang:set_cookie(Other, cut), erlang:disconnect_node(Other) end || Other <- nodes()]";
+    broker.eval(&[cut.to_owned()]).await?;
+    scene.hold().await;
+    let alone = broker.ctl(&["eval", "nodes()."]).await;
+    broker.kill();
+    restart(broker).await?;
+    ensure!(alone?.trim() == "[]", "the broker was not cut off");
     Ok(())
 }
 

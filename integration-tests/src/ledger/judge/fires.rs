@@ -2,14 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{
-    Verdict,
-    history::{History, Row},
+use super::{
+    super::{
+        Verdict,
+        history::{History, Row},
+    },
+    clocks::Clocks,
 };
 
-pub(super) fn judge_fires(history: &History, verdict: &mut Verdict) {
+pub(super) fn judge_fires(history: &History, clocks: &Clocks<'_>, verdict: &mut Verdict) {
     for (queue, every_us) in &history.fires {
-        judge_arrivals(history, queue, verdict);
+        judge_arrivals(history, queue, clocks, verdict);
         if history.has_tables {
             let rows = history.rows.iter().filter(|row| row.queue == *queue && row.number.is_none());
             judge_rows(queue, *every_us, rows, verdict);
@@ -17,12 +20,12 @@ pub(super) fn judge_fires(history: &History, verdict: &mut Verdict) {
     }
 }
 
-fn judge_arrivals(history: &History, queue: &str, verdict: &mut Verdict) {
+fn judge_arrivals(history: &History, queue: &str, clocks: &Clocks<'_>, verdict: &mut Verdict) {
     let mut tasks: BTreeMap<i64, BTreeSet<&str>> = BTreeMap::new();
     for delivery in history.deliveries.iter().filter(|one| one.queue == queue && one.number.is_none()) {
         let Some(due_ms) = delivery.due_ms else { continue };
         tasks.entry(due_ms).or_default().insert(&delivery.task);
-        if delivery.at_us < due_ms * 1_000 {
+        if delivery.at_us < due_ms * 1_000 - clocks.may_be_early_us(delivery) {
             verdict.early.add(|| format!("{} of {queue} arrived before its fire time {due_ms}", delivery.message_id));
         }
     }
