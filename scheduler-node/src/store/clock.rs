@@ -68,7 +68,7 @@ impl DatabaseClock {
     }
 
     /// Drops all readings: another server, with another clock, takes the database's place.
-    pub(super) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.readings.lock().clear();
     }
 
