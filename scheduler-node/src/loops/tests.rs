@@ -185,7 +185,7 @@ impl Loops {
     }
 
     /// Wakes `ids` in a dispatcher. The returned receiver yields what it hands to the publisher.
-    fn dispatch(&self, kind: WakeKind, ids: &[TaskId]) -> (mpsc::Receiver<Dispatch>, CancellationToken) {
+    pub(super) fn dispatch(&self, kind: WakeKind, ids: &[TaskId]) -> (mpsc::Receiver<Dispatch>, CancellationToken) {
         let (claims, dispatches) = self.claims();
         let dispatcher = Dispatcher {
             claims,
@@ -233,7 +233,7 @@ async fn until<F: Future<Output = bool>>(done: impl Fn() -> F) {
 }
 
 /// Receives `count` dispatches.
-async fn ids_of(dispatches: &mut mpsc::Receiver<Dispatch>, count: usize) -> BTreeSet<TaskId> {
+pub(super) async fn ids_of(dispatches: &mut mpsc::Receiver<Dispatch>, count: usize) -> BTreeSet<TaskId> {
     let mut ids = BTreeSet::new();
     while ids.len() < count {
         ids.insert(tokio::time::timeout(LONG, dispatches.recv()).await.expect("in time").expect("open").delivery.id);

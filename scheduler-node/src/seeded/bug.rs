@@ -41,6 +41,7 @@ bugs! {
     IdWatermark "id_watermark",
     NoSweeper "no_sweeper",
     OverdueForgotten "overdue_forgotten",
+    DoubtForgotten "doubt_forgotten",
     LateFirstSending "late_first_sending",
     SecondSendingBlind "second_sending_blind",
     InboxRowTwice "inbox_row_twice",

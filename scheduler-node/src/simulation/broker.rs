@@ -101,6 +101,7 @@ impl Publish for SimulatedBroker {
         self.world.alive(self.node, self.incarnation).await;
         let (mut published, mut last) = (Vec::new(), Duration::ZERO);
         for message in &batch {
+            self.world.state().judge.handed_over((message.delivery.id, message.delivery.attempt.number()));
             let Fate { arrives_after, heard_after, outcome } = self.fate();
             if let Some(after) = arrives_after {
                 self.send(message, after);

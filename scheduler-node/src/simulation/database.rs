@@ -43,6 +43,12 @@ const PICKED_WITHIN: Duration = Duration::from_secs(2);
 /// The latest time at which a statement still runs whose sender has given up.
 const LATEST_MS: u64 = 20_000;
 
+/// The longest wait of a node for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The interval between two looks of a node at what it follows.
+const GLANCE_EVERY: Duration = Duration::from_millis(400);
+
 #[derive(Clone, Debug)]
 pub struct SimulatedDatabase {
     pub world: Arc<World>,
@@ -58,6 +64,10 @@ enum Fate {
     Refused,
     /// The answer is lost. The statement runs after so long, if at all.
     Lost(Option<Duration>),
+    /// The server is silent until another one takes its place.
+    Unanswered {
+        runs: bool,
+    },
 }
 
 impl SimulatedDatabase {
@@ -66,8 +76,26 @@ impl SimulatedDatabase {
         Self { world: Arc::clone(world), node, incarnation, name, clock: Arc::default() }
     }
 
+    /// Reads the clock whenever it is unknown, as the looker of a node does.
+    pub async fn follow_clock(self) {
+        loop {
+            if self.clock.at(clock::instant()).is_none() {
+                // The next look repeats it.
+                let _ = self.ping().await;
+            }
+            tokio::time::sleep(GLANCE_EVERY).await;
+        }
+    }
+
+    pub fn forget_clock(&self) {
+        self.clock.forget();
+    }
+
     fn fate(&self) -> Fate {
         let world = &self.world;
+        if world.has(Kind::Promoted) {
+            return Fate::Unanswered { runs: world.strikes(Kind::Promoted) };
+        }
         if world.strikes(Kind::Refused { node: self.node }) {
             return Fate::Refused;
         }
@@ -99,6 +127,15 @@ impl SimulatedDatabase {
                 self.world.lag().await;
                 // A server goes on with a statement whose client has died.
                 Ok(spawn_child(run).await.expect("a statement does not panic"))
+            }
+            Fate::Unanswered { runs } => {
+                let promoted = self.world.promoted.notified();
+                if runs {
+                    drop(spawn_child(run));
+                }
+                // A node gives up by itself, too.
+                let _ = tokio::time::timeout(PATIENCE, promoted).await;
+                Err(self.error(op, Effect::Unknown))
             }
             Fate::Lost(after) => {
                 if let Some(after) = after {

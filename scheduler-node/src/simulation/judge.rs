@@ -1,6 +1,9 @@
 //! Judges each step of a run by the guarantees, and remembers the first that is broken.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use common::{
     ids::{Epoch, ShardId, TaskId},
@@ -37,8 +40,19 @@ pub struct Judge {
     owners: BTreeMap<(ShardId, Epoch), usize>,
     /// The tasks of which a consumer has reported a success.
     succeeded: BTreeSet<TaskId>,
+    /// The messages that some node has handed to the broker.
+    handed_over: BTreeSet<Message>,
+    /// The claimed tasks that their owners do not have in flight, and since when.
+    unattended: BTreeMap<Message, Duration>,
     has_faults: bool,
 }
+
+/// The longest time for which a claimed task may be in no node's hands once all faults are over: the rest of a queue
+/// after a lost pick (8 s), and a look.
+const ATTENDED_WITHIN: Duration = Duration::from_secs(10);
+
+/// The same for a task whose message was handed to the broker: it may wait as long as a lane pauses (15 s).
+const PUBLISHED_AGAIN_WITHIN: Duration = Duration::from_secs(20);
 
 /// Whether an event leads from one state to the other, by the product's own table.
 fn is_allowed(from: TaskState, to: TaskState) -> bool {
@@ -114,6 +128,24 @@ impl Judge {
         }
         if copies > 1 && !self.has_faults {
             self.breaks("G5", || format!("{id}:{attempt} has a copy without a fault"));
+        }
+    }
+
+    pub fn handed_over(&mut self, message: Message) {
+        self.handed_over.insert(message);
+    }
+
+    /// Judges the claimed tasks that their owners do not have in flight.
+    pub fn unattended(&mut self, messages: &[Message], now: Duration) {
+        let before = std::mem::take(&mut self.unattended);
+        for message in messages {
+            let since = before.get(message).copied().unwrap_or(now);
+            self.unattended.insert(*message, since);
+            let is_out = self.handed_over.contains(message);
+            if now - since > if is_out { PUBLISHED_AGAIN_WITHIN } else { ATTENDED_WITHIN } {
+                let (id, attempt) = message;
+                self.breaks("lateness", || format!("{id}:{attempt} is claimed and in no node's hands since {since:?}"));
+            }
         }
     }
 

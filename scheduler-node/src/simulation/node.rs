@@ -164,6 +164,7 @@ impl Parts {
         };
         let pace = Pace { batch: 4, window: 16 };
         loops.spawn(while_it_runs(Arc::clone(world), node, self.settler().run(confirms, stop.clone())));
+        loops.spawn(while_it_runs(Arc::clone(world), node, database.sql.clone().follow_clock()));
         let preloader = Preloader::new(database, HORIZON, 1_000, Arc::clone(&METRICS));
         loops.spawn(while_it_runs(Arc::clone(world), node, preloader.run(stop.clone())));
         loops.spawn(while_it_runs(Arc::clone(world), node, self.ready_starter(claims.clone(), pace).run(stop.clone())));

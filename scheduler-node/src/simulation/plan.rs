@@ -92,13 +92,18 @@ pub enum Kind {
     Frozen { node: usize },
     /// The node's process ends, and starts anew afterwards.
     Killed { node: usize },
+    /// The database's server is silent until another one takes its place. Then statements under way end without an
+    /// answer, and the nodes forget the clock.
+    Promoted,
+    /// The owner of a shard stops its claims for a cut and gives the cut up, again and again.
+    CutGivenUp { shard: u16 },
 }
 
 impl Kind {
     fn roll(dice: &Dice) -> Self {
         let node = dice.index(NODES);
         let shard = dice.one_of(&[0, 1, 2]);
-        match dice.index(16) {
+        match dice.index(18) {
             0 => Self::Refused { node },
             1 => Self::AnswersLost { node },
             2 => Self::Slow,
@@ -114,6 +119,8 @@ impl Kind {
             12 => Self::HandedOver { shard },
             13 => Self::Frozen { node },
             14 => Self::Killed { node },
+            15 => Self::Promoted,
+            16 => Self::CutGivenUp { shard },
             _ => Self::ClockBack { by_ms: dice.between(1, 3_000) },
         }
     }

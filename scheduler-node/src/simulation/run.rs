@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use common::{
     delay::heap::{Entry, WakeKind},
     ids::{Attempt, QueueName, ShardId, TaskId},
-    task::report::{ReportStatus, ResultBody},
+    task::{
+        TaskState,
+        report::{ReportStatus, ResultBody},
+    },
     time::UnixMicros,
 };
 use parking_lot::Mutex;
@@ -35,6 +38,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The interval between two searches for expired tasks.
 const EXPIRED_EVERY: Duration = Duration::from_secs(1);
+
+/// The longest time for which a cut stops the claims.
+const CUT_WITHIN: Duration = Duration::from_millis(450);
 
 /// The number of the sender of statements that no node sends.
 const CLIENT: usize = NODES;
@@ -102,9 +108,13 @@ impl Cluster {
         let healed_at = plan.healed_at();
         loop {
             sleep(LOOK_EVERY).await;
+            let unattended = self.unattended();
             let is_over = world.elapsed() > healed_at + PROGRESS_WITHIN;
             let state = &mut *world.state();
             let is_done = world.elapsed() > healed_at + LOOK_EVERY && state.table.rows.is_empty();
+            if world.elapsed() > healed_at {
+                state.judge.unattended(&unattended, world.elapsed());
+            }
             if is_over || is_done {
                 state.judge.ended_run(&state.table);
             }
@@ -119,6 +129,17 @@ impl Cluster {
                 };
             }
         }
+    }
+
+    /// The claimed tasks that the owners of their shards do not have in flight.
+    fn unattended(&self) -> Vec<(TaskId, i32)> {
+        let takers = self.takers.lock().clone();
+        let has = |id: TaskId| {
+            takers.get(&id.shard()).is_some_and(|node| self.node(*node).database.owned_shards.is_in_flight(id))
+        };
+        let state = self.world.state();
+        let claimed = state.table.rows.values().filter(|row| row.state == TaskState::Dispatching && !has(row.id));
+        claimed.map(|row| (row.id, row.attempt)).collect()
     }
 
     fn node(&self, node: usize) -> Arc<Node> {
@@ -259,6 +280,22 @@ impl Cluster {
                 world.change_life(node, |life| life.is_frozen = false);
             }
             Kind::Killed { node } => self.kill(node, lasts).await,
+            Kind::Promoted => {
+                sleep(lasts).await;
+                world.promoted.notify_waiters();
+                (0..NODES).for_each(|node| self.node(node).database.sql.forget_clock());
+            }
+            Kind::CutGivenUp { shard } => {
+                let giving_up = async {
+                    loop {
+                        self.give_up_cut(ShardId::new(shard)).await;
+                        sleep(CUT_WITHIN).await;
+                    }
+                };
+                // The last cut is given up, too.
+                let _ = timeout(lasts, giving_up).await;
+                self.give_up_cut(ShardId::new(shard)).await;
+            }
             _ => {}
         }
     }
@@ -272,6 +309,17 @@ impl Cluster {
         let _ = timeout(patience, node.database.owned_shards.drained(&[shard])).await;
         node.database.owned_shards.forget(&[shard]);
         self.take(shard, (owner + 1) % NODES).await;
+    }
+
+    /// Stops the claims from a shard as a cut does, and goes on with them.
+    async fn give_up_cut(&self, shard: ShardId) {
+        let owner = self.takers.lock().get(&shard).copied().unwrap_or(0);
+        let owned_shards = Arc::clone(&self.node(owner).database.owned_shards);
+        let Some(epoch) = owned_shards.owned().get(&shard).copied() else { return };
+        owned_shards.stop_claiming(&[shard]);
+        // What is still out holds a cut up.
+        let _ = timeout(CUT_WITHIN, owned_shards.drained(&[shard])).await;
+        owned_shards.resume_claiming(shard, epoch);
     }
 
     /// Ends a node's process wherever it is, and starts it anew.

@@ -44,6 +44,8 @@ pub struct World {
     state: Mutex<State>,
     /// A statement has ended: locks are free, rows have changed.
     pub committed: Notify,
+    /// Another server has taken the database's place.
+    pub promoted: Notify,
     /// Messages for the consumers.
     pub arrivals: tokio::sync::mpsc::Sender<Arrival>,
     broker: Mutex<Broker>,
@@ -94,6 +96,7 @@ impl World {
         Arc::new(Self {
             state: Mutex::new(state),
             committed: Notify::new(),
+            promoted: Notify::new(),
             arrivals,
             broker: Mutex::new(Broker { state: BrokerState::Up { blocked: false }, watchers: Vec::new() }),
             lives: Mutex::default(),

@@ -97,7 +97,7 @@ impl DatabaseClock {
 
     /// Drops all readings: another server, with another clock, takes the database's place. Call once statements are
     /// sent to it.
-    pub(super) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         let mut readings = self.readings.lock();
         readings.server += 1;
         if let Some(last) = readings.kept.pop_back() {

@@ -50,6 +50,9 @@ struct State {
     claimable: Option<Arc<[ShardId]>>,
     heap: DelayHeap,
     in_flight: HashMap<TaskId, InFlight>,
+    /// The tasks whose rescue is in the heap, or would be if their shard might be claimed from. A claimed row wakes
+    /// some 45 s after its claim, so nothing else brings them back soon.
+    in_doubt: BTreeSet<TaskId>,
     /// Adopted shards that are not read yet: all their due keys, and the claims that the owner before left.
     adopted: BTreeSet<ShardId>,
     /// Shards in which another node wrote a row that is due within the horizon.
@@ -78,7 +81,7 @@ struct InFlight {
 struct Owned {
     epoch: Epoch,
     /// A claim of this epoch or a later one is this node's own: it is in flight here, or its outcome is unknown and a
-    /// rescue looks at it in its time. Only a claim before it was left by another owner.
+    /// rescue looks at it (`in_doubt`). Only a claim before it was left by another owner.
     own_since: Epoch,
     draining: bool,
 }
@@ -120,6 +123,7 @@ impl State {
             }
             self.adopted.remove(shard);
         }
+        self.forget_doubts(shards.iter().copied());
         self.heap.drop_shards(shards);
     }
 
@@ -128,12 +132,38 @@ impl State {
     }
 
     fn offer(&mut self, entry: Entry) {
-        if !self.claimable(entry.id.shard()) || self.is_aside(entry.id) {
+        let owned = self.owned.get(&entry.id.shard());
+        let Some(owned) = owned.filter(|_| !self.is_aside(entry.id)) else { return };
+        if owned.draining {
+            if entry.kind == WakeKind::Rescue {
+                self.in_doubt.insert(entry.id);
+            }
             return;
         }
         match self.in_flight.get_mut(&entry.id) {
             Some(in_flight) => in_flight.then = Some(entry),
-            None => drop(self.heap.push(entry)),
+            None => {
+                if entry.kind == WakeKind::Rescue {
+                    self.in_doubt.insert(entry.id);
+                }
+                self.heap.push(entry);
+            }
+        }
+    }
+
+    /// Rescues the tasks of a shard that were in doubt when its claims stopped, at once: their pauses are forgotten.
+    fn offer_doubts(&mut self, shard: ShardId) {
+        seeded!(DoubtForgotten, return);
+        let ids: Vec<TaskId> = self.in_doubt.iter().copied().filter(|id| id.shard() == shard).collect();
+        for id in ids {
+            self.offer(Entry { wake_at: UnixMicros::FIRST, id, kind: WakeKind::Rescue });
+        }
+    }
+
+    fn forget_doubts(&mut self, shards: impl IntoIterator<Item = ShardId>) {
+        if !self.in_doubt.is_empty() {
+            let shards: BTreeSet<ShardId> = shards.into_iter().collect();
+            self.in_doubt.retain(|id| !shards.contains(&id.shard()));
         }
     }
 }
@@ -147,6 +177,7 @@ impl OwnedShards {
                 claimable: None,
                 heap: DelayHeap::new(heap_entries),
                 in_flight: HashMap::new(),
+                in_doubt: BTreeSet::new(),
                 adopted: BTreeSet::new(),
                 nudged: BTreeSet::new(),
                 picks: BTreeMap::new(),
@@ -199,6 +230,8 @@ impl OwnedShards {
             state.owned.insert(shard, Owned { epoch, own_since: epoch, draining: false });
             state.adopted.insert(shard);
         }
+        // The first read finds them: their claims are of an older epoch.
+        state.forget_doubts(taken.iter().map(|(shard, _)| *shard));
         // Under the lock, so that no claim under the epoch is recorded before it.
         self.history.acquired(taken);
         drop(state);
@@ -212,6 +245,7 @@ impl OwnedShards {
         state.claimable = None;
         state.owned.insert(shard, Owned { epoch, own_since, draining: false });
         state.adopted.insert(shard);
+        state.offer_doubts(shard);
         self.history.acquired(&[(shard, epoch)]);
         drop(state);
         self.preload_wanted.notify_one();
@@ -224,8 +258,15 @@ impl OwnedShards {
         owned.draining = false;
         state.claimable = None;
         state.adopted.insert(shard);
+        state.offer_doubts(shard);
         drop(state);
         self.preload_wanted.notify_one();
+        self.heap_changed.notify_one();
+    }
+
+    /// The tasks of a shard that a rescue has still to look at.
+    pub fn in_doubt(&self, shard: ShardId) -> Vec<TaskId> {
+        self.state.lock().in_doubt.iter().copied().filter(|id| id.shard() == shard).collect()
     }
 
     /// The epoch since which all claims of a shard are this node's own.
@@ -305,6 +346,7 @@ impl OwnedShards {
         let entries = state.heap.pop_due(until, most);
         for entry in &entries {
             state.in_flight.insert(entry.id, InFlight::default());
+            state.in_doubt.remove(&entry.id);
         }
         entries
     }
@@ -323,6 +365,7 @@ impl OwnedShards {
         let mut state = self.state.lock();
         for id in ids {
             state.heap.remove(id);
+            state.in_doubt.remove(&id);
             state.in_flight.entry(id).or_default();
         }
     }

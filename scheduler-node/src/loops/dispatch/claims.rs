@@ -17,6 +17,7 @@ use common::{
     },
     ids::{Epoch, ShardId, TaskId},
     task::Delivery,
+    time::UnixMicros,
 };
 use tokio::sync::mpsc;
 
@@ -87,13 +88,20 @@ impl<S: Statements> ClaimHandler<S> {
         Some(claimed)
     }
 
-    /// Puts keys that the claim passed over back into the heap. Without a clock the next preload finds them.
+    /// Puts keys that the claim passed over back into the heap. What it found claimed, and this node does not have in
+    /// flight, was claimed by a statement that the node has given up on: a rescue publishes it soon.
     fn offer_again(&self, passed: &[Key], ahead: Duration) {
-        let Some(now) = self.database.sql.clock().at(clock::instant()) else { return };
+        let now = self.now();
         self.metrics.passed_over.inc_by(passed.len() as u64);
         self.database
             .owned_shards
             .offer(passed.iter().filter_map(|key| again(key.id, key.state, key.wake_at, now, ahead)));
+    }
+
+    /// The time on the database's clock. Without a reading, as after a failover, it is so early that an entry leaves
+    /// the heap with the first reading.
+    pub fn now(&self) -> UnixMicros {
+        self.database.sql.clock().at(clock::instant()).unwrap_or(UnixMicros::FIRST)
     }
 
     /// Puts the keys of a claim that certainly did nothing back into the heap, for a little later.
@@ -103,8 +111,7 @@ impl<S: Statements> ClaimHandler<S> {
             return self.database.look_again(asked.iter().copied(), TRY_AGAIN);
         }
         self.database.owned_shards.end(asked.iter().copied());
-        let Some(now) = self.database.sql.clock().at(clock::instant()) else { return };
-        let at = now.plus(TRY_AGAIN);
+        let at = self.now().plus(TRY_AGAIN);
         self.database.owned_shards.offer(asked.iter().map(|id| Entry { wake_at: at, id: *id, kind: WakeKind::Claim }));
     }
 

@@ -343,7 +343,8 @@ impl<S: Statements> ReadyStarter<S> {
             aside: &aside,
             only: None,
         };
-        let sent_at = self.claims.database.sql.clock().at(clock::instant());
+        let sent = clock::instant();
+        let sent_at = self.claims.database.sql.clock().at(sent);
         let (answers, error) = match self.claims.database.sql.task_pick(&pick).await {
             Ok(answer) => (vec![answer], None),
             Err(error) if error.fault() == Fault::Data => self.pick_apart(&pick).await?,
@@ -367,8 +368,7 @@ impl<S: Statements> ReadyStarter<S> {
         if let Some(error) = error {
             if error.effect == Effect::Unknown {
                 turn.took(wanted.iter().sum());
-                let failed_at = self.claims.database.sql.clock().at(clock::instant());
-                turn.doubt = Some(Doubt::of(sent_at, failed_at, fences.keys().copied()));
+                turn.doubt = Some(Doubt::of(sent, sent_at, fences.keys().copied()));
             }
             return Err(error);
         }

@@ -195,6 +195,13 @@ pub(super) const SEEDS: &[Seed] = &[
         "the overdue task is not read",
     ),
     seed(
+        Bug::DoubtForgotten,
+        "G6",
+        "a task whose claim is in doubt stays in the heap until a rescue has looked at it",
+        "loops::dispatch::claims::tests::a_claim_whose_answer_was_lost_to_a_failover_is_rescued_with_the_first_answer_of_the_new_server",
+        "the tasks in doubt are forgotten",
+    ),
+    seed(
         Bug::EtcdHoldsPermission,
         "G7",
         "an owner without a lease goes on until a fence refuses it",

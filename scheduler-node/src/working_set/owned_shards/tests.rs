@@ -143,3 +143,28 @@ fn a_shard_that_has_moved_keeps_the_claims_of_its_owner_apart_from_those_of_earl
     owned.resume_claiming(shard, epoch(7));
     assert_eq!((owned.is_claimable(shard), owned.own_since(shard)), (true, Some(epoch(4))));
 }
+
+#[test]
+fn what_is_in_doubt_outlives_a_cut_that_is_given_up() {
+    let owned = owned();
+    let (shard, early, late) = (ShardId::new(1), id(1), id(1));
+    owned.offer([entry(late, 5)]);
+    owned.take_due(UnixMicros::new(10), 10);
+    owned.end_unknown([early], UnixMicros::new(50));
+    owned.stop_claiming(&[shard]);
+    owned.end_unknown([late], UnixMicros::new(60));
+    assert!(owned.take_due(UnixMicros::LAST, 10).is_empty());
+    owned.resume_claiming(shard, Epoch::from_store(1));
+    let rescued = |owned: &OwnedShards| -> BTreeSet<TaskId> {
+        let taken = owned.take_due(UnixMicros::FIRST, 10);
+        taken.iter().filter(|entry| entry.kind == WakeKind::Rescue).map(|entry| entry.id).collect()
+    };
+    assert_eq!(rescued(&owned), BTreeSet::from([early, late]));
+    assert!(owned.in_doubt(shard).is_empty(), "they are in flight");
+    owned.end_unknown([early, late], UnixMicros::new(50));
+    owned.adopt_own(shard, Epoch::from_store(2), Epoch::from_store(1));
+    assert_eq!(rescued(&owned), BTreeSet::from([early, late]));
+    owned.end_unknown([early, late], UnixMicros::new(50));
+    owned.adopt(&[(shard, Epoch::from_store(3))]);
+    assert!(owned.in_doubt(shard).is_empty(), "the first read under a newer epoch finds them");
+}

@@ -168,7 +168,9 @@ impl Work {
         self.page = PageCursor::Done;
         let shard = self.shard;
         if let Some(own_since) = ends.source.owned_shards.own_since(shard) {
+            let in_doubt = ends.source.owned_shards.in_doubt(shard);
             ends.target.owned_shards.adopt_own(shard, opened, own_since);
+            ends.target.look_again(in_doubt, Duration::ZERO);
             ends.source.owned_shards.forget(&[shard]);
         }
         self.shared.databases.places().moved(shard, ends.target_index, opened);

@@ -88,8 +88,11 @@ async fn what_changes_after_the_last_round_is_in_the_target_when_it_opens() {
     let fences = BTreeMap::from([(SHARD, moving.epoch)]);
     let claimed = source.task_claim(&[id], &fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap();
     assert_eq!(claimed.deliveries.len(), 1);
+    // The answer is lost.
+    moving.ends.source.look_again([id], Duration::from_secs(3_600));
     let closed = source.move_close(SHARD, moving.epoch, CloseWait::Plain).await.unwrap().expect("the owner closes it");
     moving.work.finish_cut(&moving.ends, closed).await.unwrap();
     assert!(moving.ends.target.owned_shards.own_since(SHARD).is_some(), "the target has the shard");
     assert_eq!(moving.tests[1].state_of(id).await.as_deref(), Some("dispatching"), "the claim came over");
+    assert_eq!(moving.ends.target.owned_shards.in_doubt(SHARD), [id], "a rescue looks at it there");
 }

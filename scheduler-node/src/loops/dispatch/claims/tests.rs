@@ -3,7 +3,10 @@
 use common::time::UnixMicros;
 
 use super::*;
-use crate::{loops::tests::Loops, store::tests::fixture};
+use crate::{
+    loops::tests::Loops,
+    store::{StoreOp, tests::fixture},
+};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -21,4 +24,61 @@ async fn a_task_that_is_claimed_ahead_waits_for_its_due_time() {
         let dispatch = dispatches.recv().await.expect("each claimed task goes to the publisher");
         assert!(dispatch.publish_at > an_hour_later, "the message would go out before its due time");
     }
+}
+
+/// Clearly less than the look-again time of a claimed row, and far more than a rescue takes on a busy machine.
+const SOON: Duration = Duration::from_secs(25);
+
+async fn published(dispatches: &mut mpsc::Receiver<Dispatch>) -> BTreeSet<TaskId> {
+    let published = async {
+        let mut ids = BTreeSet::new();
+        while ids.len() < 3 {
+            let dispatch = dispatches.recv().await.expect("the dispatcher runs");
+            assert!(dispatch.delivery.redelivered, "it may be a copy");
+            ids.insert(dispatch.delivery.id);
+        }
+        ids
+    };
+    tokio::time::timeout(SOON, published).await.expect("the look-again time of the rows is not waited for")
+}
+
+#[tokio::test]
+async fn what_a_claim_takes_after_its_node_gave_up_on_it_is_rescued_soon() {
+    let loops = Loops::new().await;
+    let ids = loops.three(|_| ()).await;
+    loops.test.database.ping().await.unwrap();
+    let mut late = loops.test.pool.acquire().await.unwrap();
+    let claim = "BEGIN; UPDATE duetime.task SET state = 'dispatching', attempt = 1, claim_epoch = (SELECT epoch FROM duetime.shard WHERE id = 0),
+                        claimed_at = clock_timestamp(), wake_at = clock_timestamp() + interval '45 s'";
+    sqlx::raw_sql(claim).execute(&mut *late).await.unwrap();
+    // The rescue after the claim that was given up, and claims after it, find the tasks unclaimed and locked.
+    let (mut dispatches, stop) = loops.dispatch(WakeKind::Rescue, &ids);
+    let begun = Instant::now();
+    while loops.metrics.passed_over.get() < 6 {
+        assert!(begun.elapsed() < SOON, "the tasks are claimed again");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    sqlx::raw_sql("COMMIT").execute(&mut *late).await.unwrap();
+    assert_eq!(published(&mut dispatches).await, BTreeSet::from(ids));
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn a_claim_whose_answer_was_lost_to_a_failover_is_rescued_with_the_first_answer_of_the_new_server() {
+    let loops = Loops::new().await;
+    let ids = loops.three(|_| ()).await;
+    let database = loops.counter.databases.home().clone();
+    database.owned_shards.begin(ids);
+    let (claims, _) = loops.claims();
+    let claimed = database.sql.task_claim(&ids, &loops.fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await;
+    assert_eq!(claimed.unwrap().deliveries.len(), 3);
+    database.sql.clock().forget();
+    let lost =
+        Error { database: database.name().clone(), op: StoreOp::TaskClaim, effect: Effect::Unknown, source: None };
+    claims.received("due", ids.to_vec(), &loops.fences, Duration::ZERO, Err(lost)).await;
+    assert!(database.owned_shards.next_due().is_some(), "the tasks in doubt are forgotten");
+    let (mut dispatches, stop) = loops.dispatch(WakeKind::Rescue, &[]);
+    database.sql.ping().await.unwrap();
+    assert_eq!(published(&mut dispatches).await, BTreeSet::from(ids));
+    stop.cancel();
 }

@@ -41,16 +41,14 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// Call when a pick of `shards` has failed that was sent at `sent_at`.
-    pub fn of(
-        sent_at: Option<UnixMicros>,
-        failed_at: Option<UnixMicros>,
-        shards: impl IntoIterator<Item = ShardId>,
-    ) -> Self {
+    /// Call when a pick of `shards` has failed that was sent at `sent`, at `sent_at` on the database's clock. That
+    /// clock may be unknown by now: another server may have taken the database's place.
+    pub fn of(sent: Instant, sent_at: Option<UnixMicros>, shards: impl IntoIterator<Item = ShardId>) -> Self {
+        let now = clock::instant();
         Self {
-            out: sent_at.zip(failed_at),
+            out: sent_at.map(|sent_at| (sent_at, sent_at.plus(now.saturating_duration_since(sent)))),
             shards: shards.into_iter().collect(),
-            over_at: clock::instant() + UNKNOWN_FOR,
+            over_at: now + UNKNOWN_FOR,
         }
     }
 }
@@ -59,9 +57,9 @@ impl<S: Statements> ReadyStarter<S> {
     /// Wakes the tasks that were claimed while a pick was out and are still `dispatching`. A rescue publishes those
     /// that are not in flight here; it does nothing with the others. Call when the doubt is over.
     pub(super) async fn wake_started(&self, doubt: &Doubt) -> Result<(), Error> {
-        let now = self.claims.database.sql.clock().at(clock::instant());
-        // Without a clock their own rescues find them.
-        let (Some((sent_at, failed_at)), Some(now)) = (doubt.out, now) else { return Ok(()) };
+        // Without a clock at the sending their own rescues find them.
+        let Some((sent_at, failed_at)) = doubt.out else { return Ok(()) };
+        let now = self.claims.now();
         // A claim moves the wake time to its own time plus this.
         let from = sent_at.minus(MARGIN).plus(LOOK_AGAIN_AFTER);
         let until = failed_at.plus(MARGIN).plus(LOOK_AGAIN_AFTER);

@@ -80,11 +80,12 @@ async fn what_a_lost_pick_has_started_is_woken_when_the_pick_has_certainly_ended
     let ids = loops.limited().await;
     let (claims, _dispatches) = loops.claims();
     let starter = loops.ready_starter(claims);
-    let sent_at = fixture::now(&loops.test.pool).await;
+    let (sent, sent_at) = (clock::instant(), fixture::now(&loops.test.pool).await);
     loops.pick(2).await;
-    let failed_at = fixture::now(&loops.test.pool).await;
+    // Another server takes the database's place.
+    loops.test.database.clock().forget();
     let shards = [ShardId::new(0)];
-    let mut doubt = Doubt::of(Some(sent_at), Some(failed_at), shards);
+    let mut doubt = Doubt::of(sent, Some(sent_at), shards);
     let queue = QueueName::new(LIMITED);
     let turn = |doubt: &Doubt| QueueProgress { doubt: Some(doubt.clone()), ..QueueProgress::default() };
 
@@ -110,7 +111,7 @@ async fn a_queue_goes_on_although_a_look_for_what_a_lost_pick_started_can_never_
     let (claims, _dispatches) = loops.claims();
     let starter = loops.ready_starter(claims);
     let (now, queue) = (fixture::now(&loops.test.pool).await, QueueName::new(LIMITED));
-    let mut doubt = Doubt::of(Some(now), Some(now), [ShardId::new(0)]);
+    let mut doubt = Doubt::of(clock::instant(), Some(now), [ShardId::new(0)]);
     doubt.over_at = clock::instant();
     starter.turns.lock().insert(queue.clone(), QueueProgress { doubt: Some(doubt), ..QueueProgress::default() });
     let unreadable = "ALTER TABLE duetime.task RENAME COLUMN wake_at TO moved";
