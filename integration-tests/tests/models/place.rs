@@ -10,8 +10,8 @@
 //! A move back is asked for once each node's map shows the end of the first: a move ends 5 s after its cut, and a look
 //! takes 1 s at most. Two looks are not under way at once.
 //!
-//! Left out: what is copied (`cuts`), how the assignment is made and seen (`masters`), statements that are executed after
-//! their node has given up on them, and moves that are called off.
+//! Left out: what is copied (`cuts`), how the assignment is made and seen (`masters`), statements that are executed
+//! after their node has given up on them, and moves that are called off.
 
 #[path = "place/action.rs"]
 mod action;

@@ -78,6 +78,10 @@ impl Readings {
         }
         kept.push_back(new);
     }
+
+    fn at(&self, moment: Instant) -> Option<UnixMicros> {
+        self.kept.iter().map(|reading| reading.at(moment)).max()
+    }
 }
 
 impl DatabaseClock {
@@ -109,13 +113,13 @@ impl DatabaseClock {
     /// About the database's time at `moment`: by the former server's clock until the present one has answered. It is
     /// for what only begins to wait, and never says that something is due. `None`: no server has answered yet.
     pub fn about(&self, moment: Instant) -> Option<UnixMicros> {
-        self.at(moment).or_else(|| self.readings.lock().former.map(|reading| reading.at(moment)))
+        let readings = self.readings.lock();
+        readings.at(moment).or_else(|| readings.former.map(|reading| reading.at(moment)))
     }
 
     /// The database's time at `moment`, never ahead of its clock. `None`: there is no reading yet.
     pub fn at(&self, moment: Instant) -> Option<UnixMicros> {
-        let readings = self.readings.lock();
-        readings.kept.iter().map(|reading| reading.at(moment)).max()
+        self.readings.lock().at(moment)
     }
 
     /// The first instant at which the database's clock has certainly reached `due`.

@@ -7,6 +7,7 @@
 //! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice;
 //! - a drain waits for the tasks in flight, so that the next owner finds nothing half done.
 
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -24,11 +25,8 @@ use common::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::{
-    clock,
-    history::{History, Step},
-    until::until,
-};
+use self::state::{InFlight, Owned, State};
+use crate::{clock, history::History, until::until};
 
 /// One database's share of this node. A lock is held for one operation on a map, never across an await.
 #[derive(Debug)]
@@ -43,130 +41,11 @@ pub struct OwnedShards {
     history: History,
 }
 
-#[derive(Debug)]
-struct State {
-    owned: BTreeMap<ShardId, Owned>,
-    /// The shards that may be claimed from; `None` after a change. Each submission asks for them.
-    claimable: Option<Arc<[ShardId]>>,
-    heap: DelayHeap,
-    in_flight: HashMap<TaskId, InFlight>,
-    /// The tasks whose rescue is in the heap, or would be if their shard might be claimed from. A claimed row wakes
-    /// some 45 s after its claim, so nothing else brings them back soon.
-    in_doubt: BTreeSet<TaskId>,
-    /// Adopted shards that are not read yet: all their due keys, and the claims that the owner before left.
-    adopted: BTreeSet<ShardId>,
-    /// Shards in which another node wrote a row that is due within the horizon.
-    nudged: BTreeSet<ShardId>,
-    /// Picks under way, each with the fences it presents. Its tasks are in flight only once its answer has arrived.
-    picks: BTreeMap<u64, BTreeMap<ShardId, Epoch>>,
-    /// Rows that the database refuses to write, each with the moment until which it is left alone.
-    aside: HashMap<TaskId, Instant>,
-}
-
 /// The most such rows named to a statement that chooses its rows itself: it compares each row with all of them.
 const ASIDE_NAMED: usize = 1_000;
 
 /// The most rows that are left alone. Beyond it rows are tried again and again, which is slow but harmless.
 const ASIDE_MOST: usize = 10_000;
-
-/// A task between the heap and the write of its outcome.
-#[derive(Clone, Copy, Debug, Default)]
-struct InFlight {
-    /// The next entry, if the task came due again meanwhile: a rejection and its retry may be written before the
-    /// confirm.
-    then: Option<Entry>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Owned {
-    epoch: Epoch,
-    /// A claim of this epoch or a later one is this node's own: it is in flight here, or its outcome is unknown and a
-    /// rescue looks at it (`in_doubt`). Only a claim before it was left by another owner.
-    own_since: Epoch,
-    draining: bool,
-}
-
-impl State {
-    fn claimable(&self, shard: ShardId) -> bool {
-        self.owned.get(&shard).is_some_and(|owned| !owned.draining)
-    }
-
-    fn fences(&self) -> BTreeMap<ShardId, Epoch> {
-        self.owned.iter().filter(|(_, owned)| !owned.draining).map(|(shard, owned)| (*shard, owned.epoch)).collect()
-    }
-
-    fn is_busy_with(&self, shards: &[ShardId]) -> bool {
-        self.in_flight.keys().any(|id| shards.contains(&id.shard()))
-            || self.picks.values().any(|fences| shards.iter().any(|shard| fences.contains_key(shard)))
-    }
-
-    fn is_held_under(&self, shard: ShardId, epoch: Epoch) -> bool {
-        self.owned.get(&shard).is_some_and(|owned| owned.epoch == epoch)
-    }
-
-    fn stop_claiming(&mut self, shards: &[ShardId]) {
-        self.claimable = None;
-        for shard in shards {
-            if let Some(owned) = self.owned.get_mut(shard) {
-                owned.draining = true;
-            }
-            self.adopted.remove(shard);
-        }
-        self.heap.drop_shards(shards);
-    }
-
-    fn forget(&mut self, shards: &[ShardId], history: &History) {
-        self.claimable = None;
-        for shard in shards {
-            if let Some(Owned { epoch, .. }) = self.owned.remove(shard) {
-                history.record(Step::ShardReleased { shard: *shard, epoch });
-            }
-            self.adopted.remove(shard);
-        }
-        self.forget_doubts(shards.iter().copied());
-        self.heap.drop_shards(shards);
-    }
-
-    fn is_aside(&self, id: TaskId) -> bool {
-        self.aside.get(&id).is_some_and(|until| *until > clock::instant())
-    }
-
-    fn offer(&mut self, entry: Entry) {
-        let owned = self.owned.get(&entry.id.shard());
-        let Some(owned) = owned.filter(|_| !self.is_aside(entry.id)) else { return };
-        if owned.draining {
-            if entry.kind == WakeKind::Rescue {
-                self.in_doubt.insert(entry.id);
-            }
-            return;
-        }
-        match self.in_flight.get_mut(&entry.id) {
-            Some(in_flight) => in_flight.then = Some(entry),
-            None => {
-                if entry.kind == WakeKind::Rescue {
-                    self.in_doubt.insert(entry.id);
-                }
-                self.heap.push(entry);
-            }
-        }
-    }
-
-    /// Rescues the tasks of a shard that were in doubt when its claims stopped, at once: their pauses are forgotten.
-    fn offer_doubts(&mut self, shard: ShardId) {
-        seeded!(DoubtForgotten, return);
-        let ids: Vec<TaskId> = self.in_doubt.iter().copied().filter(|id| id.shard() == shard).collect();
-        for id in ids {
-            self.offer(Entry { wake_at: UnixMicros::FIRST, id, kind: WakeKind::Rescue });
-        }
-    }
-
-    fn forget_doubts(&mut self, shards: impl IntoIterator<Item = ShardId>) {
-        if !self.in_doubt.is_empty() {
-            let shards: BTreeSet<ShardId> = shards.into_iter().collect();
-            self.in_doubt.retain(|id| !shards.contains(&id.shard()));
-        }
-    }
-}
 
 impl OwnedShards {
     /// `heap_entries`: the most keys that the heap keeps.
