@@ -232,14 +232,20 @@ fn tell(node: &TestNode, main: (ShardStatus, i64), east: (ShardStatus, i64)) {
     node.places.tell(&[Some(ShardRange::all(SHARDS).iter().map(of_main).collect()), Some(vec![row(SHARD, east)])]);
 }
 
-#[tokio::test]
-async fn a_closed_shard_is_forgotten_once_it_is_open_in_its_target_whatever_its_epoch() {
+/// A node that has taken the fence of a closed shard, under this epoch.
+async fn with_a_closed_shard() -> (TestNode, i64) {
     let world = World::shared().await;
     let one = world.start("one").await;
     balanced(&[&one]).await;
     let epoch = one.owned()[&SHARD].number();
     tell(&one, (ShardStatus::Gone, epoch), (ShardStatus::Arriving, 0));
     eventually("nothing is claimed from it", || !one.owned_shards.is_claimable(SHARD)).await;
+    (one, epoch)
+}
+
+#[tokio::test]
+async fn a_closed_shard_is_forgotten_once_it_is_open_in_its_target_whatever_its_epoch() {
+    let (one, epoch) = with_a_closed_shard().await;
     let unowned = &one.coordination.metrics().shards_unowned;
     eventually("it counts as unowned", || unowned.get() == 1).await;
     // The former owner has opened it. Its new epoch is the one that this node took in the source.
@@ -277,12 +283,7 @@ async fn a_closed_shard_that_opens_in_its_target_before_its_fence_is_taken_is_ac
 
 #[tokio::test]
 async fn claims_from_a_closed_shard_go_on_when_its_source_has_opened_it_again() {
-    let world = World::shared().await;
-    let one = world.start("one").await;
-    balanced(&[&one]).await;
-    let epoch = one.owned()[&SHARD].number();
-    tell(&one, (ShardStatus::Gone, epoch), (ShardStatus::Arriving, 0));
-    eventually("nothing is claimed from it", || !one.owned_shards.is_claimable(SHARD)).await;
+    let (one, epoch) = with_a_closed_shard().await;
     tell(&one, (ShardStatus::Leaving, epoch), (ShardStatus::Arriving, 0));
     eventually("it is claimed from again", || one.owned_shards.is_claimable(SHARD)).await;
     assert_eq!(one.owned()[&SHARD].number(), epoch);
