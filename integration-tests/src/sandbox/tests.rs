@@ -55,7 +55,11 @@ async fn rabbit_comes_back_on_its_port_with_its_virtual_hosts() {
     broker.restart().await.unwrap();
     Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
     broker.retire_vhost("mine".into());
-    broker.add_vhost("next").await.unwrap();
+    let next = broker.add_vhost("next").await.unwrap();
+    Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
+    broker.retire_vhost("next".into());
+    broker.add_vhost("last").await.unwrap();
+    Connection::connect(&next, ConnectionProperties::default()).await.unwrap();
     Connection::connect(&url, ConnectionProperties::default()).await.unwrap_err();
     broker.stop().await.unwrap();
     broker.restart().await.unwrap();
