@@ -4,9 +4,6 @@
 //! after the other at any time, and the fences that it holds. Its owner loop and its mover change both, step by step.
 //! The assignment changes at any time, a node may lose its lease or crash, and answers of statements may be lost.
 //!
-//! An owner that has acquired a fence does not adopt the shard if its map shows another place by then. The model shows
-//! that `Guard::Acquired` alone would do; the check saves a step.
-//!
 //! A move back is asked for once each node's map shows the end of the first: a move ends 5 s after its cut, and a look
 //! takes 1 s at most. Two looks are not under way at once.
 //!

@@ -12,13 +12,13 @@ mod state;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Instant,
 };
 
 use common::{
-    delay::heap::{DelayHeap, Entry, WakeKind},
+    delay::heap::{Entry, WakeKind},
     ids::{Epoch, ShardId, TaskId},
     time::UnixMicros,
 };
@@ -51,17 +51,7 @@ impl OwnedShards {
     /// `heap_entries`: the most keys that the heap keeps.
     pub fn new(heap_entries: usize) -> Self {
         Self {
-            state: Mutex::new(State {
-                owned: BTreeMap::new(),
-                claimable: None,
-                heap: DelayHeap::new(heap_entries),
-                in_flight: HashMap::new(),
-                in_doubt: BTreeSet::new(),
-                adopted: BTreeSet::new(),
-                nudged: BTreeSet::new(),
-                picks: BTreeMap::new(),
-                aside: HashMap::new(),
-            }),
+            state: Mutex::new(State::new(heap_entries)),
             heap_changed: Notify::new(),
             preload_wanted: Notify::new(),
             in_flight_less: Notify::new(),

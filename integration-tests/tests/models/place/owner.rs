@@ -118,15 +118,13 @@ impl Places {
         Some(())
     }
 
-    /// The key is still this node's: it adopts the shard, unless the map shows another place by now.
+    /// The key is still this node's: it adopts the shard, wherever the map shows it by now.
     fn confirm(&self, state: &mut State, at: usize) -> Option<()> {
         let node = &mut state.nodes[at];
         let Act::Taken { database, epoch } = node.act else { return None };
         node.act = Act::None;
-        let here = node.place.filter(|place| place.database == database);
-        if state.key == Some(at) && here.is_some() {
-            let is_closed = here.is_some_and(|place| place.is_closed());
-            node.held[database] = Some(Held { epoch, is_acquired: true, is_draining: is_closed, is_closed });
+        if state.key == Some(at) {
+            node.held[database] = Some(Held { epoch, is_acquired: true, is_draining: false, is_closed: false });
         }
         Some(())
     }

@@ -55,6 +55,21 @@ pub(super) struct Owned {
 }
 
 impl State {
+    /// `heap_entries`: the most keys that the heap keeps.
+    pub(super) fn new(heap_entries: usize) -> Self {
+        Self {
+            owned: BTreeMap::new(),
+            claimable: None,
+            heap: DelayHeap::new(heap_entries),
+            in_flight: HashMap::new(),
+            in_doubt: BTreeSet::new(),
+            adopted: BTreeSet::new(),
+            nudged: BTreeSet::new(),
+            picks: BTreeMap::new(),
+            aside: HashMap::new(),
+        }
+    }
+
     pub(super) fn claimable(&self, shard: ShardId) -> bool {
         self.owned.get(&shard).is_some_and(|owned| !owned.draining)
     }

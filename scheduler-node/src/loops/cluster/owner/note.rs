@@ -9,7 +9,6 @@ use std::{
 use common::{
     cluster::AssignmentRecord,
     ids::{Epoch, ShardId},
-    shard::ShardStatus,
 };
 use futures::FutureExt;
 use tokio::time::Instant;
@@ -98,26 +97,10 @@ impl<F: Fence> Owner<F> {
         for shard in &shards {
             self.busy.remove(shard);
         }
-        let ours = self.adopt(index, ours);
+        // Where the map shows another place by now, the next look at the map gives the shard up.
+        self.databases[index].database.owned_shards.adopt(&ours);
         self.actor.coordination.metrics().acquisitions.inc_by(ours.len() as u64);
         self.log.acquired.extend(ours.into_iter().map(|(shard, _)| shard));
-    }
-
-    /// Adopts shards whose fences this node holds now, and returns them. A shard that was closed when its fence was
-    /// asked for may be open in its target by now: it is not adopted, and the next pass acquires it there. Of one that
-    /// is closed still, nothing is claimed.
-    fn adopt(&mut self, index: usize, taken: Vec<(ShardId, Epoch)>) -> Vec<(ShardId, Epoch)> {
-        let map = self.places.load();
-        let place = |shard| map.of(shard).filter(|place| place.database.get() == index);
-        let (ours, moved): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(shard, _)| place(*shard).is_some());
-        self.log.moved.extend(moved.into_iter().map(|(shard, _)| shard));
-        let is_closed = |shard: ShardId| place(shard).is_some_and(|place| place.status == ShardStatus::Gone);
-        let closed: Vec<_> = ours.iter().copied().filter(|(shard, _)| is_closed(*shard)).collect();
-        let owned_shards = &self.databases[index].database.owned_shards;
-        owned_shards.adopt(&ours);
-        owned_shards.stop_claiming(&closed.iter().map(|(shard, _)| *shard).collect::<Vec<_>>());
-        self.closed.extend(closed.into_iter().map(|(shard, epoch)| (index, shard, epoch)));
-        ours
     }
 
     fn reregistered(&mut self, shards: &[ShardId], result: Result<Vec<OwnerKey>, Error>) {
