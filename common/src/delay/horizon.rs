@@ -117,16 +117,22 @@ impl Horizon {
             let until = now.plus(self.repair_gap * 2).min(edge).min(read_until);
             return Some(Window { pass: ReadKind::Repair, after, until });
         }
-        // Read ahead when an eighth of the horizon is used up, or when there is room for rows that were left out.
-        if has_room && edge.since(read_until) > self.reach.horizon / 8 {
+        if has_room && now >= self.ahead_at(read_until) {
             return Some(Window { pass: ReadKind::Ahead, after: Some(read_until), until: edge });
         }
         None
     }
 
-    /// The latest moment to ask [`Self::next`] again.
-    pub fn ask_again_at(&self, now: UnixMicros) -> UnixMicros {
-        now.plus(self.reach.horizon / 8).min(self.repair_at).max(now)
+    /// When to read ahead: when an eighth of the horizon is used up, or when there is room for rows that were left out.
+    fn ahead_at(&self, read_until: UnixMicros) -> UnixMicros {
+        read_until.minus(self.reach.horizon / 8 * 7)
+    }
+
+    /// The moment to ask [`Self::next`] again. After a repair that is at once, if there is something to read ahead:
+    /// otherwise the next repair would always come first.
+    pub fn ask_again_at(&self, now: UnixMicros, has_room: bool) -> UnixMicros {
+        let ahead_at = self.read_until.filter(|_| has_room).map(|read_until| self.ahead_at(read_until));
+        self.repair_at.min(ahead_at.unwrap_or(UnixMicros::LAST)).max(now)
     }
 
     /// Records a read that was decided at `started` and done at `ended`. Slow repairs and full reads become rarer, so

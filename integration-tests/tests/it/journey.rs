@@ -35,6 +35,21 @@ async fn tasks_submitted_one_by_one_arrive_on_time_and_once() {
     .await;
 }
 
+/// Nodes read ten seconds ahead. Nothing else happens meanwhile that would make them read.
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_due_later_than_nodes_read_ahead_arrive_on_time_in_a_quiet_cluster() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        let stream = Load::new("mail", 10).due_in_ms(12_000..20_000);
+        load(sandbox, &[0, 1, 2], stream, Duration::from_secs(1)).await?;
+        ensure!(sandbox.ledger.wait_all(SOON * 2).await, "tasks are outstanding");
+        let lateness = sandbox.ledger.judge().lateness;
+        ensure!(lateness.p99_ms < 5_000.0, "{lateness}");
+        Ok(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_task_of_a_batch_gets_its_own_answer() {
     scenario(Sandbox::builder(), async |sandbox| {

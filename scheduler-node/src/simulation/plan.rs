@@ -160,7 +160,12 @@ impl PlannedTask {
     fn roll(dice: &Dice, number: u64) -> Self {
         let rule = dice.one_of(&Rule::ALL);
         let submit_at_ms = dice.between(0, COURSE_MS);
-        let due_in_ms = if dice.is_percent(30) { 0 } else { dice.between(1, 6_000) };
+        let due_in_ms = match dice.between(0, 99) {
+            0..30 => 0,
+            30..95 => dice.between(1, 6_000),
+            // Beyond what a node reads ahead.
+            _ => dice.between(10_000, 14_000),
+        };
         let later = |percent| dice.is_percent(percent).then(|| submit_at_ms + dice.between(1, due_in_ms + 3_000));
         let (cancel_at_ms, move_at_ms) = (later(15), later(10));
         // The tasks of a key, and those of a limited queue, live on one shard.

@@ -33,7 +33,33 @@ fn right_after_a_read_there_is_nothing_to_read() {
     let horizon = read_at(at(100));
     assert_eq!(horizon.next(at(100), true), None);
     assert_eq!(horizon.next(at_ms(100_999), true), None);
-    assert_eq!(horizon.ask_again_at(at(100)), at(101));
+    assert_eq!(horizon.ask_again_at(at(100), true), at(101));
+}
+
+#[test]
+fn a_reader_that_does_one_read_whenever_it_is_asked_to_reads_every_moment_before_it_comes() {
+    let mut horizon = read_at(at(100));
+    let (mut now, mut read_until) = (at(100), at(110));
+    while now < at(200) {
+        let again_at = horizon.ask_again_at(now, true);
+        now = again_at.max(now.plus(Duration::from_millis(5)));
+        if let Some(window) = horizon.next(now, true) {
+            read_until = read_until.max(window.until);
+            horizon.note(window, nothing(), now, now);
+        }
+        assert!(read_until >= now.plus(Duration::from_secs(8)), "at {now} read until {read_until}");
+    }
+}
+
+#[test]
+fn a_full_heap_asks_for_repairs_only() {
+    let horizon = read_at(at(100));
+    assert_eq!(horizon.ask_again_at(at(109), false), at(109), "a repair is due");
+    let mut horizon = read_at(at(100));
+    let repair = horizon.next(at(109), false).unwrap();
+    horizon.note(repair, nothing(), at(109), at(109));
+    assert_eq!(horizon.ask_again_at(at(109), false), at(110));
+    assert_eq!(horizon.ask_again_at(at(109), true), at(109));
 }
 
 #[test]

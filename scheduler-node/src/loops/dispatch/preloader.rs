@@ -144,8 +144,9 @@ impl<S: Statements> Preloader<S> {
             self.horizon.note(window, found, now, ended);
         }
         let now = self.database.sql.clock().at(clock::instant()).unwrap_or(now);
-        let catch_up_at = self.behind.values().map(|behind| behind.at).min().filter(|_| self.has_room());
-        let next = self.horizon.ask_again_at(now).min(catch_up_at.unwrap_or(UnixMicros::LAST));
+        let has_room = self.has_room();
+        let catch_up_at = self.behind.values().map(|behind| behind.at).min().filter(|_| has_room);
+        let next = self.horizon.ask_again_at(now, has_room).min(catch_up_at.unwrap_or(UnixMicros::LAST));
         Ok(next.since(now).clamp(Duration::from_millis(5), LONGEST_SLEEP))
     }
 
