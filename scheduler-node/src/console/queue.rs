@@ -1,5 +1,7 @@
 //! The page of one queue: its counts, the form of its policy, pause and deletion.
 
+use std::time::Duration;
+
 use askama::Template;
 use axum::{
     extract::Path,
@@ -10,7 +12,6 @@ use common::{
     access::Permission,
     ids::QueueName,
     queue::check_name,
-    time::UnixMicros,
     wire::{Problem, QueueRequest, QueueView},
 };
 use serde_json::Value;
@@ -162,19 +163,19 @@ fn page(visitor: &Visitor, name: QueueName, there: Option<QueueView>, fields: Ve
 /// The earlier view's figures are in the URL, because no node stores them.
 fn flow(figures: &NodeFigures, name: &QueueName, uri: &Uri) -> Flow {
     let finished = figures.finished_of(name).unwrap_or(0);
-    let number = |field: &str| parameter(uri, field).and_then(|text| text.parse::<i64>().ok());
+    let number = |field: &str| parameter(uri, field).and_then(|text| text.parse::<u64>().ok());
     let incarnation = figures.node.incarnation.to_string();
     let same_node = parameter(uri, "node").is_some_and(|node| node == incarnation);
-    let before = number("at").zip(number("finished")).filter(|_| same_node);
-    let since = before.and_then(|(at, before)| {
-        let passed = figures.at.since(UnixMicros::new(at));
+    let before = number("up_us").zip(number("finished")).filter(|_| same_node);
+    let since = before.and_then(|(up_us, before)| {
+        let passed = figures.up.checked_sub(Duration::from_micros(up_us))?;
         let minutes = passed.as_secs_f64() / 60.0;
-        let done = i64::try_from(finished).ok()?.checked_sub(before).filter(|done| *done >= 0)?;
+        let done = finished.checked_sub(before)?;
         (minutes > 0.0).then(|| format!("{:.1} a minute in the last {}", done as f64 / minutes, span(passed)))
     });
     let again = form_urlencoded::Serializer::new(String::new())
         .append_pair("node", &incarnation)
-        .append_pair("at", &figures.at.micros().to_string())
+        .append_pair("up_us", &figures.up.as_micros().to_string())
         .append_pair("finished", &finished.to_string())
         .finish();
     Flow {

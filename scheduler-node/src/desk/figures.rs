@@ -6,10 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
-    ids::{NodeId, QueueName},
-    time::UnixMicros,
-};
+use common::ids::{NodeId, QueueName};
 
 use super::Desk;
 use crate::metrics::Lateness;
@@ -18,7 +15,6 @@ use crate::metrics::Lateness;
 #[derive(Clone, Debug)]
 pub(crate) struct NodeFigures {
     pub(crate) node: NodeId,
-    pub(crate) at: UnixMicros,
     pub(crate) up: Duration,
     pub(crate) lateness: Lateness,
     /// The delay of the oldest due task of the node's shards.
@@ -49,7 +45,6 @@ impl Desk {
         let metrics = &self.parts().metrics;
         NodeFigures {
             node: self.parts().me.clone(),
-            at: self.now(),
             up: Instant::now().duration_since(self.inner.started),
             lateness: metrics.lateness(),
             oldest_overdue: Duration::try_from_secs_f64(metrics.oldest_overdue_s.get()).unwrap_or_default(),

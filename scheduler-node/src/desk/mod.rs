@@ -254,7 +254,7 @@ impl Desk {
     /// The moment from which delays count. It is the first database's time, which decides what is due. A node that no
     /// server has answered yet is not ready; until then its own clock has to do.
     pub(crate) fn now(&self) -> UnixMicros {
-        self.parts().store.home().clock().about(Instant::now()).unwrap_or_else(clock::now)
+        self.parts().store.home().clock().at_most(Instant::now()).unwrap_or_else(clock::now)
     }
 }
 

@@ -17,17 +17,19 @@ const KEPT: Duration = Duration::from_secs(10);
 /// The most readings kept. More of them within [`KEPT`] add no information.
 const READINGS: usize = 64;
 
-/// The database's clock as seen from this node: a lower bound that is never ahead of the real one.
+/// The database's clock as seen from this node: a lower bound that is never ahead of the real one, and an upper bound
+/// that is never behind it.
 ///
 /// A statement returns the server's `clock_timestamp()`. When the answer arrives, the server's clock shows at least
 /// that much. So `reading + time since the answer arrived` never runs ahead, and the largest such bound of the last
 /// readings is the closest. This is the one-way half of Cristian's algorithm (1989). A task published when this
-/// bound has reached its due time is never early on the database's clock. The node's own wall clock plays no part:
-/// the monotonic clock measures the time that passes.
+/// bound has reached its due time is never early on the database's clock. The other half: the statement ran after it
+/// was sent, so `reading + time since it was sent` is never behind, and the least of these bounds is the closest. A
+/// delay that is counted from it is never too short. The node's own wall clock plays no part: the monotonic clock
+/// measures the time that passes.
 ///
-/// A server's clock may be set back, or run slower than this node's. Its next answer tells: the statement ran after it
-/// was sent, so it must show at least what earlier readings give for that moment. Those that give more are void,
-/// however little it is.
+/// A server's clock may be set, or run at another pace than this node's. Its next answer tells: earlier readings whose
+/// bounds contradict it are void, however little it is.
 #[derive(Debug, Default)]
 pub struct DatabaseClock {
     readings: Mutex<Readings>,
@@ -50,27 +52,39 @@ pub struct Asked {
     server: u64,
 }
 
-/// One reading: at `arrived`, the server's clock showed at least `server`.
+/// One reading: the server's clock showed `server` at a moment from `sent` to `arrived`.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
     pub server: UnixMicros,
+    pub sent: Instant,
     pub arrived: Instant,
 }
 
 impl Reading {
-    fn at(&self, moment: Instant) -> UnixMicros {
-        match moment.checked_duration_since(self.arrived) {
-            Some(later) => self.server.plus(later),
-            None => self.server.minus(self.arrived.duration_since(moment)),
-        }
+    /// The least that the server's clock shows at `moment`.
+    fn at_least(&self, moment: Instant) -> UnixMicros {
+        shifted(self.server, self.arrived, moment)
+    }
+
+    /// The most that the server's clock shows at `moment`.
+    fn at_most(&self, moment: Instant) -> UnixMicros {
+        shifted(self.server, self.sent, moment)
+    }
+}
+
+/// The time at `moment` of a clock that shows `shown` at `then`.
+fn shifted(shown: UnixMicros, then: Instant, moment: Instant) -> UnixMicros {
+    match moment.checked_duration_since(then) {
+        Some(later) => shown.plus(later),
+        None => shown.minus(then.duration_since(moment)),
     }
 }
 
 impl Readings {
-    fn add(&mut self, new: Reading, sent: Instant) {
+    fn add(&mut self, new: Reading) {
         let kept = &mut self.kept;
-        // The new answer is not older than `sent`, so a reading that gives more for that moment runs ahead.
-        kept.retain(|reading| reading.at(sent) <= new.server);
+        // The server gave the new answer between these two moments. A reading that has no room for it is void.
+        kept.retain(|reading| reading.at_least(new.sent) <= new.server && new.server <= reading.at_most(new.arrived));
         while kept.front().is_some_and(|oldest| {
             kept.len() >= READINGS || new.arrived.saturating_duration_since(oldest.arrived) > KEPT
         }) {
@@ -79,8 +93,12 @@ impl Readings {
         kept.push_back(new);
     }
 
-    fn at(&self, moment: Instant) -> Option<UnixMicros> {
-        self.kept.iter().map(|reading| reading.at(moment)).max()
+    fn at_least(&self, moment: Instant) -> Option<UnixMicros> {
+        self.kept.iter().map(|reading| reading.at_least(moment)).max()
+    }
+
+    fn at_most(&self, moment: Instant) -> Option<UnixMicros> {
+        self.kept.iter().map(|reading| reading.at_most(moment)).min()
     }
 }
 
@@ -95,7 +113,7 @@ impl DatabaseClock {
     pub fn observe(&self, server: UnixMicros, asked: Asked, arrived: Instant) {
         let mut readings = self.readings.lock();
         if readings.server == asked.server {
-            readings.add(Reading { server, arrived }, asked.sent);
+            readings.add(Reading { server, sent: asked.sent, arrived });
         }
     }
 
@@ -110,16 +128,16 @@ impl DatabaseClock {
         readings.kept.clear();
     }
 
-    /// About the database's time at `moment`: by the former server's clock until the present one has answered. It is
-    /// for what only begins to wait, and never says that something is due. `None`: no server has answered yet.
-    pub fn about(&self, moment: Instant) -> Option<UnixMicros> {
+    /// The database's time at `moment`, never behind its clock: a delay that begins then counts from it. Until the
+    /// present server has answered, the former one's clock serves. `None`: no server has answered yet.
+    pub fn at_most(&self, moment: Instant) -> Option<UnixMicros> {
         let readings = self.readings.lock();
-        readings.at(moment).or_else(|| readings.former.map(|reading| reading.at(moment)))
+        readings.at_most(moment).or_else(|| readings.former.map(|reading| reading.at_most(moment)))
     }
 
     /// The database's time at `moment`, never ahead of its clock. `None`: there is no reading yet.
     pub fn at(&self, moment: Instant) -> Option<UnixMicros> {
-        self.readings.lock().at(moment)
+        self.readings.lock().at_least(moment)
     }
 
     /// The first instant at which the database's clock has certainly reached `due`.
@@ -147,6 +165,27 @@ mod tests {
     }
 
     #[test]
+    fn a_delay_counts_from_a_time_that_is_not_behind_the_clock() {
+        let (clock, start) = (DatabaseClock::default(), Instant::now());
+        let noon = UnixMicros::new(1_000_000_000);
+        // The server answered as soon as it was asked, and the answer took a second.
+        clock.observe(noon, clock.ask(start), start + SECOND);
+        assert_eq!(clock.at_most(start + SECOND), Some(noon.plus(SECOND)));
+        // This one was quick on both ways, and tells more.
+        clock.observe(noon.plus(SECOND * 3 / 2), clock.ask(start + SECOND * 2), start + SECOND * 2);
+        assert_eq!(clock.at_most(start + SECOND * 3), Some(noon.plus(SECOND * 5 / 2)));
+    }
+
+    #[test]
+    fn the_first_answer_after_a_clock_was_set_ahead_voids_what_was_read_before() {
+        let (clock, start) = (DatabaseClock::default(), Instant::now());
+        let noon = UnixMicros::new(1_000_000_000);
+        clock.observe(noon, clock.ask(start), start);
+        clock.observe(noon.plus(SECOND * 30), clock.ask(start + SECOND), start + SECOND);
+        assert_eq!(clock.at_most(start + SECOND), Some(noon.plus(SECOND * 30)));
+    }
+
+    #[test]
     fn the_first_answer_after_a_clock_was_set_back_voids_what_was_read_before() {
         let (clock, start) = (DatabaseClock::default(), Instant::now());
         let noon = UnixMicros::new(1_000_000_000);
@@ -159,16 +198,16 @@ mod tests {
     #[test]
     fn until_another_server_answers_delays_count_by_the_former_one_and_nothing_is_due() {
         let (clock, start) = (DatabaseClock::default(), Instant::now());
-        assert_eq!(clock.about(start), None);
+        assert_eq!(clock.at_most(start), None);
         let noon = UnixMicros::new(1_000_000_000);
         clock.observe(noon, clock.ask(start), start);
         clock.forget();
         clock.forget();
-        assert_eq!(clock.about(start + SECOND), Some(noon.plus(SECOND)));
+        assert_eq!(clock.at_most(start + SECOND), Some(noon.plus(SECOND)));
         assert_eq!(clock.at(start + SECOND), None);
         let other = noon.minus(SECOND);
         clock.observe(other, clock.ask(start), start);
-        assert_eq!(clock.about(start), Some(other));
+        assert_eq!(clock.at_most(start), Some(other));
     }
 
     #[test]
