@@ -14,7 +14,8 @@ use common::{ids::QueueName, queue::QueueBook};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// The first back-off of a closed lane. It doubles after each failure in a row.
+/// The first back-off of a closed lane. It doubles after each failure in a row, unless the queue has taken a part: a
+/// queue that is full, and whose consumers make room, is tried again soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
 /// The longest back-off: a queue that has room again is found within this time.
@@ -30,7 +31,10 @@ struct Lane {
     unconfirmed: usize,
     /// The moment since which at least one message is unconfirmed and no confirm has arrived.
     silent_since: Option<Instant>,
+    /// Rounds in a row in which the broker took nothing, or 1 after one in which it took a part.
     failures: u32,
+    /// Whether the broker has taken a message since the lane closed: its consumers make room.
+    is_moving: bool,
     closed_until: Option<Instant>,
 }
 
@@ -43,8 +47,9 @@ impl Lane {
         self.silent_since.is_some_and(|since| now.saturating_duration_since(since) > STUCK_AFTER)
     }
 
+    /// The pause of a lane with at least one failure.
     fn pause(&self) -> Duration {
-        (FIRST_PAUSE * 2_u32.saturating_pow(self.failures.min(10))).min(LONGEST_PAUSE)
+        (FIRST_PAUSE * 2_u32.saturating_pow(self.failures.saturating_sub(1).min(10))).min(LONGEST_PAUSE)
     }
 
     fn is_idle(&self) -> bool {
@@ -73,6 +78,7 @@ impl Lanes {
         let lane = lanes.entry(queue.clone()).or_default();
         lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
         lane.silent_since = (lane.unconfirmed > 0).then_some(now);
+        lane.is_moving |= taken > 0;
         if taken == messages {
             let was_closed = lane.closed_until.take().is_some();
             lane.failures = 0;
@@ -84,13 +90,13 @@ impl Lanes {
             }
             return Duration::ZERO;
         }
-        let pause = lane.pause();
+        // Several batches that fail together count as one failure.
         if lane.closed_until.is_none_or(|until| now >= until) {
-            // Several batches that fail together count as one failure.
-            lane.failures += 1;
-            lane.closed_until = Some(now + pause);
+            lane.failures = if lane.is_moving { 1 } else { lane.failures + 1 };
+            lane.is_moving = taken > 0;
+            lane.closed_until = Some(now + lane.pause());
         }
-        pause
+        lane.pause()
     }
 
     /// Forgets unconfirmed messages because the broker is away, which says nothing about any lane.
@@ -192,6 +198,22 @@ mod tests {
         assert_eq!(pauses[0], FIRST_PAUSE);
         assert_eq!(pauses[1], FIRST_PAUSE * 2);
         assert_eq!(pauses.last(), Some(&LONGEST_PAUSE));
+    }
+
+    #[test]
+    fn a_full_queue_whose_consumers_make_room_is_tried_again_as_soon_each_time() {
+        let lanes = Lanes::default();
+        let mut now = Instant::now();
+        for _ in 0..12 {
+            lanes.sent(&queue(), 8, now);
+            assert_eq!(lanes.heard(&queue(), 4, 1, now), FIRST_PAUSE);
+            assert_eq!(lanes.heard(&queue(), 4, 0, now), FIRST_PAUSE, "of the same round");
+            now += FIRST_PAUSE;
+        }
+        lanes.sent(&queue(), 4, now);
+        assert_eq!(lanes.heard(&queue(), 4, 0, now), FIRST_PAUSE, "some were taken in the round before");
+        lanes.sent(&queue(), 4, now + FIRST_PAUSE);
+        assert_eq!(lanes.heard(&queue(), 4, 0, now + FIRST_PAUSE), FIRST_PAUSE * 2, "a round in which none was taken");
     }
 
     #[test]

@@ -36,7 +36,7 @@ use crate::{
     alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Publish, Published, QueueDeclaration, Route},
     by_database::ByDatabase,
-    clock,
+    clock, dice,
     history::{self, History},
     loops::{
         outcome::{
@@ -317,7 +317,8 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         }
         let pause = self.pause(queue, returned.len() + messages, returned.len() + messages - open.len());
         for (database, id) in open {
-            self.databases[database].look_again([id], pause);
+            // Spread over time: a full queue makes room for some of them after the other.
+            self.databases[database].look_again([id], pause.mul_f64(0.5 + dice::roll()));
         }
         for (database, confirmed) in confirmed {
             self.settlements[database].confirmed(confirmed).await;
