@@ -111,6 +111,23 @@ impl DelayHeap {
         due
     }
 
+    /// The moments of the tasks to claim that are due at `until`, earliest first.
+    pub fn claims_until(&self, until: UnixMicros) -> impl Iterator<Item = UnixMicros> {
+        self.claim_slots(until).map(|(wake_at, _)| wake_at)
+    }
+
+    /// Removes the tasks to claim that are due at `until`, earliest first, at most `max` of them. Other entries stay.
+    pub fn pop_claims(&mut self, until: UnixMicros, max: usize) -> Vec<Entry> {
+        let slots: Vec<u32> = self.claim_slots(until).map(|(_, slot)| slot).take(max).collect();
+        slots.into_iter().map(|slot| self.vacate(slot)).collect()
+    }
+
+    /// Looks at no entry that is due after `until`.
+    fn claim_slots(&self, until: UnixMicros) -> impl Iterator<Item = (UnixMicros, u32)> {
+        let due = self.order.iter().copied().take_while(move |(wake_at, _)| *wake_at <= until);
+        due.filter(|(_, slot)| self.slots[*slot as usize].kind == WakeKind::Claim)
+    }
+
     /// Removes the entry of that id.
     pub fn remove(&mut self, id: TaskId) -> Option<Entry> {
         let slot = self.slot_of(id)?;

@@ -209,10 +209,19 @@ impl OwnedShards {
         self.state.lock().heap.next_due()
     }
 
-    /// Takes up to `most` keys due by `until` out of the heap; from then on they are in flight.
-    pub fn take_due(&self, until: UnixMicros, most: usize) -> Vec<Entry> {
+    /// The moments of up to `most` tasks to claim that are due by `until`, earliest first.
+    pub fn claims_until(&self, until: UnixMicros, most: usize) -> Vec<UnixMicros> {
+        self.state.lock().heap.claims_until(until).take(most).collect()
+    }
+
+    /// Takes up to `most` keys out of the heap: those due by `until`, and tasks to claim that are due by
+    /// `claims_until`. From then on they are in flight.
+    pub fn take_due(&self, until: UnixMicros, claims_until: UnixMicros, most: usize) -> Vec<Entry> {
         let mut state = self.state.lock();
-        let entries = state.heap.pop_due(until, most);
+        let mut entries = state.heap.pop_due(until, most);
+        if claims_until > until {
+            entries.extend(state.heap.pop_claims(claims_until, most - entries.len()));
+        }
         for entry in &entries {
             state.in_flight.insert(entry.id, InFlight::default());
             state.in_doubt.remove(&entry.id);

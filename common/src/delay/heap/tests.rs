@@ -52,6 +52,16 @@ fn a_push_says_whether_the_head_changed() {
 }
 
 #[test]
+fn tasks_to_claim_come_out_past_other_entries_that_stay() {
+    let mut heap = heap(10, &[(10, 1), (30, 3), (40, 4)]);
+    heap.push(Entry { kind: WakeKind::Deadline, ..claim(20, 2) });
+    assert_eq!(heap.claims_until(at(30)).collect::<Vec<_>>(), [at(10), at(30)]);
+    assert_eq!(heap.pop_claims(at(30), 1), [claim(10, 1)]);
+    assert_eq!(heap.pop_claims(at(30), 10), [claim(30, 3)]);
+    assert_eq!(drained(&mut heap), [20, 40]);
+}
+
+#[test]
 fn an_id_is_in_once_at_its_earliest_moment() {
     let mut heap = heap(10, &[(20, 1), (30, 1), (10, 1), (15, 1)]);
     assert_eq!(heap.len(), 1);

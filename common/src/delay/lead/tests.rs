@@ -45,6 +45,30 @@ fn with_no_lead_allowed_there_is_none() {
     assert_eq!((lead.ahead(start), lead.stride(start)), (Duration::ZERO, Duration::ZERO));
 }
 
+const fn at_ms(ms: i64) -> UnixMicros {
+    UnixMicros::new(ms * 1_000)
+}
+
+#[test]
+fn a_crowd_begins_as_much_earlier_as_its_claims_take() {
+    let start = Instant::now();
+    let lead = Lead::new(Duration::from_secs(1), start);
+    let crowd = |tasks| lead.ahead_of(vec![at_ms(0); tasks], start);
+    assert_eq!((crowd(0), crowd(1)), (ms(30), ms(30)));
+    assert_eq!(crowd(1 + 2_000), ms(30) + EACH * 2_000);
+    assert_eq!(crowd(1_000_000), Duration::from_secs(1));
+    // The crowd comes 40 ms after the first task, which waits for it so much less.
+    let after_one = std::iter::once(at_ms(0)).chain(vec![at_ms(40); 2_000]);
+    assert_eq!(lead.ahead_of(after_one, start), ms(30) + EACH * 2_000 - ms(40));
+}
+
+#[test]
+fn tasks_that_claims_keep_up_with_begin_no_earlier() {
+    let start = Instant::now();
+    let lead = Lead::new(Duration::from_secs(1), start);
+    assert_eq!(lead.ahead_of((0..10_000).map(at_ms), start), ms(30));
+}
+
 proptest! {
     #[test]
     fn what_comes_due_before_the_next_claim_ends_is_claimed_in_time_unless_the_bound_forbids_it(

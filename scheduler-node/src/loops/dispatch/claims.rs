@@ -61,7 +61,7 @@ impl<S: Statements> ClaimHandler<S> {
         let claimed = match answer {
             Ok(claimed) => claimed,
             Err(error) if error.effect == Effect::None => {
-                self.put_back(how, &asked, &error);
+                self.put_back(how, &asked, ahead, &error);
                 return None;
             }
             Err(error) => {
@@ -104,14 +104,15 @@ impl<S: Statements> ClaimHandler<S> {
         self.database.sql.clock().at(clock::instant()).unwrap_or(UnixMicros::FIRST)
     }
 
-    /// Puts the keys of a claim that certainly did nothing back into the heap, for a little later.
-    fn put_back(&self, how: &str, asked: &[TaskId], error: &Error) {
+    /// Puts the keys of a claim that certainly did nothing back into the heap. They leave it a little later, even if as
+    /// far ahead as before.
+    fn put_back(&self, how: &str, asked: &[TaskId], ahead: Duration, error: &Error) {
         tracing::debug!(database = %self.database.name(), tasks = asked.len(), how, error = error as &dyn std::error::Error, "claim failed; retrying");
         if how == "rescue" {
             return self.database.look_again(asked.iter().copied(), TRY_AGAIN);
         }
         self.database.owned_shards.end(asked.iter().copied());
-        let at = self.now().plus(TRY_AGAIN);
+        let at = self.now().plus(ahead + TRY_AGAIN);
         self.database.owned_shards.offer(asked.iter().map(|id| Entry { wake_at: at, id: *id, kind: WakeKind::Claim }));
     }
 

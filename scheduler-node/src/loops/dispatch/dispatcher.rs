@@ -42,6 +42,9 @@ const CLAIMS_IN_FLIGHT: usize = 4;
 /// The interval between two checks whether the queues have been read for the first time.
 const BOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// The looks at the heap within the longest lead, while its head is that close.
+const LOOKS_AHEAD: u32 = 4;
+
 /// The longest sleep, after which the loop asks again for a clock that had no reading yet.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
@@ -51,6 +54,24 @@ pub struct Pace {
     pub batch: usize,
     /// The most tasks in flight.
     pub window: usize,
+}
+
+/// How far ahead of their moments entries leave the heap.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    /// Tasks to claim.
+    claims: Duration,
+    /// The first of them, if it is due within the longest lead.
+    first_claim: Option<UnixMicros>,
+    /// Deadlines wait for their moments once they have left the heap, and hold a place among the claims meanwhile.
+    others: Duration,
+}
+
+/// Entries that left the heap together, this far ahead at most.
+#[derive(Debug)]
+struct Batch {
+    entries: Vec<Entry>,
+    ahead: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -86,14 +107,18 @@ impl<S: Statements> Dispatcher<S> {
                 continue;
             }
             if let Some(batch) = self.take() {
+                let is_full = batch.entries.len() >= self.pace.batch;
                 let permit = Arc::clone(&claims).acquire_owned().await.expect("the semaphore is never closed");
                 let (this, work) = (self.clone(), at_work());
                 children.spawn(async move {
                     this.wake(batch).await;
                     drop((work, permit));
                 });
-                let stride = self.lead.lock().stride(clock::instant());
-                tokio::time::sleep(stride).await;
+                // What comes due within the stride would not fit into this claim anyway.
+                if !is_full {
+                    let stride = self.lead.lock().stride(clock::instant());
+                    tokio::time::sleep(stride).await;
+                }
                 continue;
             }
             let wake_at = self.sleep_until();
@@ -109,32 +134,51 @@ impl<S: Statements> Dispatcher<S> {
     }
 
     fn sleep_until(&self) -> Instant {
-        let longest = clock::instant() + LONGEST_SLEEP;
-        let full = self.claims.database.owned_shards.in_flight() >= self.pace.window;
-        let head = self.claims.database.owned_shards.next_due().filter(|_| !full);
-        let head = head
-            .and_then(|due| self.claims.database.sql.clock().instant_of(due))
-            .map(|due| due.checked_sub(self.ahead()).unwrap_or(due));
-        head.unwrap_or(longest).min(longest)
+        let now = clock::instant();
+        let longest = now + LONGEST_SLEEP;
+        let owned_shards = &self.claims.database.owned_shards;
+        if owned_shards.in_flight() >= self.pace.window {
+            return longest;
+        }
+        let clock = self.claims.database.sql.clock();
+        let head = owned_shards.next_due().and_then(|due| clock.instant_of(due));
+        let (Some(head), Some(at)) = (head, clock.at(now)) else { return longest };
+        let most_ahead = self.lead.lock().longest();
+        match head.checked_sub(most_ahead) {
+            Some(looked_at) if looked_at > now => looked_at.min(longest),
+            _ => {
+                let ahead = self.ahead(at);
+                let first_claim = ahead.first_claim.and_then(|due| clock.instant_of(due));
+                let claim_at = first_claim.and_then(|due| due.checked_sub(ahead.claims)).unwrap_or(longest);
+                // A crowd may gather behind the head meanwhile, without a notice.
+                let look_at = now + most_ahead / LOOKS_AHEAD;
+                head.checked_sub(ahead.others).unwrap_or(head).min(claim_at).min(look_at)
+            }
+        }
     }
 
-    fn take(&self) -> Option<Vec<Entry>> {
-        let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
+    fn take(&self) -> Option<Batch> {
+        let room = self.room().min(self.pace.batch);
         let now = self.claims.database.sql.clock().at(clock::instant())?;
         if room == 0 {
             return None;
         }
-        let batch = self.claims.database.owned_shards.take_due(now.plus(self.ahead()), room);
-        (!batch.is_empty()).then_some(batch)
+        let ahead = self.ahead(now);
+        let entries = self.claims.database.owned_shards.take_due(now.plus(ahead.others), now.plus(ahead.claims), room);
+        (!entries.is_empty()).then_some(Batch { entries, ahead: ahead.claims })
+    }
+
+    fn room(&self) -> usize {
+        self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight())
     }
 
     /// Wakes each kind of entry in its own way. Entries that are not handed on are no longer in flight.
-    async fn wake(&self, batch: Vec<Entry>) {
+    async fn wake(&self, batch: Batch) {
         let mut claims = Vec::new();
         let mut deadlines = Vec::new();
         let mut rescues = Vec::new();
         let mut looks = Vec::new();
-        for entry in batch {
+        for entry in batch.entries {
             match entry.kind {
                 WakeKind::Claim => claims.push(entry.id),
                 WakeKind::Deadline => deadlines.push((entry.id, entry.wake_at)),
@@ -142,24 +186,29 @@ impl<S: Statements> Dispatcher<S> {
                 WakeKind::Look => looks.push(entry.id),
             }
         }
-        tokio::join!(self.claim(claims), self.rescue(rescues), self.deadlines(deadlines), self.look(looks));
+        tokio::join!(
+            self.claim(claims, batch.ahead),
+            self.rescue(rescues),
+            self.deadlines(deadlines),
+            self.look(looks)
+        );
     }
 
-    async fn claim(&self, ids: Vec<TaskId>) {
+    async fn claim(&self, ids: Vec<TaskId>, ahead: Duration) {
         if ids.is_empty() {
             return;
         }
         self.claims.metrics.claim_batch.observe(ids.len() as f64);
-        let tried = try_each(&ids, |part| self.claim_part(part)).await;
+        let tried = try_each(&ids, |part| self.claim_part(part, ahead)).await;
         self.claims.database.set_aside(Kind::Claim, tried.refused).await;
     }
 
     /// Claims tasks. Fails only when the database refuses one of the rows.
-    async fn claim_part(&self, ids: &[TaskId]) -> Result<(), Error> {
+    async fn claim_part(&self, ids: &[TaskId], ahead: Duration) -> Result<(), Error> {
         let fences = self.claims.fences(ids);
         let book = self.books.load_full();
         let closed = self.lanes.not_claimed(&book, clock::instant());
-        let (began, ahead) = (clock::instant(), self.ahead());
+        let began = clock::instant();
         let answer = self.claims.database.sql.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
         let ended = clock::instant();
         self.lead.lock().took(ended.saturating_duration_since(began), ended);
@@ -174,14 +223,18 @@ impl<S: Statements> Dispatcher<S> {
         Ok(())
     }
 
-    /// The time ahead: tasks that come due within it are claimed now.
-    fn ahead(&self) -> Duration {
-        let ahead = self.lead.lock().ahead(clock::instant());
+    /// How far ahead of their moments entries leave the heap now; `at` is the database's time.
+    fn ahead(&self, at: UnixMicros) -> Ahead {
+        let now = clock::instant();
+        let lead = self.lead.lock().clone();
+        let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), self.room());
+        let first_claim = crowd.first().copied();
+        let ahead = Ahead { others: lead.ahead(now), claims: lead.ahead_of(crowd, now), first_claim };
         self.claims
             .metrics
             .claim_ahead_s
             .with_label_values(&[self.claims.database.name().as_str()])
-            .set(ahead.as_secs_f64());
+            .set(ahead.claims.as_secs_f64());
         ahead
     }
 
