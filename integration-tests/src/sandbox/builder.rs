@@ -154,7 +154,8 @@ impl Builder {
         self
     }
 
-    /// Does not poll the nodes for the owners of shards, which costs the nodes a little.
+    /// Does not poll the nodes for the owners of shards. Nodes keep no history, unless it is compared at the end. Both
+    /// cost the nodes a little.
     pub fn unwatched(mut self) -> Self {
         self.watched = false;
         self

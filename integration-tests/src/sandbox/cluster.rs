@@ -103,7 +103,10 @@ impl Sandbox {
             token: self.token.clone(),
             more: self.shape.more.clone(),
         };
-        let node = Node::new(&self.folder, config, Tether::Tethered)?;
+        let mut node = Node::new(&self.folder, config, Tether::Tethered)?;
+        if !self.shape.watched && !self.shape.compared {
+            node = node.without_history();
+        }
         node.set_program(self.shape.program.as_deref());
         self.nodes.push(node);
         self.links.extend(links);

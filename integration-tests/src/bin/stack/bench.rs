@@ -16,7 +16,11 @@ mod takeover;
 mod throughput;
 mod volume;
 
-use std::{path::Path, process::ExitCode, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -90,6 +94,9 @@ pub(crate) struct Options {
     /// Also report what the nodes did meanwhile: statements, claims, confirms.
     #[arg(long)]
     details: bool,
+    /// Write the lateness of each arrival to this file, one line `due_us,late_us` each, to look for bad moments.
+    #[arg(long)]
+    arrivals: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
 }

@@ -1,6 +1,9 @@
 //! Lateness: of publishing by the nodes' own histogram, of arrival by the consumer's clock.
 
 use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicI64, AtomicU64, Ordering},
@@ -8,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use hdrhistogram::Histogram;
 use integration_tests::{clock::now_us, sandbox::Sandbox};
@@ -81,13 +84,16 @@ struct Arrivals {
     seen: AtomicU64,
     early: AtomicU64,
     late_us: Mutex<Histogram<u64>>,
+    /// The due instant and the lateness of each, where they are to be kept.
+    each: Option<Mutex<Vec<(i64, u64)>>>,
 }
 
 impl Arrivals {
-    fn new() -> Arc<Self> {
+    fn new(keeps_each: bool) -> Arc<Self> {
         let (from_us, until_us, seen, early) = Default::default();
         let late_us = Mutex::new(Histogram::new_with_bounds(1, 600_000_000, 3).expect("ten minutes in three digits"));
-        Arc::new(Self { from_us, until_us, seen, early, late_us })
+        let each = keeps_each.then(Mutex::default);
+        Arc::new(Self { from_us, until_us, seen, early, late_us, each })
     }
 
     fn note(&self, seen: Seen) {
@@ -96,12 +102,26 @@ impl Arrivals {
             && seen.stamp_us < self.until_us.load(Ordering::Relaxed)
         {
             match u64::try_from(seen.at_us - seen.stamp_us) {
-                Ok(late_us) => self.late_us.lock().saturating_record(late_us),
+                Ok(late_us) => {
+                    self.late_us.lock().saturating_record(late_us);
+                    if let Some(each) = &self.each {
+                        each.lock().push((seen.stamp_us, late_us));
+                    }
+                }
                 Err(_) => {
                     self.early.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }
+    }
+
+    fn write_each(&self, file: &Path) -> Result<()> {
+        let Some(each) = &self.each else { return Ok(()) };
+        let mut lines = BufWriter::new(File::options().create(true).append(true).open(file)?);
+        for (due_us, late_us) in each.lock().iter() {
+            writeln!(lines, "{due_us},{late_us}")?;
+        }
+        Ok(lines.flush()?)
     }
 
     fn counted(&self) -> u64 {
@@ -113,7 +133,7 @@ async fn stream(options: &Options, cluster: &Sandbox, settle: Settle, rate: u32,
     let part = &format!("lateness {rate}/s {}", settle.text());
     let queue = &format!("late-{rate}-{}", settle.text());
     progress(&format!("{part}: {} s to warm up, {} s measured ...", WARM_UP.as_secs(), options.seconds));
-    let (clients, arrivals) = (cluster.clients(), Arrivals::new());
+    let (clients, arrivals) = (cluster.clients(), Arrivals::new(options.arrivals.is_some()));
     let eye: Eye = {
         let arrivals = Arc::clone(&arrivals);
         Arc::new(move |seen| arrivals.note(seen))
@@ -145,6 +165,9 @@ async fn stream(options: &Options, cluster: &Sandbox, settle: Settle, rate: u32,
     }
     tell_published(part, rate, &nodes.histogram("duetime_lateness_seconds", &format!("\"{queue}\"")), report);
     tell_arrived(part, rate, &arrivals, report);
+    if let Some(file) = &options.arrivals {
+        arrivals.write_each(file).with_context(|| format!("writing {}", file.display()))?;
+    }
     let missing = expected.saturating_sub(arrivals.counted());
     report.figure(part, "tasks due while measured", expected as f64, "");
     report.judged(part, "missing", missing as f64, "", Target::AtMost(0.0));

@@ -71,6 +71,8 @@ impl Scrape {
             if count / seconds >= 0.5 {
                 let sum = self.0.get(&format!("{name}_sum{labels}")).copied().unwrap_or_default();
                 report.figure(part, &format!("statement {op}: each"), sum / count * 1e3, "ms");
+                let p99 = self.histogram(name, &format!("op=\"{op}\"")).quantile(0.99);
+                report.figure(part, &format!("statement {op}: p99"), p99 * 1e3, "ms");
                 report.figure(part, &format!("statement {op}: rate"), count / seconds, "/s");
                 report.figure(part, &format!("statement {op}: under way"), sum / seconds, "");
             }
