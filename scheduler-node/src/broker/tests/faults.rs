@@ -1,7 +1,7 @@
 //! The promises that hold while the connection, or the broker behind it, is gone.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     panic::{AssertUnwindSafe, resume_unwind},
     time::{Duration, Instant},
 };
@@ -12,8 +12,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, Outgoing, lost::DOUBTED_AFTER},
-    bench::{Bench, LONG, Tally, batch, route, tally},
+    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, Outgoing, Published, lost::DOUBTED_AFTER},
+    bench::{Bench, Hand, LONG, Tally, batch, route, tally},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -147,28 +147,46 @@ async fn what_was_on_its_way_to_a_queue_that_is_deleted_is_known_long_before_the
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_broker_gets_one_copy_of_one_message_at_most() {
-    let bench = Bench::alone(LONG).await;
-    let route = route("mail");
-    bench.until_taken("mail").await;
-    let hand = bench.hand().await;
+/// Publishes four batches of 50 to a broker that stands still for longer than a confirm is awaited without
+/// doubt. Returns the outcomes and how many copies of these messages are in the queue afterwards.
+async fn published_to_a_slow_broker(bench: &Bench, hand: &Hand) -> (Vec<Published>, usize) {
     // Opens enough channels first: a broker that does not open one in time loses the connection.
-    while !together(&bench, 10).await {}
+    while !together(bench, 10).await {}
     hand.take_all("mail").await;
+    let route = route("mail");
     bench.rabbit.pause().unwrap();
     let slow = async {
-        // Longer than any doubt, shorter than two heartbeats.
-        tokio::time::sleep(DOUBTED_AFTER + Duration::from_secs(2)).await;
+        tokio::time::sleep(DOUBTED_AFTER + Duration::from_secs(1)).await;
         bench.rabbit.resume().unwrap();
     };
     let batches = (0..4).map(|_| bench.broker.publish(&route, batch("mail", 50)));
     let (published, ()) = tokio::join!(join_all(batches), slow);
-    let (done, sent) = (published.iter().map(|batch| tally(batch).done).sum::<usize>(), 4 * 50);
-    assert_eq!(done, sent);
+    let published: Vec<_> = published.into_iter().flatten().collect();
     bench.until_taken("mail").await;
-    let copies = hand.take_all("mail").await.len() - 10;
-    assert!((sent..=sent + 1).contains(&copies), "{copies} of {sent} messages");
+    let sent: HashSet<_> = published.iter().map(|of| format!("{}:1", of.id)).collect();
+    let copies = hand.take_all("mail").await.iter().filter(|id| sent.contains(*id)).count();
+    (published, copies)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_broker_gets_one_copy_of_one_message_at_most() {
+    let bench = Bench::alone(LONG).await;
+    bench.until_taken("mail").await;
+    let hand = bench.hand().await;
+    for _ in 0..5 {
+        let reconnects = bench.metrics.reconnects.get();
+        let (published, copies) = published_to_a_slow_broker(&bench, &hand).await;
+        if bench.metrics.reconnects.get() > reconnects {
+            // On a busy machine the broker may need so long to go on that two heartbeats are missing.
+            bench.until_up().await;
+            continue;
+        }
+        let (tally, sent) = (tally(&published), published.len());
+        assert_eq!(tally, Tally { done: sent, ..Tally::default() });
+        assert!((sent..=sent + 1).contains(&copies), "{copies} of {sent} messages");
+        return;
+    }
+    panic!("the connection is lost each time, although the broker stands still for less than two heartbeats");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
