@@ -15,7 +15,7 @@ use common::{
         route::{Routing, route},
     },
     task::NewTask,
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{Limits, TaskRequest, TaskView},
 };
 use divan::{Bencher, black_box};
@@ -132,13 +132,14 @@ const REQUEST: &str = r#"{"queue": "mail", "due_at": 1800000060000, "key": "orde
     "payload": {"to": "someone@example.com", "template": "reminder", "order": 4711}}"#;
 
 fn task() -> NewTask {
-    let task = TaskRequest::parse(REQUEST).unwrap().validate(NOW, &Limits::default()).unwrap();
+    let task = TaskRequest::parse(REQUEST).unwrap().validate(Present::exactly(NOW), &Limits::default()).unwrap();
     NewTask { id: entry(1).id, task }
 }
 
 #[divan::bench]
 fn read_a_request() -> usize {
-    let task = TaskRequest::parse(black_box(REQUEST)).unwrap().validate(NOW, &Limits::default()).unwrap();
+    let task =
+        TaskRequest::parse(black_box(REQUEST)).unwrap().validate(Present::exactly(NOW), &Limits::default()).unwrap();
     task.content.payload.len()
 }
 

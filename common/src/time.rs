@@ -68,6 +68,21 @@ impl UnixMicros {
     }
 }
 
+/// The present time of a clock that is read from afar: it lies between two moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// What is due by this moment is certainly due.
+    pub earliest: UnixMicros,
+    /// A delay that counts from this moment is never too short.
+    pub latest: UnixMicros,
+}
+
+impl Present {
+    pub const fn exactly(now: UnixMicros) -> Self {
+        Self { earliest: now, latest: now }
+    }
+}
+
 impl From<DateTime<Utc>> for UnixMicros {
     fn from(moment: DateTime<Utc>) -> Self {
         Self(moment.timestamp_micros())

@@ -10,7 +10,7 @@ use common::{
     schedule::When,
     shard::ShardRange,
     task::report::ResultBody,
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{
         BulkCursor, BulkRequest, ChangeRequest, Cursor, Limits, QueueRequest, ScheduleRequest, TaskRequest,
         check::MAX_KEY_CHARS,
@@ -161,10 +161,10 @@ const RANGES: &[&str] = &["0-127", "5-5", "0-65535"];
 fn the_texts_that_are_edited_are_accepted_as_they_are() {
     let limits = Limits::default();
     for text in TASKS {
-        TaskRequest::parse(text).and_then(|request| request.validate(NOW, &limits)).expect(text);
+        TaskRequest::parse(text).and_then(|request| request.validate(Present::exactly(NOW), &limits)).expect(text);
     }
     for text in CHANGES {
-        ChangeRequest::parse(text).and_then(|request| request.validate(NOW, &limits)).expect(text);
+        ChangeRequest::parse(text).and_then(|request| request.validate(Present::exactly(NOW), &limits)).expect(text);
     }
     for text in RESULTS {
         ResultBody::parse_request(text).expect(text);
@@ -190,7 +190,7 @@ proptest! {
     #[test]
     fn a_task_that_is_accepted_is_one_that_can_be_kept(text in text(TASKS)) {
         let limits = Limits { max_payload_bytes: 100 };
-        if let Ok(task) = TaskRequest::parse(&text).and_then(|request| request.validate(NOW, &limits)) {
+        if let Ok(task) = TaskRequest::parse(&text).and_then(|request| request.validate(Present::exactly(NOW), &limits)) {
             prop_assert!((1..=5).contains(&task.priority));
             prop_assert!(task.due_at >= NOW && task.due_at.is_writable());
             prop_assert!(task.expires_at.is_none_or(|expires_at| expires_at > task.due_at && expires_at.is_writable()));
@@ -209,7 +209,7 @@ proptest! {
 
     #[test]
     fn a_change_that_is_accepted_can_be_made(text in text(CHANGES)) {
-        if let Ok(change) = ChangeRequest::parse(&text).and_then(|request| request.validate(NOW, &Limits::default())) {
+        if let Ok(change) = ChangeRequest::parse(&text).and_then(|request| request.validate(Present::exactly(NOW), &Limits::default())) {
             prop_assert!(change.due_at.is_none_or(|due_at| due_at >= NOW && due_at.is_writable()));
             prop_assert!(change.priority.is_none_or(|priority| (1..=5).contains(&priority)));
         }

@@ -7,7 +7,7 @@ use common::{
     ids::{MessageId, TaskId},
     schedule::When,
     task::{envelope::Envelope, report::ResultBody, trace::TraceContext},
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{
         BatchRequest, BulkCursor, BulkRequest, ChangeRequest, Cursor, KeyQuery, Limits, ListFilter, Message,
         QueueRequest, ScheduleRequest, TaskRequest, TokenRequest,
@@ -52,7 +52,8 @@ fn text(data: &[u8], read: impl FnOnce(&str)) {
 pub fn task(data: &[u8]) {
     text(data, |text| {
         let limits = Limits { max_payload_bytes: 100 };
-        if let Ok(task) = TaskRequest::parse(text).and_then(|request| request.validate(NOW, &limits)) {
+        if let Ok(task) = TaskRequest::parse(text).and_then(|request| request.validate(Present::exactly(NOW), &limits))
+        {
             assert!((1..=5).contains(&task.priority) && task.due_at >= NOW && task.due_at.is_writable());
             assert!(task.content.payload.len() <= 100 && !task.content.content_type.contains('\0'));
         }
@@ -69,7 +70,9 @@ pub fn batch(data: &[u8]) {
 
 pub fn change(data: &[u8]) {
     text(data, |text| {
-        if let Ok(change) = ChangeRequest::parse(text).and_then(|request| request.validate(NOW, &Limits::default())) {
+        if let Ok(change) =
+            ChangeRequest::parse(text).and_then(|request| request.validate(Present::exactly(NOW), &Limits::default()))
+        {
             assert!(change.due_at.is_none_or(|due_at| due_at >= NOW && due_at.is_writable()));
         }
     });
@@ -163,7 +166,11 @@ pub fn message(data: &[u8]) {
     let Ok(properties) = serde_json::from_slice(data) else { return };
     let message = Message { routing_key: "key".to_owned(), addressed_to: None, properties, body: data.to_vec() };
     let (limits, way) = (Limits::default(), DelayRoute::new("late", "orders"));
-    for task in [message.submitted(NOW, &limits), message.delayed(&way, NOW, &limits)].into_iter().flatten() {
+    for task in
+        [message.submitted(Present::exactly(NOW), &limits), message.delayed(&way, Present::exactly(NOW), &limits)]
+            .into_iter()
+            .flatten()
+    {
         assert!(task.due_at >= NOW && task.due_at.is_writable() && (1..=5).contains(&task.priority));
         if let Some(kept) = task.envelope {
             envelope(&serde_json::to_vec(&kept).expect("it can be kept"));

@@ -14,7 +14,7 @@ use crate::{
         TaskState,
         bulk::{BulkAction, SkipReason, Target},
     },
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{
         Problem,
         check::{check_key, due},
@@ -174,7 +174,7 @@ impl BulkRequest {
     /// The action to apply. A delay counts from the first request of the series, so that all tasks move to one
     /// moment.
     fn act(&self, began_at: UnixMicros) -> Result<BulkAction, Problem> {
-        let target = match (due(self.due_at, self.delay_ms, began_at)?, self.shift_ms) {
+        let target = match (due(self.due_at, self.delay_ms, Present::exactly(began_at))?, self.shift_ms) {
             (None, None) => None,
             (Some((due_at, _)), None) => Some(Target::At(due_at)),
             (None, Some(shift_ms)) => Some(shift(shift_ms)?),

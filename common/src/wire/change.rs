@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::{
     json,
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{
         Limits, Problem,
         check::{body, check_headers, check_priority, due, expiry},
@@ -58,11 +58,11 @@ impl ChangeRequest {
 
     /// Checks everything that needs no look-up of the task. The expiry is compared with the due time only when the
     /// request changes both; otherwise the caller that has the task compares them.
-    pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidChange, Problem> {
+    pub fn validate(self, now: Present, limits: &Limits) -> Result<ValidChange, Problem> {
         let due_at = due(self.due_at, self.delay_ms, now)?.map(|(due_at, _)| due_at);
         let expires_at = match (self.expires_at, self.expires_after_ms) {
             (Some(None), None) => Some(None),
-            (expires_at, expires_after_ms) => expiry(expires_at.flatten(), expires_after_ms, now)?.map(Some),
+            (expires_at, expires_after_ms) => expiry(expires_at.flatten(), expires_after_ms, now.latest)?.map(Some),
         };
         if let (Some(due_at), Some(Some(expires_at))) = (due_at, expires_at)
             && expires_at <= due_at
@@ -101,7 +101,15 @@ mod tests {
     const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
 
     fn change(raw: &str) -> Result<ValidChange, Problem> {
-        ChangeRequest::parse(raw)?.validate(NOW, &Limits::default())
+        ChangeRequest::parse(raw)?.validate(Present::exactly(NOW), &Limits::default())
+    }
+
+    #[test]
+    fn a_due_time_that_may_not_have_passed_is_kept() {
+        let now = Present { earliest: NOW, latest: NOW.shifted(500) };
+        let due = |raw: &str| ChangeRequest::parse(raw).unwrap().validate(now, &Limits::default()).unwrap().due_at;
+        assert_eq!(due(r#"{"due_at":1700000000001}"#), Some(NOW.shifted(1)));
+        assert_eq!(due(r#"{"due_at":5}"#), Some(now.latest));
     }
 
     #[test]

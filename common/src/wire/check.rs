@@ -5,7 +5,11 @@ use std::{collections::BTreeMap, time::Duration};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::value::RawValue;
 
-use crate::{field::FieldError, time::UnixMicros, wire::Problem};
+use crate::{
+    field::FieldError,
+    time::{Present, UnixMicros},
+    wire::Problem,
+};
 
 pub const JSON: &str = "application/json";
 pub(crate) const BYTES: &str = "application/octet-stream";
@@ -30,19 +34,20 @@ impl Default for Limits {
     }
 }
 
-/// The requested due time, never before `now`, and whether it means now. `None` when the request has none.
+/// The requested due time, and whether it means now. `None` when the request has none. Only a time that has certainly
+/// passed means now: the task would be early otherwise.
 pub(super) fn due(
     due_at: Option<UnixMicros>,
     delay_ms: Option<i64>,
-    now: UnixMicros,
+    now: Present,
 ) -> Result<Option<(UnixMicros, bool)>, Problem> {
-    let requested = match (due_at, delay_ms) {
+    let (requested, is_past) = match (due_at, delay_ms) {
         (None, None) => return Ok(None),
-        (Some(due_at), None) => due_at,
-        (None, Some(delay_ms)) => after(now, delay_ms).ok_or_else(|| too_late("delay_ms"))?,
+        (Some(due_at), None) => (due_at, due_at <= now.earliest),
+        (None, Some(delay_ms)) => (after(now.latest, delay_ms).ok_or_else(|| too_late("delay_ms"))?, delay_ms <= 0),
         (Some(_), Some(_)) => return Err(both("delay_ms", "due_at")),
     };
-    Ok(Some((requested.max(now), requested <= now)))
+    Ok(Some(if is_past { (now.latest, true) } else { (requested, false) }))
 }
 
 pub(super) fn expiry(

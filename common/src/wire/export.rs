@@ -130,7 +130,10 @@ mod tests {
     fn resubmitted(line: &str, key_from_id: bool) -> crate::task::ValidTask {
         let task: ExportedTask = serde_json::from_str(line).unwrap();
         let request = serde_json::to_string(&task.resubmission(key_from_id)).unwrap();
-        TaskRequest::parse(&request).unwrap().validate(UnixMicros::new(5), &Limits::default()).unwrap()
+        TaskRequest::parse(&request)
+            .unwrap()
+            .validate(crate::time::Present::exactly(UnixMicros::new(5)), &Limits::default())
+            .unwrap()
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::{
     json::{self, present},
     retry::RetryPolicy,
     schedule::{Calendar, MAX_PAYLOAD_BYTES, Overlap, Rules, When, calendar::DEFAULT_TIME_ZONE},
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{Limits, Problem, TaskRequest, list::number, read, view::Body},
 };
 
@@ -91,7 +91,7 @@ impl ScheduleRequest {
             ..TaskRequest::default()
         };
         let limits = Limits { max_payload_bytes: limits.max_payload_bytes.min(MAX_PAYLOAD_BYTES) };
-        let task = request.validate(now, &limits)?;
+        let task = request.validate(Present::exactly(now), &limits)?;
         let rules = Rules {
             queue: task.queue,
             when,

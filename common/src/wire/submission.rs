@@ -9,7 +9,7 @@ use crate::{
         Content, Envelope, OnDuplicate, ValidTask,
         envelope::{Field, MAX_DEPTH, Properties, Text},
     },
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{
         Limits, Problem, TaskRequest,
         check::{BYTES, DEFAULT_PRIORITY, check_headers, check_short, check_size},
@@ -58,7 +58,7 @@ impl DelayRoute {
 
 impl Message {
     /// The task of a message in Duetime's own form: `duetime-...` headers hold the fields, the body is the payload.
-    pub fn submitted(&self, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
+    pub fn submitted(&self, now: Present, limits: &Limits) -> Result<ValidTask, Problem> {
         let mut request = TaskRequest::default();
         let mut own = BTreeMap::new();
         for (name, field) in self.headers() {
@@ -100,7 +100,7 @@ impl Message {
     }
 
     /// The task that is this very message, on its way to another exchange.
-    pub fn delayed(&self, way: &DelayRoute, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
+    pub fn delayed(&self, way: &DelayRoute, now: Present, limits: &Limits) -> Result<ValidTask, Problem> {
         check_size(self.body.len(), limits)?;
         let mut properties = self.properties.clone();
         let due_at = match properties.headers.as_mut() {
@@ -126,7 +126,7 @@ impl Message {
         let content_type = shown.filter(|text| check_short("content_type", text).is_ok()).unwrap_or(BYTES).to_owned();
         Ok(ValidTask {
             queue: way.queue.clone(),
-            due_at: due_at.unwrap_or(now),
+            due_at: due_at.unwrap_or(now.latest),
             due_now: due_at.is_none(),
             content: Content { payload: self.body.clone(), content_type, headers: BTreeMap::new() },
             priority: DEFAULT_PRIORITY,
@@ -191,17 +191,17 @@ fn on_duplicate(name: &str, requested: &str) -> Result<OnDuplicate, Problem> {
 
 /// The due time of the message; `None` when it does not wait. The delay in the header is negated: a second delay
 /// exchange then does not delay the message again, and its consumer sees that it has waited.
-fn take_delay(headers: &mut [(Text, Field)], now: UnixMicros) -> Result<Option<UnixMicros>, Problem> {
+fn take_delay(headers: &mut [(Text, Field)], now: Present) -> Result<Option<UnixMicros>, Problem> {
     for name in [X_DELAY, X_DELIVERY_TIME, X_DELIVERY_DELAY] {
         let Some((_, field)) = headers.iter_mut().find(|(of, _)| of.as_str() == Some(name)) else { continue };
         let Some(millis) = waiting(name, field)? else { continue };
         let too_late = || refuse(name, format!("`{name}` reaches past the year 9999"));
         if name == X_DELIVERY_TIME {
             let due_at = UnixMicros::from_millis(millis).filter(UnixMicros::is_writable).ok_or_else(too_late)?;
-            return Ok(Some(due_at).filter(|due_at| *due_at > now));
+            return Ok(Some(due_at).filter(|due_at| *due_at > now.earliest));
         }
         let Some(wait_ms) = u64::try_from(millis).ok().filter(|wait_ms| *wait_ms > 0) else { return Ok(None) };
-        let due_at = now.plus(std::time::Duration::from_millis(wait_ms));
+        let due_at = now.latest.plus(std::time::Duration::from_millis(wait_ms));
         if due_at >= UnixMicros::LAST {
             return Err(too_late());
         }

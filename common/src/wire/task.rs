@@ -11,7 +11,7 @@ use crate::{
     json, queue,
     retry::RetryPolicy,
     task::{BusinessKey, Content, OnDuplicate, ValidTask, trace::Upstream},
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{
         Limits, Problem,
         check::{DEFAULT_PRIORITY, JSON, body, check_headers, check_key, check_priority, due, expiry},
@@ -61,10 +61,10 @@ impl TaskRequest {
     }
 
     /// Checks everything that needs no look-up. `now` is the moment of the submission.
-    pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
+    pub fn validate(self, now: Present, limits: &Limits) -> Result<ValidTask, Problem> {
         queue::check_name(&self.queue)?;
-        let (due_at, due_now) = due(self.due_at, self.delay_ms, now)?.unwrap_or((now, true));
-        let expires_at = expiry(self.expires_at, self.expires_after_ms, now)?;
+        let (due_at, due_now) = due(self.due_at, self.delay_ms, now)?.unwrap_or((now.latest, true));
+        let expires_at = expiry(self.expires_at, self.expires_after_ms, now.latest)?;
         if let Some(expires_at) = expires_at.filter(|expires_at| *expires_at <= due_at) {
             let field = if self.expires_at.is_some() { "expires_at" } else { "expires_after_ms" };
             let detail = format!("the task would expire at {expires_at}, before it is due at {due_at}");

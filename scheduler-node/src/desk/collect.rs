@@ -3,6 +3,7 @@
 use common::{
     shard::route::bound_to,
     task::{NewTask, ValidTask},
+    time::Present,
     wire::{Problem, TaskRequest},
 };
 
@@ -17,7 +18,7 @@ impl Desk {
         // Times count from the submission, however long the row has waited.
         let read = |row: &InboxRow| {
             let request = row.request.as_ref().ok_or_else(too_large)?;
-            TaskRequest::parse(request)?.validate(row.submitted_at, &limits)
+            TaskRequest::parse(request)?.validate(Present::exactly(row.submitted_at), &limits)
         };
         let read: Vec<Result<ValidTask, Problem>> = rows.iter().map(read).collect();
         let (read, room) = self.admit_all(read, AppliedLimits::Pending).await;

@@ -39,7 +39,7 @@ use common::{
     cluster::ClusterView,
     ids::{NodeId, TaskId},
     limit::{Limit, TokenLimits},
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{Limits, Problem},
 };
 use tokio::sync::{Mutex, watch};
@@ -254,7 +254,17 @@ impl Desk {
     /// The moment from which delays count. It is the first database's time, which decides what is due. A node that no
     /// server has answered yet is not ready; until then its own clock has to do.
     pub(crate) fn now(&self) -> UnixMicros {
-        self.parts().store.home().clock().at_most(Instant::now()).unwrap_or_else(clock::now)
+        self.present().latest
+    }
+
+    /// The bounds of the first database's time. A node whose first answer took long knows its clock only roughly for a
+    /// moment; without any answer of the present server no due time has certainly passed.
+    pub(super) fn present(&self) -> Present {
+        let (clock, now) = (self.parts().store.home().clock(), Instant::now());
+        Present {
+            earliest: clock.at(now).unwrap_or(UnixMicros::FIRST),
+            latest: clock.at_most(now).unwrap_or_else(clock::now),
+        }
     }
 }
 

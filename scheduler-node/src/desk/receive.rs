@@ -28,7 +28,7 @@ pub(crate) enum ReceiveOutcome {
 impl Desk {
     /// Returns one outcome for each message, in their order. A message with a way goes on along it when it is due.
     pub(crate) async fn receive(&self, messages: &[(Option<&DelayRoute>, &Message)]) -> Vec<ReceiveOutcome> {
-        let (now, limits) = (self.now(), self.limits());
+        let (now, limits) = (self.present(), self.limits());
         let read: Vec<Result<ValidTask, Problem>> = messages
             .iter()
             .map(|(way, message)| match way {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use common::{
     ids::QueueName,
     task::{NewTask, TaskState, ValidTask, dependency::check_colocated},
-    time::UnixMicros,
+    time::Present,
     wire::{Limits, Problem, TaskReceipt, TaskRequest, TaskView, format},
 };
 
@@ -25,7 +25,7 @@ pub(super) type Answered = (QueueName, Result<Accepted, SubmitError>);
 impl Desk {
     /// Answers once the task is durable. The answer comes from the values that were written; nothing is read back.
     pub(crate) async fn submit(&self, request: TaskRequest) -> Result<TaskView, Problem> {
-        let task = request.validate(self.now(), &self.limits())?;
+        let task = request.validate(self.present(), &self.limits())?;
         self.require_queues_of(&task)?;
         self.store_one(task, AppliedLimits::All).await
     }
@@ -67,7 +67,7 @@ impl Desk {
         &self,
         requests: Vec<Result<TaskRequest, Problem>>,
     ) -> Vec<Result<TaskReceipt, Problem>> {
-        let (now, limits) = (self.now(), self.limits());
+        let (now, limits) = (self.present(), self.limits());
         let checked: Vec<_> = requests.into_iter().map(|request| self.checked(request?, now, &limits)).collect();
         let answers = self.store(checked, Way::Batch, SOURCE).await;
         let receipt = |answered: Result<Answered, Problem>| {
@@ -103,7 +103,7 @@ impl Desk {
         sent.into_iter().map(answered).collect()
     }
 
-    fn checked(&self, request: TaskRequest, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
+    fn checked(&self, request: TaskRequest, now: Present, limits: &Limits) -> Result<ValidTask, Problem> {
         let task = request.validate(now, limits)?;
         self.require_queues_of(&task).map(|()| task)
     }

@@ -39,7 +39,7 @@ impl Desk {
 
     /// Changes a task that is not claimed yet.
     pub(crate) async fn change(&self, id: TaskId, request: ChangeRequest) -> Result<TaskView, Problem> {
-        let change = request.validate(self.now(), &self.limits())?;
+        let change = request.validate(self.present(), &self.limits())?;
         let desk = self.clone();
         run_to_end(async move {
             desk.require_task(id).await?;

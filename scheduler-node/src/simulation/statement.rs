@@ -81,7 +81,7 @@ pub fn claim(
         recheck: Box::new(fits),
         skips_locked: true,
         write: Box::new(move |table, snapshot, locks, now| {
-            let mut claimed = none(locks.fences.len() < presented);
+            let mut claimed = none(locks.fences.len() < presented, now);
             for id in &locks.rows {
                 let Some(row) = table.rows.get_mut(id) else { continue };
                 if closed.contains(&row.queue) {
@@ -117,8 +117,8 @@ pub fn rescue(ids: &[TaskId], presented: &BTreeMap<ShardId, Epoch>) -> Statement
     }
 }
 
-fn none(refused: bool) -> Claimed {
-    Claimed { deliveries: Vec::new(), held_back: Vec::new(), passed: Vec::new(), refused, turned: false }
+fn none(refused: bool, now: UnixMicros) -> Claimed {
+    Claimed { now, deliveries: Vec::new(), held_back: Vec::new(), passed: Vec::new(), refused, turned: false }
 }
 
 /// Takes all locked rows, and makes `change` to each. `presented`: the number of fences that the statement presents.
@@ -129,7 +129,7 @@ pub fn take_all(
     now: UnixMicros,
     change: impl Fn(&mut Row),
 ) -> Claimed {
-    let mut claimed = none(locks.fences.len() < presented);
+    let mut claimed = none(locks.fences.len() < presented, now);
     for id in &locks.rows {
         let Some(row) = table.rows.get_mut(id) else { continue };
         take(row, locks.fences[&id.shard()], now);

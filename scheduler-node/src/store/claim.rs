@@ -27,6 +27,8 @@ pub const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(45);
 /// The answer to a claim.
 #[derive(Debug)]
 pub struct Claimed {
+    /// The database's time at its answer.
+    pub now: UnixMicros,
     /// Messages to publish at their due times.
     pub deliveries: Vec<Delivery>,
     /// Tasks that are `ready` now, because their lanes are closed.
@@ -110,9 +112,9 @@ impl Database {
                 Ok((rows, Instant::now()))
             })
             .await?;
-        let (now, claimed) = read(&rows, fences.len()).map_err(|source| self.unreadable(op, source))?;
-        self.clock.observe(now, asked, arrived);
-        self.note_claimed(op, &claimed.deliveries, fences, now);
+        let claimed = read(&rows, fences.len()).map_err(|source| self.unreadable(op, source))?;
+        self.clock.observe(claimed.now, asked, arrived);
+        self.note_claimed(op, &claimed.deliveries, fences, claimed.now);
         let more = rows.first().map_or(Err(sqlx::Error::RowNotFound), more);
         Ok((claimed, more.map_err(|source| self.unreadable(op, source))?))
     }
@@ -158,11 +160,11 @@ pub(super) fn interval(duration: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
 }
 
-fn read(rows: &[PgRow], presented: usize) -> Result<(UnixMicros, Claimed), sqlx::Error> {
+fn read(rows: &[PgRow], presented: usize) -> Result<Claimed, sqlx::Error> {
     let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
     let fences: i64 = first.try_get("fences")?;
-    let now = super::moment(first, "now")?;
     let mut claimed = Claimed {
+        now: super::moment(first, "now")?,
         deliveries: Vec::with_capacity(rows.len()),
         held_back: Vec::new(),
         passed: Vec::new(),
@@ -178,7 +180,7 @@ fn read(rows: &[PgRow], presented: usize) -> Result<(UnixMicros, Claimed), sqlx:
             Some(other) => return Err(super::unexpected("fate", other)),
         }
     }
-    Ok((now, claimed))
+    Ok(claimed)
 }
 
 fn delivery(row: &PgRow) -> Result<Delivery, sqlx::Error> {

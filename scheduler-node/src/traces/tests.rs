@@ -1,6 +1,6 @@
 use common::{
     ids::{Incarnation, NodeName},
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{Limits, TaskRequest},
 };
 
@@ -22,7 +22,7 @@ fn traces(ratio: f64) -> (Traces, Exporter) {
 
 fn task(headers: &str) -> ValidTask {
     let request = TaskRequest::parse(&format!(r#"{{"queue":"mail","headers":{headers}}}"#)).expect("a task");
-    request.validate(UnixMicros::new(0), &Limits { max_payload_bytes: 1 << 10 }).expect("valid")
+    request.validate(Present::exactly(UnixMicros::new(0)), &Limits { max_payload_bytes: 1 << 10 }).expect("valid")
 }
 
 #[tokio::test]

@@ -22,11 +22,15 @@ fn said(value: &str) -> Field {
 }
 
 fn submitted(headers: &[(&str, Field)]) -> Result<ValidTask, Problem> {
-    message(headers, b"{}").submitted(NOW, &Limits::default())
+    message(headers, b"{}").submitted(Present::exactly(NOW), &Limits::default())
 }
 
 fn delayed(headers: &[(&str, Field)]) -> Result<ValidTask, Problem> {
-    message(headers, b"\xff").delayed(&DelayRoute::new("orders.delayed", "orders"), NOW, &Limits::default())
+    message(headers, b"\xff").delayed(
+        &DelayRoute::new("orders.delayed", "orders"),
+        Present::exactly(NOW),
+        &Limits::default(),
+    )
 }
 
 fn after_ms(millis: u64) -> UnixMicros {
@@ -38,7 +42,10 @@ fn a_message_is_for_the_queue_that_its_routing_key_names_and_for_no_other() {
     let sent = |named: Option<&str>, header: Option<&str>| {
         let headers: Vec<_> = header.iter().map(|queue| ("duetime-queue", Field::Text((*queue).into()))).collect();
         let message = Message { addressed_to: named.map(Into::into), ..message(&headers, b"1") };
-        message.submitted(NOW, &Limits::default()).map(|task| task.queue.to_string()).map_err(|problem| problem.field)
+        message
+            .submitted(Present::exactly(NOW), &Limits::default())
+            .map(|task| task.queue.to_string())
+            .map_err(|problem| problem.field)
     };
     let field = || Err(Some("duetime-queue".into()));
     assert_eq!(sent(Some("mail"), None), Ok("mail".to_owned()));
@@ -79,7 +86,9 @@ fn a_message_is_known_by_its_key_or_by_its_message_id() {
         headers.extend(key.map(|key| ("duetime-key".into(), said(key))));
         headers.extend(key.map(|_| ("duetime-version".into(), Field::I8(7))));
         let properties = Properties { headers: Some(headers), message_id: id.map(Into::into), ..Properties::default() };
-        Message { properties, ..Message::default() }.submitted(NOW, &Limits::default()).map(|task| task.keyed)
+        Message { properties, ..Message::default() }
+            .submitted(Present::exactly(NOW), &Limits::default())
+            .map(|task| task.keyed)
     };
     let keyed = |key: &str, version| BusinessKey { key: key.to_owned(), version, on_duplicate: OnDuplicate::Version };
     assert_eq!(message(Some("m-1"), Some("k")), Ok(Some(keyed("k", 7))));
@@ -109,7 +118,7 @@ fn a_message_that_cannot_be_a_task_is_told_which_header_is_to_blame() {
         assert_eq!(problem.field.as_deref(), Some(field), "{more:?}: {problem:?}");
     }
     assert_eq!(submitted(&[]).unwrap_err().field.as_deref(), Some("duetime-queue"));
-    let large = message(&[queue], &[0; 9]).submitted(NOW, &Limits { max_payload_bytes: 8 });
+    let large = message(&[queue], &[0; 9]).submitted(Present::exactly(NOW), &Limits { max_payload_bytes: 8 });
     assert_eq!(large.unwrap_err().status, 413);
 }
 
@@ -149,6 +158,10 @@ fn the_names_of_the_plugins_successors_count_too() {
     let at = delayed(&[("x-opt-delivery-time", Field::I64(NOW.millis() + 700))]).unwrap();
     assert_eq!(at.due_at, after_ms(700));
     assert!(delayed(&[("x-opt-delivery-time", Field::I64(5))]).unwrap().due_now);
+    let roughly = Present { earliest: NOW, latest: after_ms(900) };
+    let headers = [("x-opt-delivery-time", Field::I64(NOW.millis() + 700))];
+    let at = message(&headers, b"").delayed(&DelayRoute::new("d", "o"), roughly, &Limits::default()).unwrap();
+    assert_eq!((at.due_at, at.due_now), (after_ms(700), false), "it may not have passed");
     let after = delayed(&[("x-opt-delivery-delay", Field::I64(700))]).unwrap();
     assert_eq!(after.due_at, after_ms(700));
     let both = delayed(&[("x-opt-delivery-delay", Field::I64(9)), ("x-delay", Field::I64(700))]).unwrap();
@@ -184,7 +197,7 @@ proptest! {
         let headers: Vec<(&str, Field)> = names.iter().map(String::as_str).zip(fields).collect();
         let message = message(&headers, &body);
         let limits = Limits { max_payload_bytes: 64 };
-        let taken = [message.submitted(NOW, &limits), message.delayed(&DelayRoute::new("d", "o"), NOW, &limits)];
+        let taken = [message.submitted(Present::exactly(NOW), &limits), message.delayed(&DelayRoute::new("d", "o"), Present::exactly(NOW), &limits)];
         for task in taken.into_iter().flatten() {
             prop_assert!(task.due_at >= NOW && task.due_at.is_writable());
             prop_assert!(task.due_now || task.due_at > NOW);

@@ -4,11 +4,11 @@ use crate::wire::check;
 const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
 
 fn valid(raw: &str) -> ValidTask {
-    TaskRequest::parse(raw).and_then(|task| task.validate(NOW, &Limits::default())).unwrap()
+    TaskRequest::parse(raw).and_then(|task| task.validate(Present::exactly(NOW), &Limits::default())).unwrap()
 }
 
 fn refused(raw: &str) -> Problem {
-    TaskRequest::parse(raw).and_then(|task| task.validate(NOW, &Limits::default())).unwrap_err()
+    TaskRequest::parse(raw).and_then(|task| task.validate(Present::exactly(NOW), &Limits::default())).unwrap_err()
 }
 
 /// A request with these fields besides the queue.
@@ -56,6 +56,19 @@ fn a_due_time_is_given_as_a_delay_a_date_or_milliseconds() {
     assert_eq!(due(r#""due_at":"2023-11-14T22:13:21.5Z""#), (ms(1_500), false));
     assert_eq!(due(r#""due_at":"2023-11-15T00:13:21.5+02:00""#), (ms(1_500), false));
     assert_eq!(due(r#""delay_ms":220752000000000"#).0, ms(220_752_000_000_000));
+}
+
+#[test]
+fn a_due_time_that_may_not_have_passed_is_kept_and_a_delay_is_never_too_short() {
+    let now = Present { earliest: NOW, latest: ms(500) };
+    let due = |fields: &str| {
+        let task = TaskRequest::parse(&with(fields)).unwrap().validate(now, &Limits::default()).unwrap();
+        (task.due_at, task.due_now)
+    };
+    assert_eq!(due(r#""due_at":1700000000001"#), (ms(1), false));
+    assert_eq!(due(r#""due_at":1700000000000"#), (ms(500), true));
+    assert_eq!(due(r#""delay_ms":1"#), (ms(501), false));
+    assert_eq!(due(r#""delay_ms":0"#), (ms(500), true));
 }
 
 #[test]
@@ -211,7 +224,7 @@ fn what_is_not_json_or_not_an_object_is_not_a_task() {
 #[test]
 fn a_payload_may_be_as_large_as_is_allowed_and_no_larger() {
     let limits = Limits { max_payload_bytes: 10 };
-    let check = |raw: &str| TaskRequest::parse(raw).unwrap().validate(NOW, &limits);
+    let check = |raw: &str| TaskRequest::parse(raw).unwrap().validate(Present::exactly(NOW), &limits);
     assert!(check(&with(r#""payload":"12345678""#)).is_ok());
     assert!(check(&with(r#""payload_base64":"AAAAAAAAAAAAAA==""#)).is_ok());
     let too_large = [

@@ -1,6 +1,9 @@
 //! Tasks submitted over HTTP.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::{
     access::{Caller, Role, Scope},
@@ -13,6 +16,8 @@ use serde_json::json;
 
 use super::{PLAIN, Setup, counter, fresh, request, with_two_databases};
 use crate::store::tests::fixture;
+
+const HOUR: Duration = Duration::from_secs(3_600);
 
 #[tokio::test]
 async fn the_answer_to_a_submission_is_what_a_look_up_shows() {
@@ -28,6 +33,20 @@ async fn the_answer_to_a_submission_is_what_a_look_up_shows() {
     assert_eq!(answer, read);
     assert_eq!(shown.payload.expect("JSON").get(), r#"{"to" : "b"}"#, "byte for byte");
     assert_eq!(shown.max_attempts, 3);
+}
+
+#[tokio::test]
+async fn a_due_time_holds_on_a_node_that_knows_the_clock_only_roughly() {
+    let (counter, test) = fresh().await;
+    let now = fixture::now(&test.pool).await;
+    let (clock, answered) = (test.database.clock(), Instant::now());
+    clock.forget();
+    // The first answer of a node that has just started: it took so long that the clock may show an hour more.
+    clock.observe(now, clock.ask(answered - HOUR), answered);
+    let due_at = now.plus(HOUR / 2);
+    let body = format!(r#"{{"queue":"mail","due_at":{}}}"#, due_at.millis());
+    let task = counter.desk.submit(request(&body)).await.expect("accepted");
+    assert_eq!(task.due_at.millis(), due_at.millis(), "the task would be early");
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 //!
 //! It takes only tasks that the dispatcher would claim at once as well: a shard of this node, an open lane, room in
 //! the window, and no due task that waits. All other tasks are written as `scheduled` and go through the heap. The
-//! claims is the same: the insert presents its epoch to the fence.
+//! guard is that of a claim: the insert presents the epoch of the shard to the fence.
 
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 

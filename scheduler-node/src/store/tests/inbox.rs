@@ -9,7 +9,7 @@ use common::{
     retry::RetryPolicy,
     shard::route::bound_to,
     task::{NewTask, OnDuplicate, ValidTask},
-    time::UnixMicros,
+    time::{Present, UnixMicros},
     wire::{Limits, TaskRequest},
 };
 use sqlx::{AssertSqlSafe, PgConnection, PgPool};
@@ -39,7 +39,10 @@ pub(super) async fn read(test: &TestDatabase) -> Vec<InboxRow> {
 }
 
 fn valid(row: &InboxRow) -> ValidTask {
-    TaskRequest::parse(row.request.as_ref().unwrap()).unwrap().validate(row.submitted_at, &Limits::default()).unwrap()
+    TaskRequest::parse(row.request.as_ref().unwrap())
+        .unwrap()
+        .validate(Present::exactly(row.submitted_at), &Limits::default())
+        .unwrap()
 }
 
 fn task_of(row: &InboxRow) -> NewTask {

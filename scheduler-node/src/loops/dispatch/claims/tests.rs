@@ -19,8 +19,25 @@ async fn a_task_that_is_claimed_ahead_waits_for_its_due_time() {
     let claim = database.sql.task_claim(&ids, &loops.fences, HOUR * 2, &BTreeSet::new(), i64::MAX).await.unwrap();
     let (claims, mut dispatches) = loops.claims();
     claims.hand_over(claim).await;
+    wait_an_hour(&mut dispatches).await;
+}
+
+#[tokio::test]
+async fn a_task_that_was_claimed_ahead_of_a_failover_waits_for_its_due_time() {
+    let loops = Loops::new().await;
+    let due_at: UnixMicros = fixture::now(&loops.test.pool).await.plus(HOUR);
+    let ids = loops.three(|task| (task.due_now, task.due_at) = (false, due_at)).await;
+    let database = loops.counter.databases.home().clone();
+    let claim = database.sql.task_claim(&ids, &loops.fences, HOUR * 2, &BTreeSet::new(), i64::MAX).await.unwrap();
+    database.sql.clock().forget();
+    let (claims, mut dispatches) = loops.claims();
+    claims.hand_over(claim).await;
+    wait_an_hour(&mut dispatches).await;
+}
+
+async fn wait_an_hour(dispatches: &mut mpsc::Receiver<Dispatch>) {
     let an_hour_later = Instant::now() + HOUR - Duration::from_secs(60);
-    for _ in ids {
+    for _ in 0..3 {
         let dispatch = dispatches.recv().await.expect("each claimed task goes to the publisher");
         assert!(dispatch.publish_at > an_hour_later, "the message would go out before its due time");
     }
