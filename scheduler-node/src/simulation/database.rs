@@ -194,6 +194,10 @@ impl Statements for SimulatedDatabase {
         &self.clock
     }
 
+    async fn look_at_servers(&self) -> bool {
+        false
+    }
+
     async fn ping(&self) -> Result<(), Error> {
         let asked = self.clock.ask(clock::instant());
         let now = self.read(StoreOp::Ping, World::now).await?;

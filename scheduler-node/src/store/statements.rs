@@ -38,6 +38,9 @@ macro_rules! statements {
             /// The database's clock, as far as its answers have told it.
             fn clock(&self) -> &DatabaseClock;
 
+            /// Looks whether the server in use was replaced. Returns whether there are several to look at.
+            fn look_at_servers(&self) -> impl Future<Output = bool> + Send;
+
             $($(#[doc = $doc])*
             fn $name(&self $(, $argument: $type)*) -> impl Future<Output = Result<$answer, Error>> + Send;)*
         }
@@ -49,6 +52,14 @@ macro_rules! statements {
 
             fn clock(&self) -> &DatabaseClock {
                 Database::clock(self)
+            }
+
+            async fn look_at_servers(&self) -> bool {
+                let are_several = self.has_several_servers();
+                if are_several {
+                    self.look_out().await;
+                }
+                are_several
             }
 
             $(async fn $name(&self $(, $argument: $type)*) -> Result<$answer, Error> {

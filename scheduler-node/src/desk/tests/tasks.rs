@@ -8,9 +8,16 @@ use common::{
     task::{TaskState, report::ResultBody, state::CancelOutcome},
     wire::ChangeRequest,
 };
+use sqlx::Connection;
 
-use super::{claim, fresh, request, with_one_of_two_gone};
-use crate::{store::tests::fixture, supervise::spawn_child};
+use super::{PLAIN, claim, counter, fresh, request, with_one_of_two_gone};
+use crate::{
+    store::tests::{
+        failover::{TASKS, migrated, pair},
+        fixture,
+    },
+    supervise::spawn_child,
+};
 
 fn change(json: &str) -> ChangeRequest {
     ChangeRequest::parse(json).expect("a change")
@@ -161,4 +168,21 @@ async fn a_database_that_is_away_takes_only_its_own_tasks_with_it() {
         assert_eq!((refused.status, refused.retry_after_s.is_some()), (503, true));
         assert!(refused.detail.contains("`east`"), "{refused}");
     }
+}
+
+#[tokio::test]
+async fn a_report_on_an_attempt_that_began_on_a_new_primary_counts_on_a_node_that_still_reads_the_old_one() {
+    let (primary, standby) = pair().await;
+    let url = primary.url_with(&standby, TASKS);
+    migrated(&url).await.unwrap();
+    let counter = counter(vec![fixture::open(&url)], PLAIN);
+    let id = counter.desk.submit(request(r#"{"queue":"mail"}"#)).await.expect("accepted").id;
+    claim(&counter, id).await;
+
+    standby.promote().await.unwrap();
+    let mut new = sqlx::PgConnection::connect(&standby.url(TASKS)).await.unwrap();
+    sqlx::query("UPDATE duetime.task SET attempt = 2").execute(&mut new).await.unwrap();
+    let failed = ResultBody::parse(r#"{"status":"failed","retry_in_ms":60000}"#).expect("a report");
+    let answer = counter.desk.report(id, Attempt::new(2), failed).await.expect("applied");
+    assert_eq!((answer.state, answer.attempt), (TaskState::Scheduled, Attempt::new(2)));
 }

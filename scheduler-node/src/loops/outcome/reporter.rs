@@ -240,9 +240,12 @@ impl<S: Statements> Reporter<S> {
         round: &BTreeMap<TaskId, AttemptEvent>,
         answers: &mut Vec<(TaskId, Reported)>,
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
-        let ids: Vec<TaskId> = round.keys().copied().collect();
-        let standing: HashMap<TaskId, StandingRow> =
-            database.sql.task_standing(&ids).await?.into_iter().map(|row| (row.id, row)).collect();
+        let mut standing = standing_of(database, round).await?;
+        // An attempt that no row shows may have begun on a server that has taken the place of this one.
+        let is_news = |(id, event): (&TaskId, &AttemptEvent)| event.attempt() > standing.get(id).map(|row| row.attempt);
+        if round.iter().any(is_news) && database.sql.look_at_servers().await {
+            standing = standing_of(database, round).await?;
+        }
         // A report may arrive before this node has read the policy under which its task was claimed.
         if standing.values().any(|row| row.turned > self.books.load().revision()) {
             catch_up(&self.databases.home().sql, &self.books).await?;
@@ -301,4 +304,13 @@ impl<S: Statements> Reporter<S> {
         let traced = self.traced(row, event);
         writes.add(row, event, verdict, &queue, traced)
     }
+}
+
+/// Reads where the tasks of `round` stand.
+async fn standing_of<S: Statements>(
+    database: &NodeDatabase<S>,
+    round: &BTreeMap<TaskId, AttemptEvent>,
+) -> Result<HashMap<TaskId, StandingRow>, Error> {
+    let ids: Vec<TaskId> = round.keys().copied().collect();
+    Ok(database.sql.task_standing(&ids).await?.into_iter().map(|row| (row.id, row)).collect())
 }

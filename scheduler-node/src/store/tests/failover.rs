@@ -19,10 +19,10 @@ use crate::store::{
 /// Longer than any step takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-const TASKS: &str = "tasks";
+pub(crate) const TASKS: &str = "tasks";
 
 /// A primary with an empty database, and its synchronous standby.
-async fn pair() -> (Postgres, Postgres) {
+pub(crate) async fn pair() -> (Postgres, Postgres) {
     let folder = |name| scratch().join(shared::unique(name));
     let primary = Postgres::start(&folder("primary"), Tether::Tethered).await.unwrap();
     primary.create_database(TASKS).await.unwrap();
@@ -30,7 +30,7 @@ async fn pair() -> (Postgres, Postgres) {
     (primary, standby)
 }
 
-async fn migrated(url: &str) -> Result<(), Misfit> {
+pub(crate) async fn migrated(url: &str) -> Result<(), Misfit> {
     let options = connect::Options { url: url.to_owned().into(), max_connections: 4, application_name: "test".into() };
     migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options).await.map(drop)
 }

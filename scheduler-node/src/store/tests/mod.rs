@@ -9,7 +9,7 @@ mod conformance;
 mod depend;
 mod envelope;
 mod explain;
-mod failover;
+pub(crate) mod failover;
 mod fence;
 pub(crate) mod fixture;
 mod glance;
