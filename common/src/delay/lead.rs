@@ -19,9 +19,10 @@ use crate::time::UnixMicros;
 /// time is unknown.
 const LEAST_PEAK: Duration = Duration::from_millis(20);
 
-/// The half-life of a slow claim's effect. Under load about one claim in a hundred is slow, and its effect must last
-/// until the next. A claim ten times as slow as the others is forgotten within half a minute.
-const HALF_LIFE: Duration = Duration::from_secs(5);
+/// The half-life of a slow claim's effect. What makes a claim slow comes again: a checkpoint, a vacuum, a busy disk.
+/// Under load such a moment comes every few seconds, otherwise once a minute, and its effect must last until
+/// the next. A claim ten times as slow as the others is forgotten within two minutes.
+const HALF_LIFE: Duration = Duration::from_secs(30);
 
 /// The time that one node's claims take for each task of a crowd: measured with three nodes on two cores that
 /// PostgreSQL shares with them. Slower claims come late, and the tasks of quicker ones wait.
