@@ -153,6 +153,8 @@ impl Loops {
             databases: self.counter.databases.clone(),
             index: DatabaseIndex::HOME,
             releaser: self.releaser(),
+            window: 100,
+            lanes: Arc::default(),
             metrics: Arc::clone(&self.metrics),
         };
         let (settlements, confirms) = Settlements::channel();

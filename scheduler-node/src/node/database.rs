@@ -88,6 +88,8 @@ impl DatabaseLoops {
             databases: shared.databases.clone(),
             index,
             releaser: self.reporter.releaser.clone(),
+            window: scheduler.window,
+            lanes: Arc::clone(&shared.lanes),
             metrics: Arc::clone(&shared.metrics),
         };
         work.spawn(LoopKind::Settler, settler.run(confirms, shared.stop.patience.clone()));

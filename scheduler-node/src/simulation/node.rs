@@ -67,6 +67,7 @@ pub const MAX_RUNNING: usize = 2;
 
 /// How far ahead the heaps are filled.
 const HORIZON: Duration = Duration::from_secs(10);
+const PACE: Pace = Pace { batch: 4, window: 16 };
 
 /// The nodes' lease. It bounds how long a claimed message may wait for its publish.
 pub const LEASE_TTL: Duration = Duration::from_secs(3);
@@ -162,13 +163,12 @@ impl Parts {
             publisher,
             metrics: Arc::clone(&METRICS),
         };
-        let pace = Pace { batch: 4, window: 16 };
         loops.spawn(while_it_runs(Arc::clone(world), node, self.settler().run(confirms, stop.clone())));
         loops.spawn(while_it_runs(Arc::clone(world), node, database.sql.clone().follow_clock()));
         let preloader = Preloader::new(database, HORIZON, 1_000, Arc::clone(&METRICS));
         loops.spawn(while_it_runs(Arc::clone(world), node, preloader.run(stop.clone())));
-        loops.spawn(while_it_runs(Arc::clone(world), node, self.ready_starter(claims.clone(), pace).run(stop.clone())));
-        loops.spawn(while_it_runs(Arc::clone(world), node, self.dispatcher(claims, pace).run(stop)));
+        loops.spawn(while_it_runs(Arc::clone(world), node, self.ready_starter(claims.clone(), PACE).run(stop.clone())));
+        loops.spawn(while_it_runs(Arc::clone(world), node, self.dispatcher(claims, PACE).run(stop)));
         loops.spawn(while_it_runs(Arc::clone(world), node, self.publisher(settlements).run(dispatches)));
         loops
     }
@@ -178,6 +178,8 @@ impl Parts {
             databases: self.databases.clone(),
             index: DatabaseIndex::HOME,
             releaser: self.reporter.releaser.clone(),
+            window: PACE.window,
+            lanes: Arc::clone(&self.lanes),
             metrics: Arc::clone(&METRICS),
         }
     }

@@ -14,6 +14,8 @@ use common::{ids::QueueName, queue::QueueBook};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::backlog::Backlog;
+
 /// The first back-off of a closed lane. It doubles after each failure in a row, unless the queue has taken a part: a
 /// queue that is full, and whose consumers make room, is tried again soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -59,6 +61,8 @@ impl Lane {
 
 #[derive(Debug, Default)]
 pub struct Lanes {
+    /// The due messages of all lanes that wait to be sent.
+    pub backlog: Backlog,
     lanes: Mutex<HashMap<QueueName, Lane>>,
     opened: watch::Sender<()>,
 }

@@ -207,6 +207,8 @@ async fn a_confirm_is_written_where_its_shard_is_by_then() {
         databases: counter.databases.clone(),
         index: DatabaseIndex::HOME,
         releaser: Releaser { nudger: parts.nudger.clone() },
+        window: 100,
+        lanes: Arc::default(),
         metrics: Arc::clone(&parts.metrics),
     };
     let (settlements, confirms) = Settlements::channel();

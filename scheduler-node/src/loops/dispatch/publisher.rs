@@ -130,6 +130,14 @@ impl Ord for Due {
     }
 }
 
+/// Due messages on their way to the broker, lane by lane.
+#[derive(Debug, Default)]
+struct Outbox {
+    lanes: HashMap<QueueName, Pending>,
+    /// The messages of all lanes that wait for a batch.
+    waiting: usize,
+}
+
 /// The messages that one lane has to send.
 #[derive(Debug, Default)]
 struct Pending {
@@ -157,7 +165,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
     pub async fn run(self, mut claimed: mpsc::Receiver<Dispatch>) {
         let this = Arc::new(self);
         let mut later: BinaryHeap<Reverse<Due>> = BinaryHeap::new();
-        let mut pending: HashMap<QueueName, Pending> = HashMap::new();
+        let mut outbox = Outbox::default();
         let mut batches: JoinSet<QueueName> = JoinSet::new();
         let mut open = true;
         while open || !later.is_empty() || !batches.is_empty() {
@@ -167,8 +175,9 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 () = reached(&this.alarm, next), if next.is_some() => {}
                 Some(ended) = batches.join_next(), if !batches.is_empty() => {
                     let queue = ended.expect("a batch does not panic");
-                    pending.entry(queue.clone()).or_default().batches -= 1;
-                    this.start(&queue, &mut pending, &mut batches);
+                    outbox.lanes.entry(queue.clone()).or_default().batches -= 1;
+                    this.start(&queue, &mut outbox, &mut batches);
+                    this.lanes.backlog.note(outbox.waiting > 0, clock::instant());
                     continue;
                 }
                 dispatch = claimed.recv(), if open => match dispatch {
@@ -179,14 +188,16 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             while let Ok(dispatch) = claimed.try_recv() {
                 later.push(Reverse(Due(dispatch)));
             }
-            this.start_due(&mut later, &mut pending, &mut batches);
+            this.start_due(&mut later, &mut outbox, &mut batches);
+            this.lanes.backlog.note(outbox.waiting > 0, clock::instant());
         }
+        this.lanes.backlog.note(false, clock::instant());
     }
 
     fn start_due(
         self: &Arc<Self>,
         later: &mut BinaryHeap<Reverse<Due>>,
-        pending: &mut HashMap<QueueName, Pending>,
+        outbox: &mut Outbox,
         batches: &mut JoinSet<QueueName>,
     ) {
         let now = clock::instant();
@@ -194,26 +205,23 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         while later.peek().is_some_and(|due| due.0.0.publish_at <= now) {
             let Some(Reverse(Due(dispatch))) = later.pop() else { break };
             let queue = dispatch.delivery.queue.clone();
-            pending.entry(queue.clone()).or_default().messages.push_back(dispatch);
+            outbox.lanes.entry(queue.clone()).or_default().messages.push_back(dispatch);
+            outbox.waiting += 1;
             if touched.last() != Some(&queue) {
                 touched.push(queue);
             }
         }
         for queue in touched {
-            self.start(&queue, pending, batches);
+            self.start(&queue, outbox, batches);
         }
     }
 
     /// Sends the lane's messages, as long as the lane may have another batch out.
-    fn start(
-        self: &Arc<Self>,
-        queue: &QueueName,
-        pending: &mut HashMap<QueueName, Pending>,
-        batches: &mut JoinSet<QueueName>,
-    ) {
-        let Some(lane) = pending.get_mut(queue) else { return };
+    fn start(self: &Arc<Self>, queue: &QueueName, outbox: &mut Outbox, batches: &mut JoinSet<QueueName>) {
+        let Some(lane) = outbox.lanes.get_mut(queue) else { return };
         while lane.batches < BATCHES_PER_LANE && !lane.messages.is_empty() {
             let batch = lane.next_batch();
+            outbox.waiting -= batch.len();
             lane.batches += 1;
             let (this, work) = (Arc::clone(self), at_work());
             let queue = queue.clone();
@@ -224,7 +232,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             });
         }
         if lane.batches == 0 {
-            pending.remove(queue);
+            outbox.lanes.remove(queue);
         }
     }
 

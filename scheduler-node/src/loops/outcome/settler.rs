@@ -1,8 +1,9 @@
 //! Writes the broker's confirms in batches: finished, or delivered with a deadline.
 //!
-//! A confirm is a fact, so its write is repeated until the database takes it. Meanwhile the task stays in flight,
-//! so no node publishes it again. A task whose confirm the database refuses is set aside. If this loop stops, the
-//! next owner publishes the tasks again whose confirms were not written.
+//! No delivery waits for these writes, so they give way to due messages for a while. A confirm is a fact, so its
+//! write is repeated until the database takes it. Meanwhile the task stays in flight, so no node publishes it again. A
+//! task whose confirm the database refuses is set aside. If this loop stops, the next owner publishes the tasks again
+//! whose confirms were not written.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -31,6 +32,7 @@ use crate::{
     supervise::at_work,
     working_set::{
         database::{DatabaseIndex, NodeDatabases},
+        lanes::Lanes,
         retry::until_done,
         set_aside::Kind,
     },
@@ -81,6 +83,9 @@ pub struct Settler<S = Arc<Database>> {
     /// The database in which the tasks were claimed. A shard that has moved since has its tasks in another one.
     pub index: DatabaseIndex,
     pub releaser: Releaser<S>,
+    /// The most tasks in flight.
+    pub window: usize,
+    pub lanes: Arc<Lanes>,
     pub metrics: Arc<Metrics>,
 }
 
@@ -91,6 +96,7 @@ impl<S: Statements> Settler<S> {
             let _work = at_work();
             tokio::time::sleep(GATHER).await;
             let mut batch = first;
+            self.give_way(&mut batch, &mut confirms).await;
             while batch.len() < BATCH
                 && let Ok(more) = confirms.try_recv()
             {
@@ -98,10 +104,31 @@ impl<S: Statements> Settler<S> {
             }
             // All statements that touch several tasks take them in the order of their ids, so that no two deadlock.
             batch.sort_unstable_by_key(|confirmed| confirmed.id);
+            for part in batch.chunks(BATCH) {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    () = self.settle(part) => {}
+                }
+            }
+        }
+    }
+
+    /// Adds the confirms that come while due messages wait to be sent, as long as the window has room for more tasks.
+    async fn give_way(&self, batch: &mut Vec<Confirmed>, confirms: &mut mpsc::Receiver<Vec<Confirmed>>) {
+        if self.databases[self.index].owned_shards.in_flight() > self.window / 2 {
+            return;
+        }
+        let way = self.lanes.backlog.give_way();
+        tokio::pin!(way);
+        loop {
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
-                () = self.settle(&batch) => {}
+                () = &mut way => return,
+                more = confirms.recv() => match more {
+                    Some(more) => batch.extend(more),
+                    None => return,
+                }
             }
         }
     }
