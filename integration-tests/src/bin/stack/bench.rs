@@ -1,19 +1,24 @@
 //! `stack bench`: measures a cluster on this machine, each part on fresh data, against its targets.
 #![expect(clippy::disallowed_methods, reason = "this is not a node: its threads end with it")]
 
+pub(crate) mod broker;
 mod crowd;
 pub(crate) mod drain;
-mod feed;
+pub(crate) mod feed;
+pub(crate) mod instants;
 mod lateness;
 mod machine;
 mod moving;
+pub(crate) mod numbers;
 mod raw;
 pub(crate) mod report;
 mod scrape;
 mod shards;
+pub(crate) mod singles;
 pub(crate) mod sleeper;
 mod takeover;
 mod throughput;
+mod times;
 mod volume;
 
 use std::{
