@@ -1,16 +1,20 @@
 //! `stack bench`: measures a cluster on this machine, each part on fresh data, against its targets.
 #![expect(clippy::disallowed_methods, reason = "this is not a node: its threads end with it")]
 
+mod arrivals;
 pub(crate) mod broker;
 mod crowd;
 pub(crate) mod drain;
 pub(crate) mod feed;
 pub(crate) mod instants;
 mod lateness;
+mod limits;
 mod machine;
+mod moments;
 mod moving;
 pub(crate) mod numbers;
 mod raw;
+mod raw_lateness;
 pub(crate) mod report;
 mod scrape;
 mod shards;
@@ -20,6 +24,7 @@ mod takeover;
 mod throughput;
 mod times;
 mod volume;
+mod window;
 
 use std::{
     path::{Path, PathBuf},
@@ -37,7 +42,7 @@ use report::{Output, Report};
 enum Part {
     /// RabbitMQ alone: publish and consume at the same time.
     Raw,
-    /// How late tasks are published and arrive, with many others pending.
+    /// How late tasks are published and arrive, with many others pending, and how late without Duetime.
     Lateness,
     /// Tasks a second from submission to ack, and the ratio to RabbitMQ alone.
     Throughput,
