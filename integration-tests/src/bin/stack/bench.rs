@@ -20,6 +20,7 @@ mod scrape;
 mod shards;
 pub(crate) mod singles;
 pub(crate) mod sleeper;
+mod submit;
 mod takeover;
 mod throughput;
 mod times;
@@ -54,6 +55,8 @@ enum Part {
     Move,
     /// What a cluster of few and of many shards costs at idle, at its start and after a kill.
     Shards,
+    /// How many tasks a second are durable before the answer: one by one, in batches, over AMQP, in SQL.
+    Submit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -170,8 +173,17 @@ async fn measure(options: &Options) -> Result<ExitCode> {
     if options.wants(Part::Shards) {
         shards::measure(options, &mut report).await.context("measuring the price of a shard")?;
     }
+    measure_api(options, &mut report).await?;
     report.end()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The parts about submissions and other calls, and about clusters that idle or begin.
+async fn measure_api(options: &Options, report: &mut Report) -> Result<()> {
+    if options.wants(Part::Submit) {
+        submit::measure(options, report).await.context("measuring submissions")?;
+    }
+    Ok(())
 }
 
 /// Gives a fresh server a stock of old log files. A server that has run for a while recycles the files of its log. A
