@@ -3,6 +3,7 @@
 
 mod arrivals;
 pub(crate) mod broker;
+mod calls;
 mod crowd;
 pub(crate) mod drain;
 pub(crate) mod feed;
@@ -57,6 +58,8 @@ enum Part {
     Shards,
     /// How many tasks a second are durable before the answer: one by one, in batches, over AMQP, in SQL.
     Submit,
+    /// How long look-ups, changes and cancels take, beside a stream of due tasks.
+    Calls,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -99,6 +102,9 @@ pub(crate) struct Options {
     /// Queues over which throughput is spread, one measurement each.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4])]
     queues: Vec<usize>,
+    /// Look-ups, changes and cancels a second, one kind after another, over 64 connections.
+    #[arg(long, default_value_t = 1_000)]
+    calls_rate: u32,
     #[arg(long, default_value_t = 3)]
     nodes: usize,
     /// Appended to each node's configuration, as TOML.
@@ -133,6 +139,7 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     ensure!(options.seconds > 0, "measuring takes at least a second");
     ensure!(options.nodes > 0, "there is nothing to measure without a node");
     ensure!(options.rate.iter().all(|rate| *rate > 0), "a rate is at least 1 a second");
+    ensure!(options.calls_rate > 0, "there is nothing to measure without calls");
     let most = shared::POSTGRES_MAX;
     ensure!(options.databases.iter().all(|count| (1..=most).contains(count)), "a bench has 1 to {most} databases");
     ensure!(options.queues.iter().all(|queues| *queues > 0), "there is no throughput without a queue");
@@ -182,6 +189,9 @@ async fn measure(options: &Options) -> Result<ExitCode> {
 async fn measure_api(options: &Options, report: &mut Report) -> Result<()> {
     if options.wants(Part::Submit) {
         submit::measure(options, report).await.context("measuring submissions")?;
+    }
+    if options.wants(Part::Calls) {
+        calls::measure(options, report).await.context("measuring calls")?;
     }
     Ok(())
 }
