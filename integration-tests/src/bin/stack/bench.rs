@@ -7,6 +7,7 @@ mod calls;
 mod crowd;
 pub(crate) mod drain;
 pub(crate) mod feed;
+mod idle;
 pub(crate) mod instants;
 mod lateness;
 mod limits;
@@ -60,6 +61,8 @@ enum Part {
     Submit,
     /// How long look-ups, changes and cancels take, beside a stream of due tasks.
     Calls,
+    /// What a cluster without tasks costs.
+    Idle,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -192,6 +195,9 @@ async fn measure_api(options: &Options, report: &mut Report) -> Result<()> {
     }
     if options.wants(Part::Calls) {
         calls::measure(options, report).await.context("measuring calls")?;
+    }
+    if options.wants(Part::Idle) {
+        idle::measure(options, report).await.context("measuring an idle cluster")?;
     }
     Ok(())
 }
