@@ -7,6 +7,7 @@ mod calls;
 mod crowd;
 pub(crate) mod drain;
 pub(crate) mod feed;
+mod first;
 mod idle;
 pub(crate) mod instants;
 mod lateness;
@@ -63,6 +64,8 @@ enum Part {
     Calls,
     /// What a cluster without tasks costs.
     Idle,
+    /// How late the first tasks of a new cluster are, and of one that starts again.
+    First,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -198,6 +201,9 @@ async fn measure_api(options: &Options, report: &mut Report) -> Result<()> {
     }
     if options.wants(Part::Idle) {
         idle::measure(options, report).await.context("measuring an idle cluster")?;
+    }
+    if options.wants(Part::First) {
+        first::measure(options, report).await.context("measuring the first tasks")?;
     }
     Ok(())
 }
