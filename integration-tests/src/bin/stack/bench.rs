@@ -1,20 +1,34 @@
 //! `stack bench`: measures a cluster on this machine, each part on fresh data, against its targets.
 #![expect(clippy::disallowed_methods, reason = "this is not a node: its threads end with it")]
 
+mod arrivals;
+pub(crate) mod broker;
+mod calls;
 mod crowd;
 pub(crate) mod drain;
-mod feed;
+pub(crate) mod feed;
+mod first;
+mod idle;
+pub(crate) mod instants;
 mod lateness;
+mod limits;
 mod machine;
+mod moments;
 mod moving;
+pub(crate) mod numbers;
 mod raw;
+mod raw_lateness;
 pub(crate) mod report;
 mod scrape;
 mod shards;
+pub(crate) mod singles;
 pub(crate) mod sleeper;
+mod submit;
 mod takeover;
 mod throughput;
+mod times;
 mod volume;
+mod window;
 
 use std::{
     path::{Path, PathBuf},
@@ -32,7 +46,7 @@ use report::{Output, Report};
 enum Part {
     /// RabbitMQ alone: publish and consume at the same time.
     Raw,
-    /// How late tasks are published and arrive, with many others pending.
+    /// How late tasks are published and arrive, with many others pending, and how late without Duetime.
     Lateness,
     /// Tasks a second from submission to ack, and the ratio to RabbitMQ alone.
     Throughput,
@@ -44,6 +58,14 @@ enum Part {
     Move,
     /// What a cluster of few and of many shards costs at idle, at its start and after a kill.
     Shards,
+    /// How many tasks a second are durable before the answer: one by one, in batches, over AMQP, in SQL.
+    Submit,
+    /// How long look-ups, changes and cancels take, beside a stream of due tasks.
+    Calls,
+    /// What a cluster without tasks costs.
+    Idle,
+    /// How late the first tasks of a new cluster are, and of one that starts again.
+    First,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -86,6 +108,9 @@ pub(crate) struct Options {
     /// Queues over which throughput is spread, one measurement each.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4])]
     queues: Vec<usize>,
+    /// Look-ups, changes and cancels a second, one kind after another, over 64 connections.
+    #[arg(long, default_value_t = 1_000)]
+    calls_rate: u32,
     #[arg(long, default_value_t = 3)]
     nodes: usize,
     /// Appended to each node's configuration, as TOML.
@@ -120,6 +145,7 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     ensure!(options.seconds > 0, "measuring takes at least a second");
     ensure!(options.nodes > 0, "there is nothing to measure without a node");
     ensure!(options.rate.iter().all(|rate| *rate > 0), "a rate is at least 1 a second");
+    ensure!(options.calls_rate > 0, "there is nothing to measure without calls");
     let most = shared::POSTGRES_MAX;
     ensure!(options.databases.iter().all(|count| (1..=most).contains(count)), "a bench has 1 to {most} databases");
     ensure!(options.queues.iter().all(|queues| *queues > 0), "there is no throughput without a queue");
@@ -160,8 +186,26 @@ async fn measure(options: &Options) -> Result<ExitCode> {
     if options.wants(Part::Shards) {
         shards::measure(options, &mut report).await.context("measuring the price of a shard")?;
     }
+    measure_api(options, &mut report).await?;
     report.end()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The parts about submissions and other calls, and about clusters that idle or begin.
+async fn measure_api(options: &Options, report: &mut Report) -> Result<()> {
+    if options.wants(Part::Submit) {
+        submit::measure(options, report).await.context("measuring submissions")?;
+    }
+    if options.wants(Part::Calls) {
+        calls::measure(options, report).await.context("measuring calls")?;
+    }
+    if options.wants(Part::Idle) {
+        idle::measure(options, report).await.context("measuring an idle cluster")?;
+    }
+    if options.wants(Part::First) {
+        first::measure(options, report).await.context("measuring the first tasks")?;
+    }
+    Ok(())
 }
 
 /// Gives a fresh server a stock of old log files. A server that has run for a while recycles the files of its log. A

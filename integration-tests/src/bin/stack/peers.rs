@@ -1,7 +1,5 @@
 //! `stack peers`: Duetime and other schedulers on the same work, machine and run, and one table of what came of it.
-#![expect(clippy::disallowed_methods, reason = "this is not a node: its threads end with it")]
 
-mod broker;
 mod chart;
 mod collector;
 mod delayed_plugin;
@@ -30,7 +28,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use integration_tests::sandbox::{fresh, scratch_below};
 
-use crate::bench::{report::progress, sleeper::Sleeper};
+use crate::bench::{broker, report::progress, sleeper::Sleeper};
 use machine::Machine;
 use results::{Results, Row};
 use roster::Peer;

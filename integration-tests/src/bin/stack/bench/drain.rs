@@ -1,6 +1,12 @@
 //! A consumer that costs as little as it can, because it shares the processors with the cluster that it measures.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::Result;
 use futures::StreamExt;
@@ -11,6 +17,7 @@ use lapin::{
     options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions},
     types::{FieldTable, ShortString},
 };
+use parking_lot::Mutex;
 use tokio::{
     task::JoinHandle,
     time::{Instant, timeout_at},
@@ -35,6 +42,20 @@ pub(crate) struct Seen {
 
 /// A callback for each message.
 pub(crate) type Eye = Arc<dyn Fn(Seen) + Send + Sync>;
+
+/// All messages, and their number, of a consumer that keeps what it has seen.
+pub(super) type Kept = (Arc<Mutex<Vec<Seen>>>, Arc<AtomicU64>);
+
+/// A callback that keeps all messages.
+pub(super) fn keeping() -> (Kept, Eye) {
+    let (arrivals, count): Kept = Default::default();
+    let kept = (Arc::clone(&arrivals), Arc::clone(&count));
+    let eye = move |message| {
+        count.fetch_add(1, Ordering::Relaxed);
+        arrivals.lock().push(message);
+    };
+    (kept, Arc::new(eye))
+}
 
 /// Consumes until it is dropped. It waits for the queue to exist.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use std::{
     fmt::Write,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -12,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
     client::{Client, Failure},
-    clock::now_us,
+    clock::{now_ms, now_us},
 };
 use parking_lot::Mutex;
 use rand::RngExt;
@@ -27,6 +28,10 @@ use super::report::progress;
 
 const TICK: Duration = Duration::from_millis(25);
 const WAY_OPEN_WITHIN: Duration = Duration::from_secs(30);
+/// How far ahead of its due time a task of a stream is submitted.
+const LEAD_MS: Range<i64> = 2_000..10_000;
+pub(super) const HOUR_MS: i64 = 3_600_000;
+pub(super) const MONTH_MS: i64 = 30 * 86_400_000;
 
 /// A task that was accepted.
 #[derive(Clone, Copy, Debug)]
@@ -55,14 +60,20 @@ pub(super) struct Feed {
     clients: Vec<Client>,
     turn: AtomicUsize,
     serial: AtomicU64,
+    lead_ms: Range<i64>,
     /// Tasks that no node accepted.
     pub refused: AtomicU64,
 }
 
 impl Feed {
     pub(super) fn new(clients: Vec<Client>) -> Arc<Self> {
+        Self::ahead(clients, LEAD_MS)
+    }
+
+    /// A stream's tasks are submitted so far ahead of their due times.
+    pub(super) fn ahead(clients: Vec<Client>, lead_ms: Range<i64>) -> Arc<Self> {
         let (turn, serial, refused) = Default::default();
-        Arc::new(Self { clients, turn, serial, refused })
+        Arc::new(Self { clients, turn, serial, lead_ms, refused })
     }
 
     /// Sets a queue's policy, and waits until its consumer, which counts in `seen`, has received a message.
@@ -104,8 +115,7 @@ impl Feed {
         Vec::new()
     }
 
-    /// An even stream until `until`, over the ways in turn. Each task is due 2 to 10 s after its submission; accepted
-    /// tasks go to `accepted`.
+    /// An even stream until `until`, over the ways in turn. Accepted tasks go to `accepted`.
     pub(super) async fn stream(
         self: &Arc<Self>,
         ways: &[Way],
@@ -126,7 +136,7 @@ impl Feed {
                 let (feed, mut ways, accepted) = (Arc::clone(self), ways.to_vec(), Arc::clone(accepted));
                 let turn = sent % ways.len();
                 ways.rotate_left(turn);
-                let batch = Batch::ahead(wanted - sent);
+                let batch = Batch::within(self.lead_ms.clone(), wanted - sent);
                 sending.spawn(async move {
                     let tasks = feed.send_all(&ways, &batch).await;
                     accepted.lock().extend(tasks);
@@ -146,19 +156,19 @@ pub(super) enum Batch {
 }
 
 impl Batch {
-    /// Due in 2 to 10 s.
-    pub(super) fn ahead(len: usize) -> Self {
-        let now_ms = now_us() / 1_000;
-        let mut rng = rand::rng();
-        Self::At((0..len).map(|_| now_ms + rng.random_range(2_000..10_000)).collect())
-    }
-
     /// Due between 30 and 60 days from now.
     pub(super) fn far(len: usize) -> Self {
-        const MONTH_MS: i64 = 30 * 86_400_000;
-        let now_ms = now_us() / 1_000;
-        let mut rng = rand::rng();
-        Self::At((0..len).map(|_| now_ms + rng.random_range(MONTH_MS..2 * MONTH_MS)).collect())
+        Self::within(MONTH_MS..2 * MONTH_MS, len)
+    }
+
+    /// All due in an hour.
+    pub(super) fn in_an_hour(len: usize) -> Self {
+        Self::At(vec![in_an_hour_ms(); len])
+    }
+
+    fn within(ahead_ms: Range<i64>, len: usize) -> Self {
+        let (now_ms, mut rng) = (now_ms(), rand::rng());
+        Self::At((0..len).map(|_| now_ms + rng.random_range(ahead_ms.clone())).collect())
     }
 
     fn len(&self) -> usize {
@@ -195,6 +205,20 @@ impl Batch {
         body.push_str("]}");
         (body, tasks)
     }
+}
+
+/// The Unix milliseconds of an hour from now.
+pub(super) fn in_an_hour_ms() -> i64 {
+    now_ms() + HOUR_MS
+}
+
+/// Posts JSON, and returns the answer to a success.
+pub(crate) async fn post(client: &Client, path: &str, body: String) -> Result<String> {
+    let answer = client.send(Method::POST, path, Some(body.into())).await?;
+    let status = answer.status();
+    let text = answer.text().await?;
+    ensure!(status.is_success(), "{status}: {text}");
+    Ok(text)
 }
 
 /// Whether the node accepted the whole batch; an error when a part of it may be stored.

@@ -1,49 +1,62 @@
 //! Lateness: of publishing by the nodes' own histogram, of arrival by the consumer's clock.
 
 use std::{
-    fs::File,
-    io::{BufWriter, Write},
-    path::Path,
     sync::{
         Arc,
-        atomic::{AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
-use hdrhistogram::Histogram;
 use integration_tests::{clock::now_us, sandbox::Sandbox};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
     Options, Settle,
-    drain::{Drain, Eye, Seen},
+    arrivals::Arrivals,
+    drain::Drain,
     feed::{Accepted, Batch, Feed, Way},
-    machine::Watch,
+    limits::Limits,
+    raw_lateness,
     report::{Report, Target, progress},
-    scrape::Scrape,
-    volume,
+    scrape::Histogram,
+    volume::{self, Written},
+    window::{Measured, Window},
 };
 
 const FILL_BATCH: usize = 5_000;
 const FILL_IN_FLIGHT_PER_NODE: usize = 2;
+/// Idle processes of PostgreSQL report their last figures within 10 s.
+const REPORTED_WITHIN: Duration = Duration::from_secs(11);
 /// Until the stream's first tasks are all due.
 const WARM_UP: Duration = Duration::from_secs(10);
-/// The limit for the last tasks of a measurement to arrive.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     progress("lateness: starting the cluster ...");
     let cluster = options.cluster().start().await?;
-    fill(&cluster, options.pending, report).await?;
+    if options.pending > 0 {
+        let before = Written::so_far(&cluster).await?;
+        fill(&cluster, options.pending, report).await?;
+        tokio::time::sleep(REPORTED_WITHIN).await;
+        let written = Written::so_far(&cluster).await?.since(&before);
+        written.tell_log("filling", options.pending as f64, report);
+    }
     super::flush(&cluster).await?;
     volume::pending(&cluster, options.pending, report).await?;
     for settle in &options.settle {
-        for rate in &options.rate {
-            stream(options, &cluster, *settle, *rate, report).await?;
+        for per_second in &options.rate {
+            let stream = Stream {
+                part: format!("lateness {per_second}/s {}", settle.text()),
+                queue: format!("late-{per_second}-{}", settle.text()),
+                settle: *settle,
+                per_second: *per_second,
+            };
+            let (came, ()) = stream.measure(options, &cluster, std::future::ready(Ok(())), report).await?;
+            came.tell_written(&stream.part, options, report);
+            raw_lateness::measure(options, &cluster, &stream, &came, report).await.context("RabbitMQ alone")?;
         }
     }
     super::end(cluster).await
@@ -76,135 +89,118 @@ pub(super) async fn fill(cluster: &Sandbox, pending: usize, report: &mut Report)
     Ok(())
 }
 
-/// Arrivals of the tasks that are due while the measurement runs.
+/// Tasks of one queue, so many due a second, each submitted some seconds ahead.
 #[derive(Debug)]
-struct Arrivals {
-    from_us: AtomicI64,
-    until_us: AtomicI64,
-    seen: AtomicU64,
-    early: AtomicU64,
-    late_us: Mutex<Histogram<u64>>,
-    /// The due instant and the lateness of each, where they are to be kept.
-    each: Option<Mutex<Vec<(i64, u64)>>>,
+pub(super) struct Stream {
+    pub part: String,
+    pub queue: String,
+    pub settle: Settle,
+    pub per_second: u32,
 }
 
-impl Arrivals {
-    fn new(keeps_each: bool) -> Arc<Self> {
-        let (from_us, until_us, seen, early) = Default::default();
-        let late_us = Mutex::new(Histogram::new_with_bounds(1, 600_000_000, 3).expect("ten minutes in three digits"));
-        let each = keeps_each.then(Mutex::default);
-        Arc::new(Self { from_us, until_us, seen, early, late_us, each })
-    }
+/// What is left of a stream when it has been measured.
+#[derive(Debug)]
+pub(super) struct Came {
+    /// The due instants of the tasks that were measured, from the beginning of the measurement.
+    pub after_us: Vec<i64>,
+    /// When the last task of the stream is due. That is some seconds after the measurement.
+    pub last_due_us: i64,
+    pub consumed_p99_ms: f64,
+    /// By PostgreSQL while the stream was measured.
+    written: Written,
+}
 
-    fn note(&self, seen: Seen) {
-        self.seen.fetch_add(1, Ordering::Relaxed);
-        if seen.stamp_us >= self.from_us.load(Ordering::Relaxed)
-            && seen.stamp_us < self.until_us.load(Ordering::Relaxed)
-        {
-            match u64::try_from(seen.at_us - seen.stamp_us) {
-                Ok(late_us) => {
-                    self.late_us.lock().saturating_record(late_us);
-                    if let Some(each) = &self.each {
-                        each.lock().push((seen.stamp_us, late_us));
-                    }
-                }
-                Err(_) => {
-                    self.early.fetch_add(1, Ordering::Relaxed);
-                }
-            }
+impl Came {
+    fn tell_written(&self, part: &str, options: &Options, report: &mut Report) {
+        let tasks = self.after_us.len() as f64;
+        self.written.tell_log(part, tasks, report);
+        if options.details {
+            self.written.tell_more(part, tasks, report);
         }
     }
+}
 
-    fn write_each(&self, file: &Path) -> Result<()> {
-        let Some(each) = &self.each else { return Ok(()) };
-        let mut lines = BufWriter::new(File::options().create(true).append(true).open(file)?);
-        for (due_us, late_us) in each.lock().iter() {
-            writeln!(lines, "{due_us},{late_us}")?;
+impl Stream {
+    pub(super) fn limits(&self) -> Limits {
+        Limits::of(self.per_second)
+    }
+
+    /// Measures the stream for `--seconds`, and what else happens `meanwhile`, from the first second that counts on.
+    pub(super) async fn measure<T>(
+        &self,
+        options: &Options,
+        cluster: &Sandbox,
+        meanwhile: impl Future<Output = Result<T>>,
+        report: &mut Report,
+    ) -> Result<(Came, T)> {
+        progress(&format!("{}: {} s to warm up, {} s measured ...", self.part, WARM_UP.as_secs(), options.seconds));
+        let arrivals = Arrivals::new(options.arrivals.is_some());
+        let _drain = Drain::start(&cluster.amqp_url(), &self.queue, arrivals.eye());
+        let feed = Feed::new(cluster.clients());
+        feed.open(&self.queue, self.settle.text(), &arrivals.seen).await?;
+
+        let from_us = now_us() + WARM_UP.as_micros() as i64;
+        let until_us = from_us + options.time().as_micros() as i64;
+        arrivals.expect(from_us, until_us);
+        let accepted: Arc<Mutex<Vec<Accepted>>> = Arc::default();
+        let end = Instant::now() + WARM_UP + options.time();
+        let ways = [Way::to(&self.queue)];
+        let (watched, ()) =
+            tokio::join!(watch(cluster, end, meanwhile), feed.stream(&ways, self.per_second, end, &accepted));
+        let (measured, written, done) = watched?;
+
+        let accepted = std::mem::take(&mut *accepted.lock());
+        let due_us: Vec<i64> = accepted.iter().map(|task| task.due_us).collect();
+        let last_due_us = due_us.iter().copied().max().unwrap_or(until_us);
+        let counted = due_us.into_iter().filter(|due_us| (from_us..until_us).contains(due_us));
+        let after_us: Vec<i64> = counted.map(|due_us| due_us - from_us).collect();
+        arrivals.wait(after_us.len() as u64).await;
+        self.tell(options, &arrivals, after_us.len() as u64, &measured, report)?;
+        report.judged(&self.part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+        measured.tell(&self.part, options, report)?;
+        Ok((Came { after_us, last_due_us, consumed_p99_ms: arrivals.late.ms(0.99), written }, done))
+    }
+
+    fn tell(
+        &self,
+        options: &Options,
+        arrivals: &Arrivals,
+        expected: u64,
+        measured: &Measured,
+        report: &mut Report,
+    ) -> Result<()> {
+        let (part, limits) = (&self.part, self.limits());
+        let queue = format!("\"{}\"", self.queue);
+        tell_published(part, &measured.nodes.histogram("duetime_lateness_seconds", &queue), limits, report);
+        arrivals.late.tell(part, "consumed late", limits.consumed_p99_ms, report);
+        arrivals.tell_moments(part, options.details, report);
+        if let Some(file) = &options.arrivals {
+            arrivals.write_each(file).with_context(|| format!("writing {}", file.display()))?;
         }
-        Ok(lines.flush()?)
-    }
-
-    fn counted(&self) -> u64 {
-        self.late_us.lock().len() + self.early.load(Ordering::Relaxed)
+        report.figure(part, "tasks due while measured", expected as f64, "");
+        arrivals.judge(part, "", expected, report);
+        Ok(())
     }
 }
 
-async fn stream(options: &Options, cluster: &Sandbox, settle: Settle, rate: u32, report: &mut Report) -> Result<()> {
-    let part = &format!("lateness {rate}/s {}", settle.text());
-    let queue = &format!("late-{rate}-{}", settle.text());
-    progress(&format!("{part}: {} s to warm up, {} s measured ...", WARM_UP.as_secs(), options.seconds));
-    let (clients, arrivals) = (cluster.clients(), Arrivals::new(options.arrivals.is_some()));
-    let eye: Eye = {
-        let arrivals = Arc::clone(&arrivals);
-        Arc::new(move |seen| arrivals.note(seen))
-    };
-    let _drain = Drain::start(&cluster.amqp_url(), queue, eye);
-    let feed = Feed::new(clients.clone());
-    feed.open(queue, settle.text(), &arrivals.seen).await?;
-
-    let from_us = now_us() + WARM_UP.as_micros() as i64;
-    let until_us = from_us + options.time().as_micros() as i64;
-    arrivals.from_us.store(from_us, Ordering::Relaxed);
-    arrivals.until_us.store(until_us, Ordering::Relaxed);
-    let accepted: Arc<Mutex<Vec<Accepted>>> = Arc::default();
-    let end = Instant::now() + WARM_UP + options.time();
-    let watching = async {
-        tokio::time::sleep(WARM_UP).await;
-        let (watch, before) = (Watch::start(cluster), Scrape::of(&clients).await?);
-        tokio::time::sleep_until(end).await;
-        Ok::<_, anyhow::Error>((Scrape::of(&clients).await?.since(&before), watch))
-    };
-    let ways = [Way::to(queue)];
-    let (watched, ()) = tokio::join!(watching, feed.stream(&ways, rate, end, &accepted));
-    let (nodes, watch) = watched?;
-
-    let expected = accepted.lock().iter().filter(|task| (from_us..until_us).contains(&task.due_us)).count() as u64;
-    let deadline = Instant::now() + PATIENCE;
-    while arrivals.counted() < expected && Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    tell_published(part, rate, &nodes.histogram("duetime_lateness_seconds", &format!("\"{queue}\"")), report);
-    tell_arrived(part, rate, &arrivals, report);
-    if let Some(file) = &options.arrivals {
-        arrivals.write_each(file).with_context(|| format!("writing {}", file.display()))?;
-    }
-    let missing = expected.saturating_sub(arrivals.counted());
-    report.figure(part, "tasks due while measured", expected as f64, "");
-    report.judged(part, "missing", missing as f64, "", Target::AtMost(0.0));
-    report.judged(part, "early", arrivals.early.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
-    report.judged(part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
-    watch.end(part, report)?;
-    if options.details {
-        nodes.details(part, options.time().as_secs_f64(), report);
-    }
-    Ok(())
+/// Watches the nodes, the machine and PostgreSQL from the end of the warm-up on.
+async fn watch<T>(
+    cluster: &Sandbox,
+    end: Instant,
+    meanwhile: impl Future<Output = Result<T>>,
+) -> Result<(Measured, Written, T)> {
+    tokio::time::sleep(WARM_UP).await;
+    let (window, before) = (Window::open(cluster).await?, Written::so_far(cluster).await?);
+    let done = meanwhile.await?;
+    tokio::time::sleep_until(end).await;
+    Ok((window.close().await?, Written::so_far(cluster).await?.since(&before), done))
 }
 
-fn tell_published(part: &str, rate: u32, late: &super::scrape::Histogram, report: &mut Report) {
+/// Tells the lateness by the nodes' histogram, which knows the bounds of its buckets only.
+pub(super) fn tell_published(part: &str, late: &Histogram, limits: Limits, report: &mut Report) {
     let ms = |share: f64| late.quantile(share) * 1e3;
-    match rate {
-        2_000 => {
-            report.judged(part, "published late: p50", ms(0.5), "ms", Target::AtMost(1.0));
-            report.judged(part, "published late: p99", ms(0.99), "ms", Target::AtMost(5.0));
-        }
-        _ => {
-            report.figure(part, "published late: p50", ms(0.5), "ms");
-            match rate {
-                6_000 => report.judged(part, "published late: p99", ms(0.99), "ms", Target::AtMost(20.0)),
-                _ => report.figure(part, "published late: p99", ms(0.99), "ms"),
-            }
-        }
-    }
-    report.figure(part, "published late: at most", late.largest() * 1e3, "ms");
-}
-
-fn tell_arrived(part: &str, rate: u32, arrivals: &Arrivals, report: &mut Report) {
-    let late = arrivals.late_us.lock();
-    let ms = |share: f64| late.value_at_quantile(share) as f64 / 1e3;
-    report.figure(part, "consumed late: p50", ms(0.5), "ms");
-    match rate {
-        2_000 => report.judged(part, "consumed late: p99", ms(0.99), "ms", Target::AtMost(12.0)),
-        _ => report.figure(part, "consumed late: p99", ms(0.99), "ms"),
-    }
-    report.figure(part, "consumed late: max", late.max() as f64 / 1e3, "ms");
+    report.limited(part, "published late: p50", ms(0.5), "ms", limits.published_p50_ms);
+    report.limited(part, "published late: p99", ms(0.99), "ms", limits.published_p99_ms);
+    let name = "published late: at most (a bucket's bound)";
+    report.limited(part, name, late.largest() * 1e3, "ms", limits.published_max_ms);
 }

@@ -21,12 +21,16 @@ use super::{
 /// The unit of the figures in `/proc`, the same on every Linux machine.
 const TICKS_PER_S: f64 = 100.0;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-const NODE_MEMORY_MB: f64 = 150.0;
+/// What a node may take at the rates of these measurements, with a million tasks pending.
+const NODE_MEMORY_MB: f64 = 120.0;
+const NODES: &str = "nodes";
+const BENCH: &str = "bench";
 
 /// Processor time by group of processes, and the memory of the nodes, from now on.
 #[derive(Debug)]
 pub(super) struct Watch {
     groups: Vec<Group>,
+    each_node: Vec<Group>,
     began: Instant,
     total_ticks: u64,
     largest_kb: Arc<AtomicU64>,
@@ -36,15 +40,15 @@ pub(super) struct Watch {
 
 #[derive(Debug)]
 struct Group {
-    name: &'static str,
+    name: String,
     roots: Vec<u32>,
     ticks: u64,
 }
 
 impl Group {
-    fn new(name: &'static str, roots: Vec<u32>) -> Self {
+    fn new(name: &str, roots: Vec<u32>) -> Self {
         let ticks = ticks_of(&roots);
-        Self { name, roots, ticks }
+        Self { name: name.to_owned(), roots, ticks }
     }
 }
 
@@ -54,17 +58,27 @@ impl Watch {
         let largest_kb = Arc::new(AtomicU64::new(0));
         let looking = tokio::spawn(look(nodes.clone(), Arc::clone(&largest_kb)));
         let groups = vec![
-            Group::new("nodes", nodes),
+            Group::new(NODES, nodes),
             Group::new("postgresql", cluster.postgreses().filter_map(Postgres::pid).collect()),
             Group::new("rabbitmq", cluster.rabbit().pids()),
             Group::new("etcd", cluster.etcd().pids()),
         ];
-        let total_ticks = machine_ticks().unwrap_or(0);
-        let mut watch =
-            Self { groups, began: Instant::now(), total_ticks, largest_kb, looking, sleeper: Sleeper::start() };
+        let each_node =
+            cluster.nodes().iter().map(|node| Group::new(node.name(), node.pid().into_iter().collect())).collect();
+        let (began, total_ticks) = (Instant::now(), machine_ticks().unwrap_or(0));
+        let sleeper = Sleeper::start();
+        let mut watch = Self { groups, each_node, began, total_ticks, largest_kb, looking, sleeper };
         // Without its children, which are the groups above.
-        watch.groups.push(Group { name: "bench", roots: Vec::new(), ticks: own_ticks(std::process::id(), false) });
+        let ticks = own_ticks(std::process::id(), false);
+        watch.groups.push(Group { name: BENCH.to_owned(), roots: Vec::new(), ticks });
         watch
+    }
+
+    /// The name of each node, and the cores that it has used so far.
+    pub(super) fn nodes(&self) -> Vec<(String, f64)> {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let used = |node: &Group| ticks_of(&node.roots).saturating_sub(node.ticks) as f64 / TICKS_PER_S / seconds;
+        self.each_node.iter().map(|node| (node.name.clone(), used(node))).collect()
     }
 
     pub(super) fn end(self, part: &str, report: &mut Report) -> Result<()> {
@@ -73,7 +87,7 @@ impl Watch {
         let cores = |ticks: u64| ticks as f64 / TICKS_PER_S / seconds;
         let mut ours = 0;
         for group in &self.groups {
-            let now = if group.name == "bench" { own_ticks(std::process::id(), false) } else { ticks_of(&group.roots) };
+            let now = if group.name == BENCH { own_ticks(std::process::id(), false) } else { ticks_of(&group.roots) };
             let used = now.saturating_sub(group.ticks);
             ours += used;
             report.figure(part, &format!("cpu: {}", group.name), cores(used), "cores");

@@ -2,10 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -18,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     Options,
-    drain::{Drain, Eye, Seen},
+    drain::{Drain, Seen, keeping},
     feed::{Accepted, Feed, Way},
     lateness::fill,
     report::{Report, Target, progress},
@@ -45,14 +42,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     fill(&cluster, options.pending, report).await?;
     super::flush(&cluster).await?;
 
-    let (arrivals, seen): (Arc<Mutex<Vec<Seen>>>, Arc<AtomicU64>) = Default::default();
-    let eye: Eye = {
-        let (arrivals, seen) = (Arc::clone(&arrivals), Arc::clone(&seen));
-        Arc::new(move |message| {
-            seen.fetch_add(1, Ordering::Relaxed);
-            arrivals.lock().push(message);
-        })
-    };
+    let ((arrivals, seen), eye) = keeping();
     let _drain = Drain::start(&cluster.amqp_url(), QUEUE, eye);
     let feed = Feed::new(cluster.clients());
     feed.open(QUEUE, "confirm", &seen).await?;

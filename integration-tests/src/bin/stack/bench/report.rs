@@ -67,6 +67,11 @@ impl Report {
         self.add(part, figure, value, unit, Some(target));
     }
 
+    /// Adds a figure that may have an upper limit.
+    pub(super) fn limited(&mut self, part: &str, figure: &str, value: f64, unit: &'static str, at_most: Option<f64>) {
+        self.add(part, figure, value, unit, at_most.map(Target::AtMost));
+    }
+
     fn add(&mut self, part: &str, figure: &str, value: f64, unit: &'static str, target: Option<Target>) {
         let met = target.map(|target| target.is_met(value));
         let line = Line { part: part.to_owned(), figure: figure.to_owned(), value, unit, target, met };

@@ -8,6 +8,9 @@ use reqwest::Method;
 
 use super::report::Report;
 
+/// The histogram of the nodes' statements, by `op`.
+const STATEMENTS: &str = "duetime_database_statement_seconds";
+
 /// Every series by its name and labels.
 #[derive(Debug, Default)]
 pub(super) struct Scrape(BTreeMap<String, f64>);
@@ -66,7 +69,7 @@ impl Scrape {
 
     /// Reports what the nodes did, for a person who looks for the time spent.
     pub(super) fn details(&self, part: &str, seconds: f64, report: &mut Report) {
-        let name = "duetime_database_statement_seconds";
+        let name = STATEMENTS;
         for (op, labels, count) in self.by_label(&format!("{name}_count"), "op") {
             if count / seconds >= 0.5 {
                 let sum = self.0.get(&format!("{name}_sum{labels}")).copied().unwrap_or_default();
@@ -88,10 +91,31 @@ impl Scrape {
         }
     }
 
+    /// Reports how often each statement was sent, the most frequent first.
+    pub(super) fn statements(&self, part: &str, seconds: f64, report: &mut Report) {
+        let (counts, mut rates) = (format!("{STATEMENTS}_count"), BTreeMap::<&str, f64>::new());
+        for (op, _, count) in self.by_label(&counts, "op") {
+            *rates.entry(op).or_default() += count / seconds;
+        }
+        let mut rates: Vec<(&str, f64)> = rates.into_iter().filter(|(_, rate)| *rate > 0.0).collect();
+        rates.sort_by(|one, other| other.1.total_cmp(&one.1));
+        for (op, rate) in rates {
+            report.figure(part, &format!("statement {op}"), rate, "/s");
+        }
+    }
+
     pub(super) fn total(&self, name: &str) -> f64 {
-        let of_name =
-            |series: &str| series.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'));
-        self.0.iter().filter(|(series, _)| of_name(series)).map(|(_, value)| value).sum()
+        self.total_of(name, "")
+    }
+
+    /// The sum of all series of this name with `mark` among their labels.
+    pub(super) fn total_of(&self, name: &str, mark: &str) -> f64 {
+        let is_meant = |series: &str| {
+            series
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.contains(mark) && (rest.is_empty() || rest.starts_with('{')))
+        };
+        self.0.iter().filter(|(series, _)| is_meant(series)).map(|(_, value)| value).sum()
     }
 }
 

@@ -5,10 +5,8 @@ use integration_tests::sandbox::Sandbox;
 use tokio::{process::Command, time::Instant};
 
 use super::{
-    Options,
-    machine::Watch,
+    Options, idle,
     report::{Report, progress},
-    scrape::Scrape,
 };
 
 const COUNTS: [u32; 4] = [128, 256, 1_024, 4_096];
@@ -41,19 +39,9 @@ async fn idle(options: &Options, cluster: &Sandbox, part: &str, report: &mut Rep
     let (keys, bytes) = in_etcd(cluster).await?;
     report.figure(part, "keys in etcd", keys as f64, "");
     report.figure(part, "their values and names", bytes as f64 / 1024.0, "KB");
-    super::flush(cluster).await?;
-    let (before, watch) = (Scrape::of(&cluster.clients()).await?, Watch::start(cluster));
-    tokio::time::sleep(options.time()).await;
-    let grown = Scrape::of(&cluster.clients()).await?.since(&before);
-    let seconds = options.time().as_secs_f64();
-    let statements = grown.total("duetime_database_statement_seconds_count");
-    report.figure(part, "idle: statements", statements / seconds, "/s");
-    let busy = grown.total("duetime_database_statement_seconds_sum");
-    report.figure(part, "idle: statements under way", busy / seconds, "");
-    if options.details {
-        grown.details(part, seconds, report);
-    }
-    watch.end(part, report)
+    let quiet = idle::measured(options, cluster).await?;
+    idle::tell(&quiet, part, None, report);
+    quiet.tell(part, options, report)
 }
 
 /// The number of the cluster's keys, and their size.

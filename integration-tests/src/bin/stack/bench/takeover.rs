@@ -2,10 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     Options,
-    drain::{Drain, Eye, Seen},
+    drain::{Drain, Seen, keeping},
     feed::{Accepted, Feed, Way},
     report::{Report, Target, progress},
 };
@@ -64,14 +61,7 @@ async fn round(
     end: End,
     report: &mut Report,
 ) -> Result<()> {
-    let (arrivals, seen): (Arc<Mutex<Vec<Seen>>>, Arc<AtomicU64>) = Default::default();
-    let eye: Eye = {
-        let (arrivals, seen) = (Arc::clone(&arrivals), Arc::clone(&seen));
-        Arc::new(move |message| {
-            seen.fetch_add(1, Ordering::Relaxed);
-            arrivals.lock().push(message);
-        })
-    };
+    let ((arrivals, seen), eye) = keeping();
     let _drain = Drain::start(&cluster.amqp_url(), queue, eye);
     let feed = Feed::new(cluster.clients());
     feed.open(queue, "confirm", &seen).await?;

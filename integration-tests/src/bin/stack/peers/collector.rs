@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::judge::{Arrival, FIRST_PENDING};
-use crate::bench::drain::Eye;
+use crate::bench::{drain::Eye, numbers::Numbers};
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -24,9 +24,7 @@ pub(super) struct Collector(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     arrivals: Vec<Arrival>,
-    /// A bit for each number.
-    seen: Vec<u64>,
-    different: u64,
+    seen: Numbers,
     /// Messages without a number, which only show that the way is open.
     greetings: u64,
 }
@@ -36,14 +34,7 @@ impl Collector {
         let mut state = self.0.lock();
         state.arrivals.push(arrival);
         if arrival.number < FIRST_PENDING {
-            let (place, bit) = ((arrival.number / 64) as usize, 1 << (arrival.number % 64));
-            if state.seen.len() <= place {
-                state.seen.resize(place + 1, 0);
-            }
-            if state.seen[place] & bit == 0 {
-                state.seen[place] |= bit;
-                state.different += 1;
-            }
+            state.seen.insert(arrival.number);
         }
     }
 
@@ -62,7 +53,7 @@ impl Collector {
 
     /// Different tasks that have arrived.
     pub(super) fn different(&self) -> u64 {
-        self.0.lock().different
+        self.0.lock().seen.different()
     }
 
     /// Returns when so many different tasks have arrived, or at the deadline.

@@ -16,7 +16,6 @@ use integration_tests::{
     clock::now_us,
     sandbox::{Sandbox, binary},
 };
-use reqwest::Method;
 use serde_json::json;
 use tokio::{sync::Semaphore, time::Instant};
 
@@ -27,7 +26,7 @@ use super::{
     singles,
     work::{Order, Outcome, Told, Work},
 };
-use crate::bench::{self, drain::Drain};
+use crate::bench::{self, drain::Drain, feed::post};
 
 const QUEUE: &str = "peer";
 const NODES: usize = 3;
@@ -140,11 +139,7 @@ async fn submit(order: &Order, nodes: &Nodes) -> Result<Told> {
     singles::submit(order, &clients, async |client, task| {
         let (payload, due_ms) = (task.payload(order.payload_bytes), task.due_us / 1_000);
         let body = format!("{{\"queue\":\"{QUEUE}\",\"payload\":{payload},\"due_at\":{due_ms}}}");
-        let answer = client.send(Method::POST, "/v1/tasks", Some(body.into())).await?;
-        let status = answer.status();
-        let text = answer.text().await?;
-        ensure!(status.is_success(), "{status}: {text}");
-        Ok(())
+        post(client, "/v1/tasks", body).await.map(drop)
     })
     .await
 }
@@ -211,10 +206,7 @@ impl Nodes {
         body.push_str("]}");
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let client = &self.clients[turn % self.clients.len()];
-        let answer = client.send(Method::POST, "/v1/tasks/batch", Some(body.into())).await?;
-        let status = answer.status();
-        let text = answer.text().await?;
-        ensure!(status.is_success(), "{status}: {text}");
+        let text = post(client, "/v1/tasks/batch", body).await?;
         ensure!(!text.contains("\"error\""), "a task was refused: {}", text.get(..500).unwrap_or(&text));
         Ok(())
     }

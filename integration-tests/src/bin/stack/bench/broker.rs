@@ -1,6 +1,9 @@
-//! RabbitMQ as the peers inside this program use it: publishing with confirms, and queues.
+//! RabbitMQ as this program itself uses it: publishing with confirms, and queues.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use anyhow::{Context, Result, ensure};
 use futures::future::{join_all, try_join_all};
@@ -12,46 +15,52 @@ use lapin::{
     },
     types::{AMQPValue, FieldTable},
 };
-use tokio::sync::mpsc;
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::{Instant, timeout_at},
+};
 
-use super::pace::Task;
+use super::instants::Task;
 
 const CHANNELS: usize = 4;
 /// Messages of a channel that are published before the first of their confirms is awaited.
 const BATCH: usize = 256;
 /// Batches of a channel that wait for confirms.
 const IN_FLIGHT: usize = 2;
-pub(super) const PUBLISHING: &str = "4 channels, persistent, confirms, 512 unconfirmed a channel";
+pub(crate) const PUBLISHING: &str = "4 channels, persistent, confirms, 512 unconfirmed a channel";
 
 /// Where a message goes, and what it is.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(crate) struct Message {
     pub exchange: &'static str,
     pub key: &'static str,
     pub payload: String,
     pub properties: BasicProperties,
+    /// The broker returns it when no queue takes it, as a node asks for.
+    pub mandatory: bool,
 }
 
 impl Message {
     /// A persistent message to a queue.
-    pub(super) fn to(queue: &'static str, payload: String) -> Self {
-        Self { exchange: "", key: queue, payload, properties: BasicProperties::default().with_delivery_mode(2) }
+    pub(crate) fn to(queue: &'static str, payload: String) -> Self {
+        let properties = BasicProperties::default().with_delivery_mode(2);
+        Self { exchange: "", key: queue, payload, properties, mandatory: false }
     }
 }
 
 /// A connection with channels that confirm.
 #[derive(Debug)]
-pub(super) struct Broker {
+pub(crate) struct Broker {
     connection: Connection,
     channels: Vec<Channel>,
 }
 
 impl Broker {
-    pub(super) async fn connect(url: &str) -> Result<Self> {
+    pub(crate) async fn connect(url: &str) -> Result<Self> {
         Self::with_channels(url, CHANNELS).await
     }
 
-    pub(super) async fn with_channels(url: &str, count: usize) -> Result<Self> {
+    pub(crate) async fn with_channels(url: &str, count: usize) -> Result<Self> {
         let connection = Connection::connect(url, ConnectionProperties::default()).await?;
         let mut channels = Vec::new();
         for _ in 0..count {
@@ -62,12 +71,12 @@ impl Broker {
         Ok(Self { connection, channels })
     }
 
-    pub(super) fn channels(&self) -> &[Channel] {
+    pub(crate) fn channels(&self) -> &[Channel] {
         &self.channels
     }
 
     /// A quorum queue that refuses rather than drops, as Duetime declares its own.
-    pub(super) async fn queue(&self, name: &str, more: &[(&'static str, AMQPValue)]) -> Result<()> {
+    pub(crate) async fn queue(&self, name: &str, more: &[(&'static str, AMQPValue)]) -> Result<()> {
         let mut arguments = FieldTable::default();
         arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
         arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
@@ -81,41 +90,63 @@ impl Broker {
     }
 
     /// An exchange of the delayed-message plugin, bound to the queue.
-    pub(super) async fn delayed_exchange(&self, exchange: &str, queue: &str) -> Result<()> {
+    pub(crate) async fn delayed_exchange(&self, exchange: &str, queue: &str) -> Result<()> {
         let mut arguments = FieldTable::default();
         arguments.insert("x-delayed-type".into(), AMQPValue::LongString("direct".into()));
         let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
         let kind = lapin::ExchangeKind::Custom("x-delayed-message".into());
         let channel = self.connection.create_channel().await?;
         channel.exchange_declare(exchange.into(), kind, options, arguments).await.context("the plugin's exchange")?;
-        let bind = QueueBindOptions::default();
-        channel.queue_bind(queue.into(), exchange.into(), queue.into(), bind, FieldTable::default()).await?;
-        Ok(())
+        self.bind(queue, exchange, queue).await
+    }
+
+    pub(crate) async fn bind(&self, queue: &str, exchange: &str, key: &str) -> Result<()> {
+        let (channel, options) = (self.connection.create_channel().await?, QueueBindOptions::default());
+        let bound = channel.queue_bind(queue.into(), exchange.into(), key.into(), options, FieldTable::default());
+        bound.await.with_context(|| format!("binding {queue} to {exchange}"))
     }
 
     /// Publishes all tasks over all channels and waits for the confirms.
-    pub(super) async fn publish_all(&self, tasks: &[Task], message: impl Fn(Task) -> Message) -> Result<()> {
+    pub(crate) async fn publish_all(&self, tasks: &[Task], message: impl Fn(Task) -> Message) -> Result<()> {
         let share = tasks.len().div_ceil(self.channels.len()).max(1);
         let parts = tasks.chunks(share).zip(&self.channels);
         try_join_all(parts.map(async |(tasks, channel)| {
-            let mut flying: VecDeque<Vec<PublisherConfirm>> = VecDeque::new();
+            let mut flight = Flight::default();
             for batch in tasks.chunks(BATCH) {
-                let sent = join_all(batch.iter().map(|task| publish(channel, message(*task)))).await;
-                flying.push_back(sent.into_iter().collect::<Result<_>>()?);
-                if flying.len() >= IN_FLIGHT
-                    && let Some(oldest) = flying.pop_front()
-                {
-                    confirmed(oldest).await?;
-                }
+                flight.add(publish_batch(channel, batch.iter().copied(), &message).await?).await?;
             }
-            confirmed(flying.into_iter().flatten().collect()).await
+            flight.land().await
         }))
         .await
         .map(drop)
     }
 
+    /// Publishes over all channels until then, each message with a number of its own, from 0. Each takes a permit of
+    /// `room` for good. Returns how many messages the broker has confirmed: all of them.
+    pub(crate) async fn publish_while_room(
+        &self,
+        room: &Semaphore,
+        until: Instant,
+        message: impl Fn(u64) -> Message,
+    ) -> Result<u64> {
+        let next = AtomicU64::new(0);
+        try_join_all(self.channels.iter().map(async |channel| {
+            let mut flight = Flight::default();
+            while Instant::now() < until
+                && let Ok(permits) = timeout_at(until, room.acquire_many(BATCH as u32)).await
+            {
+                permits.context("it is never closed")?.forget();
+                let first = next.fetch_add(BATCH as u64, Ordering::Relaxed);
+                flight.add(publish_batch(channel, first..first + BATCH as u64, &message).await?).await?;
+            }
+            flight.land().await
+        }))
+        .await?;
+        Ok(next.into_inner())
+    }
+
     /// Publishes tasks as they come, without waiting for the confirms in between.
-    pub(super) async fn publish_as_they_come(
+    pub(crate) async fn publish_as_they_come(
         &self,
         mut tasks: mpsc::Receiver<Vec<Task>>,
         message: impl Fn(Task) -> Message,
@@ -141,15 +172,43 @@ impl Broker {
     }
 }
 
+/// The batches of a channel that wait for their confirms: at most [`IN_FLIGHT`].
+#[derive(Debug, Default)]
+struct Flight(VecDeque<Vec<PublisherConfirm>>);
+
+impl Flight {
+    async fn add(&mut self, sent: Vec<PublisherConfirm>) -> Result<()> {
+        self.0.push_back(sent);
+        match self.0.len() >= IN_FLIGHT {
+            true => confirmed(self.0.pop_front().unwrap_or_default()).await,
+            false => Ok(()),
+        }
+    }
+
+    async fn land(self) -> Result<()> {
+        confirmed(self.0.into_iter().flatten().collect()).await
+    }
+}
+
 /// Publishes one message and waits for its confirm.
-pub(super) async fn publish_one(channel: &Channel, message: Message) -> Result<()> {
+pub(crate) async fn publish_one(channel: &Channel, message: Message) -> Result<()> {
     confirmed(vec![publish(channel, message).await?]).await
 }
 
 async fn publish(channel: &Channel, message: Message) -> Result<PublisherConfirm> {
-    let Message { exchange, key, payload, properties } = message;
-    let options = BasicPublishOptions::default();
+    let Message { exchange, key, payload, properties, mandatory } = message;
+    let options = BasicPublishOptions { mandatory, ..Default::default() };
     Ok(channel.basic_publish(exchange.into(), key.into(), options, payload.as_bytes(), properties).await?)
+}
+
+/// Makes each message when its turn comes: the connection sends the first ones meanwhile.
+async fn publish_batch<T>(
+    channel: &Channel,
+    batch: impl Iterator<Item = T>,
+    message: impl Fn(T) -> Message,
+) -> Result<Vec<PublisherConfirm>> {
+    let message = &message;
+    join_all(batch.map(|one| async move { publish(channel, message(one)).await })).await.into_iter().collect()
 }
 
 async fn confirmed(sent: Vec<PublisherConfirm>) -> Result<()> {
@@ -160,6 +219,6 @@ async fn confirmed(sent: Vec<PublisherConfirm>) -> Result<()> {
 }
 
 /// Milliseconds until the instant, rounded up so that no message comes early.
-pub(super) fn ms_until(due_us: i64) -> i64 {
+pub(crate) fn ms_until(due_us: i64) -> i64 {
     (due_us - now_us()).max(0).div_euclid(1_000) + 1
 }
