@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -22,26 +23,29 @@ use tokio::{sync::Semaphore, time::Instant};
 use super::{
     Options,
     drain::{Drain, Eye},
+    record::{Record, Spread},
     report::{Report, progress},
 };
 
 const QUEUE: &str = "raw";
 const CHANNELS: usize = 4;
 /// Messages published before the first of their confirms is awaited.
-const BATCH: usize = 256;
+const BATCH: u64 = 256;
 /// Batches of a channel that wait for confirms.
 const BATCHES_IN_FLIGHT: usize = 2;
 /// Messages published and not yet consumed: enough to keep both sides busy, few enough for the queue to stay short.
 const BACKLOG: usize = 40_000;
 const WARM_UP: Duration = Duration::from_secs(3);
 const LONGEST: Duration = Duration::from_secs(30);
+/// The limit for a consumer to attach, and for the last message of a burst to arrive.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns messages a second.
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f64> {
     progress("RabbitMQ alone ...");
     let cluster = Sandbox::builder().nodes(0).start().await?;
-    let connection = Connection::connect(&cluster.amqp_url(), ConnectionProperties::default()).await?;
-    declare(&connection).await?;
+    let queues = [QUEUE.to_owned()];
+    let (_connection, channels) = channels(&cluster, &queues).await?;
     let (room, consumed) = (Arc::new(Semaphore::new(BACKLOG)), Arc::new(AtomicU64::new(0)));
     let eye: Eye = {
         let (room, consumed) = (Arc::clone(&room), Arc::clone(&consumed));
@@ -51,13 +55,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f6
         })
     };
     let _drain = Drain::start(&cluster.amqp_url(), QUEUE, eye);
-    let mut channels = Vec::new();
-    for _ in 0..CHANNELS {
-        let channel = connection.create_channel().await?;
-        channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        channels.push(channel);
-    }
-    let publishing = try_join_all(channels.iter().map(|channel| publish(channel, &room)));
+    let publishing = try_join_all(channels.iter().map(|channel| publish(channel, &queues, 0..u64::MAX, &room)));
     let counting = async {
         tokio::time::sleep(WARM_UP).await;
         let (began, before) = (Instant::now(), consumed.load(Ordering::Relaxed));
@@ -73,37 +71,97 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f6
     Ok(per_second)
 }
 
-async fn declare(connection: &Connection) -> Result<()> {
+/// Publishes so many messages over the queues in turn, as fast as it goes, each queue with a consumer. Returns after
+/// what time they had arrived.
+pub(super) async fn burst(count: usize, queues: usize) -> Result<Spread> {
+    let cluster = Sandbox::builder().nodes(0).start().await?;
+    super::flush(&cluster).await?;
+    let queues: Vec<String> = (1..=queues).map(|number| format!("{QUEUE}-{number}")).collect();
+    let (_connection, channels) = channels(&cluster, &queues).await?;
+    let record = Arc::<Record>::default();
+    let start = |queue: &String| Drain::start(&cluster.amqp_url(), queue, record.eye());
+    let _drains: Vec<Drain> = queues.iter().map(start).collect();
+    greet(&channels[0], &queues, &record).await?;
+
+    let (from_us, room) = (now_us(), Semaphore::new(count));
+    let share = (count as u64).div_ceil(CHANNELS as u64);
+    let first_serials = (1..=count as u64).step_by(share.max(1) as usize);
+    let parts = first_serials.map(|first| first..(first + share).min(count as u64 + 1)).zip(&channels);
+    try_join_all(parts.map(|(serials, channel)| publish(channel, &queues, serials, &room))).await?;
+    record.wait(count, Instant::now() + PATIENCE).await;
+    let arrived = record.all();
+    ensure!(arrived.len() == count, "{} of {count} messages arrived", arrived.len());
+    super::end(cluster).await?;
+    Ok(Spread::of(&arrived, from_us))
+}
+
+/// Waits until a message has come through each queue.
+async fn greet(channel: &Channel, queues: &[String], record: &Record) -> Result<()> {
+    for queue in queues {
+        ensure!(send(channel, queue, 0).await?.await?.is_ack(), "the broker refused a message for {queue}");
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while record.seen.load(Ordering::Relaxed) < queues.len() as u64 {
+        ensure!(Instant::now() < deadline, "no message comes through a queue of {queues:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(())
+}
+
+/// Declares the queues. Returns a connection, and its channels, which confirm.
+async fn channels(cluster: &Sandbox, queues: &[String]) -> Result<(Connection, Vec<Channel>)> {
+    let connection = Connection::connect(&cluster.amqp_url(), ConnectionProperties::default()).await?;
+    for queue in queues {
+        declare(&connection, queue).await.with_context(|| format!("declaring {queue}"))?;
+    }
+    let mut channels = Vec::new();
+    for _ in 0..CHANNELS {
+        let channel = connection.create_channel().await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        channels.push(channel);
+    }
+    Ok((connection, channels))
+}
+
+async fn declare(connection: &Connection, queue: &str) -> Result<()> {
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
     arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
     arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(1_000_000));
     let options = QueueDeclareOptions { durable: true, ..Default::default() };
-    connection.create_channel().await?.queue_declare(QUEUE.into(), options, arguments).await?;
+    connection.create_channel().await?.queue_declare(queue.into(), options, arguments).await?;
     Ok(())
 }
 
-/// Publishes for ever, as far as the backlog has room.
-async fn publish(channel: &Channel, room: &Semaphore) -> Result<()> {
+/// Publishes messages with these serial numbers over the queues in turn, as far as the backlog has room. Returns when
+/// all are confirmed.
+async fn publish(channel: &Channel, queues: &[String], mut serials: Range<u64>, room: &Semaphore) -> Result<()> {
     let mut flying: VecDeque<Vec<PublisherConfirm>> = VecDeque::new();
-    let mut serial = 0_u64;
-    loop {
-        room.acquire_many(BATCH as u32).await?.forget();
-        let sent = join_all((0..BATCH as u64).map(|place| send(channel, serial + place))).await;
-        serial += BATCH as u64;
+    while !serials.is_empty() {
+        let batch = serials.start..serials.end.min(serials.start.saturating_add(BATCH));
+        serials.start = batch.end;
+        room.acquire_many((batch.end - batch.start) as u32).await?.forget();
+        let queue = |serial: u64| &queues[(serial % queues.len() as u64) as usize];
+        let sent = join_all(batch.map(|serial| send(channel, queue(serial), serial))).await;
         flying.push_back(sent.into_iter().collect::<lapin::Result<_>>()?);
         if flying.len() >= BATCHES_IN_FLIGHT
             && let Some(oldest) = flying.pop_front()
         {
-            for confirm in oldest {
-                ensure!(confirm.await?.is_ack(), "the broker refused a message");
-            }
+            confirmed(oldest).await?;
         }
     }
+    confirmed(flying.into_iter().flatten().collect()).await
+}
+
+async fn confirmed(sent: Vec<PublisherConfirm>) -> Result<()> {
+    for confirm in sent {
+        ensure!(confirm.await?.is_ack(), "the broker refused a message");
+    }
+    Ok(())
 }
 
 /// Sends the same message as a node would, so that both measurements move the same bytes.
-async fn send(channel: &Channel, serial: u64) -> lapin::Result<PublisherConfirm> {
+async fn send(channel: &Channel, queue: &str, serial: u64) -> lapin::Result<PublisherConfirm> {
     let payload = format!("{{\"t\":{},\"n\":{serial}}}", now_us());
     let id = uuid::Uuid::from_u128(u128::from(serial)).to_string();
     let due_ms = now_us() / 1_000;
@@ -117,10 +175,10 @@ async fn send(channel: &Channel, serial: u64) -> lapin::Result<PublisherConfirm>
         .with_content_type("application/json".into())
         .with_message_id(format!("{id}:1").into())
         .with_correlation_id(id.into())
-        .with_type(QUEUE.into())
+        .with_type(queue.into())
         .with_priority(3)
         .with_timestamp(due_ms.unsigned_abs() / 1_000)
         .with_headers(headers);
     let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-    channel.basic_publish("".into(), QUEUE.into(), options, payload.as_bytes(), properties).await
+    channel.basic_publish("".into(), queue.into(), options, payload.as_bytes(), properties).await
 }

@@ -1,12 +1,22 @@
 //! The nodes' own metrics, summed over the nodes, and their growth between two scrapes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
-use integration_tests::client::Client;
+use integration_tests::{client::Client, sandbox::Sandbox};
 use reqwest::Method;
+use tokio::time::Instant;
 
-use super::report::Report;
+use super::{machine::Watch, report::Report};
+
+/// Waits for the end of the warm-up, then watches nodes and machine until `end`.
+pub(super) async fn watched(cluster: &Sandbox, warm_up: Duration, end: Instant) -> Result<(Scrape, Watch)> {
+    tokio::time::sleep(warm_up).await;
+    let clients = cluster.clients();
+    let (watch, before) = (Watch::start(cluster), Scrape::of(&clients).await?);
+    tokio::time::sleep_until(end).await;
+    Ok((Scrape::of(&clients).await?.since(&before), watch))
+}
 
 /// Every series by its name and labels.
 #[derive(Debug, Default)]
@@ -89,9 +99,17 @@ impl Scrape {
     }
 
     pub(super) fn total(&self, name: &str) -> f64 {
-        let of_name =
-            |series: &str| series.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'));
-        self.0.iter().filter(|(series, _)| of_name(series)).map(|(_, value)| value).sum()
+        self.total_of(name, "")
+    }
+
+    /// The sum of all series of this name with `mark` among their labels.
+    pub(super) fn total_of(&self, name: &str, mark: &str) -> f64 {
+        let is_meant = |series: &str| {
+            series
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.contains(mark) && (rest.is_empty() || rest.starts_with('{')))
+        };
+        self.0.iter().filter(|(series, _)| is_meant(series)).map(|(_, value)| value).sum()
     }
 }
 
