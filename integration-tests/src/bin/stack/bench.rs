@@ -3,6 +3,7 @@
 
 mod arrivals;
 pub(crate) mod broker;
+pub(crate) mod burst;
 mod calls;
 mod crowd;
 pub(crate) mod drain;
@@ -11,6 +12,7 @@ mod first;
 mod idle;
 pub(crate) mod instants;
 mod lateness;
+mod limited;
 mod limits;
 mod machine;
 mod moments;
@@ -18,11 +20,15 @@ mod moving;
 pub(crate) mod numbers;
 mod raw;
 mod raw_lateness;
+mod record;
 pub(crate) mod report;
+mod result;
+mod scale;
 mod scrape;
 mod shards;
 pub(crate) mod singles;
 pub(crate) mod sleeper;
+mod steady;
 mod submit;
 mod takeover;
 mod throughput;
@@ -48,8 +54,14 @@ enum Part {
     Raw,
     /// How late tasks are published and arrive, with many others pending, and how late without Duetime.
     Lateness,
-    /// Tasks a second from submission to ack, and the ratio to RabbitMQ alone.
+    /// Tasks a second from submission to ack, the ratio to RabbitMQ alone, and how long a task takes at half the rate.
     Throughput,
+    /// Many tasks due at one instant, the ratio to RabbitMQ alone, and what they cost another queue.
+    Burst,
+    /// Tasks settled a second by the reports of their consumer, in order too, and what limits cost another queue.
+    Result,
+    /// Processor time of a task in clusters of 1 to 8 nodes and of 1 to 4 databases.
+    Scale,
     /// What queues that are paused, full, limited or ordered cost the others.
     Crowd,
     /// How long shards stand still when their owner dies or leaves.
@@ -105,12 +117,18 @@ pub(crate) struct Options {
     /// Databases, each on a server of its own, over which throughput is spread, one measurement each.
     #[arg(long, value_delimiter = ',', default_values_t = [1])]
     databases: Vec<usize>,
-    /// Queues over which throughput is spread, one measurement each.
+    /// Queues over which throughput and bursts are spread, one measurement each.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4])]
     queues: Vec<usize>,
     /// Look-ups, changes and cancels a second, one kind after another, over 64 connections.
     #[arg(long, default_value_t = 1_000)]
     calls_rate: u32,
+    /// Tasks of a burst, one measurement each.
+    #[arg(long, value_delimiter = ',', default_values_t = [50_000, 100_000])]
+    burst: Vec<usize>,
+    /// Tasks due a second in clusters of different sizes.
+    #[arg(long, default_value_t = 2_000)]
+    scale_rate: u32,
     #[arg(long, default_value_t = 3)]
     nodes: usize,
     /// Appended to each node's configuration, as TOML.
@@ -131,6 +149,13 @@ impl Options {
         self.only.is_empty() || self.only.contains(&part)
     }
 
+    /// The most databases of any part.
+    fn servers(&self) -> usize {
+        let of_move = if self.wants(Part::Move) { 2 } else { 1 };
+        let of_scale = if self.wants(Part::Scale) { scale::DATABASES_MAX } else { 1 };
+        self.databases.iter().copied().fold(of_move.max(of_scale), usize::max)
+    }
+
     fn time(&self) -> Duration {
         Duration::from_secs(self.seconds)
     }
@@ -148,6 +173,8 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     ensure!(options.calls_rate > 0, "there is nothing to measure without calls");
     let most = shared::POSTGRES_MAX;
     ensure!(options.databases.iter().all(|count| (1..=most).contains(count)), "a bench has 1 to {most} databases");
+    ensure!(options.burst.iter().all(|tasks| *tasks > 0), "a burst has at least one task");
+    ensure!(options.scale_rate > 0, "a rate is at least 1 a second");
     ensure!(options.queues.iter().all(|queues| *queues > 0), "there is no throughput without a queue");
     scratch_below(&base.join("bench"))?;
     // Dropping a cluster stops its nodes; the stores end with this process.
@@ -162,8 +189,7 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
 
 async fn measure(options: &Options) -> Result<ExitCode> {
     let mut report = Report::new(options.output);
-    let servers = options.databases.iter().copied().max().unwrap_or(1);
-    for number in 0..servers.max(if options.wants(Part::Move) { 2 } else { 1 }) {
+    for number in 0..options.servers() {
         ripen(shared::numbered_postgres(number).await?).await.context("preparing a database")?;
     }
     let raw = if options.wants(Part::Raw) { Some(raw::measure(options, &mut report).await?) } else { None };
@@ -173,6 +199,7 @@ async fn measure(options: &Options) -> Result<ExitCode> {
     if options.wants(Part::Throughput) {
         throughput::measure(options, raw, &mut report).await.context("measuring throughput")?;
     }
+    measure_load(options, &mut report).await?;
     if options.wants(Part::Crowd) {
         crowd::measure(options, &mut report).await.context("measuring many queues")?;
     }
@@ -204,6 +231,20 @@ async fn measure_api(options: &Options, report: &mut Report) -> Result<()> {
     }
     if options.wants(Part::First) {
         first::measure(options, report).await.context("measuring the first tasks")?;
+    }
+    Ok(())
+}
+
+/// Bursts, reports, and clusters of different sizes.
+async fn measure_load(options: &Options, report: &mut Report) -> Result<()> {
+    if options.wants(Part::Burst) {
+        burst::measure(options, report).await.context("measuring bursts")?;
+    }
+    if options.wants(Part::Result) {
+        result::measure(options, report).await.context("measuring reports")?;
+    }
+    if options.wants(Part::Scale) {
+        scale::measure(options, report).await.context("measuring clusters of different sizes")?;
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ pub(crate) const PUBLISHING: &str = "4 channels, persistent, confirms, 512 uncon
 #[derive(Debug)]
 pub(crate) struct Message {
     pub exchange: &'static str,
-    pub key: &'static str,
+    pub key: String,
     pub payload: String,
     pub properties: BasicProperties,
     /// The broker returns it when no queue takes it, as a node asks for.
@@ -42,9 +42,9 @@ pub(crate) struct Message {
 
 impl Message {
     /// A persistent message to a queue.
-    pub(crate) fn to(queue: &'static str, payload: String) -> Self {
+    pub(crate) fn to(queue: &str, payload: String) -> Self {
         let properties = BasicProperties::default().with_delivery_mode(2);
-        Self { exchange: "", key: queue, payload, properties, mandatory: false }
+        Self { exchange: "", key: queue.to_owned(), payload, properties, mandatory: false }
     }
 }
 

@@ -23,9 +23,8 @@ use super::{
     Options,
     drain::{Drain, Eye},
     feed::{Feed, Way},
-    machine::Watch,
     report::{Report, Target, progress},
-    scrape::Scrape,
+    scrape::watched,
 };
 
 /// Over all queues.
@@ -56,16 +55,10 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
 
     let part = &format!("crowd of {} queues", ways.len());
     progress(&format!("{part}: {} s to warm up, {} s measured ...", WARM_UP.as_secs(), options.seconds));
-    let (clients, feed) = (cluster.clients(), Feed::new(cluster.clients()));
+    let feed = Feed::new(cluster.clients());
     let end = Instant::now() + WARM_UP + options.time();
-    let watching = async {
-        tokio::time::sleep(WARM_UP).await;
-        let (watch, before) = (Watch::start(&cluster), Scrape::of(&clients).await?);
-        tokio::time::sleep_until(end).await;
-        Ok::<_, anyhow::Error>((Scrape::of(&clients).await?.since(&before), watch))
-    };
     let accepted = Arc::<Mutex<_>>::default();
-    let (watched, ()) = tokio::join!(watching, feed.stream(&ways, PER_SECOND, end, &accepted));
+    let (watched, ()) = tokio::join!(watched(&cluster, WARM_UP, end), feed.stream(&ways, PER_SECOND, end, &accepted));
     let (nodes, watch) = watched?;
     ensure!(seen.load(Ordering::Relaxed) > 0, "no message arrives");
     let late = nodes.histogram("duetime_lateness_seconds", "queue=\"plain-");

@@ -3,22 +3,24 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use anyhow::Result;
-use futures::StreamExt;
-use integration_tests::clock::now_us;
+use anyhow::{Result, ensure};
+use futures::{StreamExt, future::try_join_all};
+use integration_tests::{clock::now_us, consumer::report};
 use lapin::{
-    Connection, ConnectionProperties,
+    Channel, Connection, ConnectionProperties, Consumer, PublisherConfirm,
     message::Delivery as Message,
-    options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions},
+    options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, ConfirmSelectOptions},
     types::{FieldTable, ShortString},
 };
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use tokio::{
+    sync::mpsc,
     task::JoinHandle,
     time::{Instant, timeout_at},
 };
@@ -27,6 +29,8 @@ const PREFETCH: u16 = 4_000;
 /// One ack covers at most this many messages, or those of `ACK_WITHIN`.
 const ACK_MESSAGES: u32 = 100;
 const ACK_WITHIN: Duration = Duration::from_millis(5);
+/// Batches whose reports wait for their confirms.
+const UNCONFIRMED_BATCHES: usize = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The parts of a message that a measurement needs.
@@ -57,17 +61,57 @@ pub(super) fn keeping() -> (Kept, Eye) {
     (kept, Arc::new(eye))
 }
 
+/// Reports each task as succeeded, for a queue with `settle = result`.
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    body: Value,
+    /// A batch of messages waits so long for its reports.
+    within: Duration,
+    /// The most messages that waited for their reports at one time.
+    most_waiting: AtomicUsize,
+}
+
+impl Reporter {
+    /// Reports as soon as a lean consumer does.
+    pub(crate) fn lean() -> Arc<Self> {
+        Self::working_for(ACK_WITHIN)
+    }
+
+    /// Reports as if tasks took so long.
+    pub(crate) fn working_for(within: Duration) -> Arc<Self> {
+        Arc::new(Self { body: json!({ "status": "succeeded" }), within, most_waiting: AtomicUsize::new(0) })
+    }
+
+    pub(crate) fn most_waiting(&self) -> usize {
+        self.most_waiting.load(Ordering::Relaxed)
+    }
+
+    async fn report(&self, channel: &Channel, messages: &[Message]) -> Result<Vec<PublisherConfirm>> {
+        self.most_waiting.fetch_max(messages.len(), Ordering::Relaxed);
+        try_join_all(messages.iter().map(|message| report(channel, message, &self.body))).await
+    }
+}
+
 /// Consumes until it is dropped. It waits for the queue to exist.
 #[derive(Debug)]
 pub(crate) struct Drain(JoinHandle<()>);
 
 impl Drain {
     pub(crate) fn start(url: &str, queue: &str, eye: Eye) -> Self {
+        Self::consuming(url, queue, eye, None)
+    }
+
+    /// Also reports each task, and acks it once RabbitMQ has confirmed the report.
+    pub(crate) fn reporting(url: &str, queue: &str, eye: Eye, reporter: &Arc<Reporter>) -> Self {
+        Self::consuming(url, queue, eye, Some(Arc::clone(reporter)))
+    }
+
+    fn consuming(url: &str, queue: &str, eye: Eye, reporter: Option<Arc<Reporter>>) -> Self {
         let (url, queue) = (url.to_owned(), queue.to_owned());
         Self(tokio::spawn(async move {
             loop {
                 // The queue may not exist yet.
-                consume(&url, &queue, &eye).await.ok();
+                consume(&url, &queue, &eye, reporter.as_deref()).await.ok();
                 tokio::time::sleep(PAUSE).await;
             }
         }))
@@ -80,14 +124,35 @@ impl Drop for Drain {
     }
 }
 
-async fn consume(url: &str, queue: &str, eye: &Eye) -> Result<()> {
+async fn consume(url: &str, queue: &str, eye: &Eye, reporter: Option<&Reporter>) -> Result<()> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
+    if reporter.is_some() {
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    }
     channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
     let (tag, options) = (ShortString::default(), BasicConsumeOptions::default());
-    let mut messages = channel.basic_consume(queue.into(), tag, options, FieldTable::default()).await?;
-    let mut unacked = 0;
-    let mut last_tag = 0;
+    let messages = channel.basic_consume(queue.into(), tag, options, FieldTable::default()).await?;
+    let (sender, batches) = mpsc::channel(UNCONFIRMED_BATCHES);
+    tokio::try_join!(receive(&channel, messages, eye, reporter, sender), ack(&channel, batches)).map(drop)
+}
+
+/// Messages that are acked together, once their reports are confirmed.
+#[derive(Debug)]
+struct Received {
+    last_tag: u64,
+    reports: Vec<PublisherConfirm>,
+}
+
+async fn receive(
+    channel: &Channel,
+    mut messages: Consumer,
+    eye: &Eye,
+    reporter: Option<&Reporter>,
+    batches: mpsc::Sender<Received>,
+) -> Result<()> {
+    let within = reporter.map_or(ACK_WITHIN, |reporter| reporter.within);
+    let (mut unacked, mut last_tag, mut unreported) = (0, 0, Vec::new());
     let mut ack_at = Instant::now();
     loop {
         let next = match unacked {
@@ -98,12 +163,13 @@ async fn consume(url: &str, queue: &str, eye: &Eye) -> Result<()> {
             Ok(None) => return Ok(()),
             Ok(Some(message)) => {
                 let message = message?;
-                if unacked == 0 {
-                    ack_at = Instant::now() + ACK_WITHIN;
-                }
+                ack_at = if unacked == 0 { Instant::now() + within } else { ack_at };
                 unacked += 1;
                 last_tag = message.delivery_tag;
                 eye(seen(&message));
+                if reporter.is_some() {
+                    unreported.push(message);
+                }
                 if unacked < ACK_MESSAGES {
                     continue;
                 }
@@ -111,8 +177,23 @@ async fn consume(url: &str, queue: &str, eye: &Eye) -> Result<()> {
             Err(_) => {}
         }
         unacked = 0;
+        let reports = match reporter {
+            Some(reporter) => reporter.report(channel, &unreported).await?,
+            None => Vec::new(),
+        };
+        unreported.clear();
+        batches.send(Received { last_tag, reports }).await?;
+    }
+}
+
+async fn ack(channel: &Channel, mut batches: mpsc::Receiver<Received>) -> Result<()> {
+    while let Some(Received { last_tag, reports }) = batches.recv().await {
+        for report in reports {
+            ensure!(report.await?.is_ack(), "RabbitMQ does not keep a report");
+        }
         channel.basic_ack(last_tag, BasicAckOptions { multiple: true }).await?;
     }
+    Ok(())
 }
 
 fn seen(message: &Message) -> Seen {

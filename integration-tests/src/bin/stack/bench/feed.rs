@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use futures::future::try_join_all;
 use integration_tests::{
     client::{Client, Failure},
     clock::{now_ms, now_us},
@@ -18,7 +19,7 @@ use integration_tests::{
 use parking_lot::Mutex;
 use rand::RngExt;
 use reqwest::{Method, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior},
@@ -27,11 +28,17 @@ use tokio::{
 use super::report::progress;
 
 const TICK: Duration = Duration::from_millis(25);
+/// Batches of tasks that are due at once are small, because a task waits for the others of its batch.
+const SHORT_TICK: Duration = Duration::from_millis(5);
+/// Enough to keep each node busy, without a queue of batches before it.
+const IN_FLIGHT_PER_NODE: usize = 2;
 const WAY_OPEN_WITHIN: Duration = Duration::from_secs(30);
 /// How far ahead of its due time a task of a stream is submitted.
 const LEAD_MS: Range<i64> = 2_000..10_000;
 pub(super) const HOUR_MS: i64 = 3_600_000;
 pub(super) const MONTH_MS: i64 = 30 * 86_400_000;
+/// More than any measurement has under way, so that RabbitMQ takes everything at once.
+pub(super) const MAX_LENGTH: u32 = 1_000_000;
 
 /// A task that was accepted.
 #[derive(Clone, Copy, Debug)]
@@ -78,9 +85,14 @@ impl Feed {
 
     /// Sets a queue's policy, and waits until its consumer, which counts in `seen`, has received a message.
     pub(super) async fn open(&self, queue: &str, settle: &str, seen: &AtomicU64) -> Result<()> {
+        self.open_by(queue, &json!({ "settle": settle, "max_length": MAX_LENGTH }), seen).await
+    }
+
+    /// Like `open`, with a whole policy.
+    pub(super) async fn open_by(&self, queue: &str, policy: &Value, seen: &AtomicU64) -> Result<()> {
         let first = self.clients.first().context("there is a node")?;
         let before = seen.load(Ordering::Relaxed);
-        first.put_queue(queue, &json!({ "settle": settle, "max_length": 1_000_000 })).await?;
+        first.put_queue(queue, policy).await?;
         first.submit(&json!({ "queue": queue, "payload": {} })).await?;
         let deadline = Instant::now() + WAY_OPEN_WITHIN;
         while seen.load(Ordering::Relaxed) == before {
@@ -90,14 +102,9 @@ impl Feed {
         Ok(())
     }
 
-    /// Sends one batch to one node, or to the next one if that certainly did not take it. Returns the accepted tasks:
-    /// all or none.
-    pub(super) async fn send(&self, queue: &str, batch: &Batch) -> Vec<Accepted> {
-        self.send_all(&[Way::to(queue)], batch).await
-    }
-
-    /// Like `send`, with the tasks spread over several queues in turn.
-    async fn send_all(&self, ways: &[Way], batch: &Batch) -> Vec<Accepted> {
+    /// Sends one batch, spread over the ways in turn, to one node, or to the next one if that certainly did not take
+    /// it. Returns the accepted tasks: all or none.
+    pub(super) async fn send_all(&self, ways: &[Way], batch: &Batch) -> Vec<Accepted> {
         let first_serial = self.serial.fetch_add(batch.len() as u64, Ordering::Relaxed) + 1;
         let (body, tasks) = batch.body(ways, first_serial);
         for _ in 0..self.clients.len() {
@@ -115,6 +122,31 @@ impl Feed {
         Vec::new()
     }
 
+    /// Submits `count` tasks, `size` in a batch, with a few batches on their way to each node. Each accepted batch goes
+    /// to `stored`.
+    pub(super) async fn submit_all(
+        &self,
+        ways: &[Way],
+        count: usize,
+        size: usize,
+        batch: impl Fn(usize) -> Batch,
+        stored: impl Fn(Vec<Accepted>),
+    ) -> Result<()> {
+        let taken = AtomicUsize::new(0);
+        let writers = (0..self.clients.len() * IN_FLIGHT_PER_NODE).map(async |_| {
+            loop {
+                let len = count.saturating_sub(taken.fetch_add(size, Ordering::Relaxed)).min(size);
+                if len == 0 {
+                    return Ok(());
+                }
+                let accepted = self.send_all(ways, &batch(len)).await;
+                ensure!(!accepted.is_empty(), "no node takes tasks");
+                stored(accepted);
+            }
+        });
+        try_join_all(writers).await.map(drop)
+    }
+
     /// An even stream until `until`, over the ways in turn. Accepted tasks go to `accepted`.
     pub(super) async fn stream(
         self: &Arc<Self>,
@@ -123,8 +155,33 @@ impl Feed {
         until: Instant,
         accepted: &Arc<Mutex<Vec<Accepted>>>,
     ) {
+        self.stream_of(|len| Batch::within(self.lead_ms.clone(), len), TICK, ways, per_second, until, accepted).await;
+    }
+
+    /// Like `stream`, with tasks that are due at once. Their payloads carry the instant at which the request was
+    /// written, so that the wait for a tick does not count.
+    pub(super) async fn stream_now(
+        self: &Arc<Self>,
+        ways: &[Way],
+        per_second: u32,
+        until: Instant,
+        accepted: &Arc<Mutex<Vec<Accepted>>>,
+    ) {
+        self.stream_of(Batch::Now, SHORT_TICK, ways, per_second, until, accepted).await;
+    }
+
+    /// Each tick makes a batch of the tasks that an even stream has had since the last one.
+    async fn stream_of(
+        self: &Arc<Self>,
+        batch: impl Fn(usize) -> Batch,
+        tick: Duration,
+        ways: &[Way],
+        per_second: u32,
+        until: Instant,
+        accepted: &Arc<Mutex<Vec<Accepted>>>,
+    ) {
         let began = Instant::now();
-        let mut ticks = tokio::time::interval(TICK);
+        let mut ticks = tokio::time::interval(tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut sending = JoinSet::new();
         let mut sent = 0;
@@ -136,7 +193,7 @@ impl Feed {
                 let (feed, mut ways, accepted) = (Arc::clone(self), ways.to_vec(), Arc::clone(accepted));
                 let turn = sent % ways.len();
                 ways.rotate_left(turn);
-                let batch = Batch::within(self.lead_ms.clone(), wanted - sent);
+                let batch = batch(wanted - sent);
                 sending.spawn(async move {
                     let tasks = feed.send_all(&ways, &batch).await;
                     accepted.lock().extend(tasks);
@@ -156,6 +213,11 @@ pub(super) enum Batch {
 }
 
 impl Batch {
+    /// All due at one instant.
+    pub(super) fn at(due_ms: i64, len: usize) -> Self {
+        Self::At(vec![due_ms; len])
+    }
+
     /// Due between 30 and 60 days from now.
     pub(super) fn far(len: usize) -> Self {
         Self::within(MONTH_MS..2 * MONTH_MS, len)

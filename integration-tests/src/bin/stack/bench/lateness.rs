@@ -3,13 +3,12 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
-use futures::future::try_join_all;
+use anyhow::{Context, Result};
 use integration_tests::{clock::now_us, sandbox::Sandbox};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -28,7 +27,6 @@ use super::{
 };
 
 const FILL_BATCH: usize = 5_000;
-const FILL_IN_FLIGHT_PER_NODE: usize = 2;
 /// Idle processes of PostgreSQL report their last figures within 10 s.
 const REPORTED_WITHIN: Duration = Duration::from_secs(11);
 /// Until the stream's first tasks are all due.
@@ -66,23 +64,14 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
 pub(super) async fn fill(cluster: &Sandbox, pending: usize, report: &mut Report) -> Result<()> {
     let began = Instant::now();
     let feed = Feed::new(cluster.clients());
-    let (taken, stored) = (AtomicU64::new(0), AtomicU64::new(0));
-    let writers = (0..cluster.nodes().len() * FILL_IN_FLIGHT_PER_NODE).map(|_| async {
-        loop {
-            let from = usize::try_from(taken.fetch_add(FILL_BATCH as u64, Ordering::Relaxed)).unwrap_or(usize::MAX);
-            let len = pending.saturating_sub(from).min(FILL_BATCH);
-            if len == 0 {
-                return Ok(());
-            }
-            let accepted = feed.send("pending", &Batch::far(len)).await;
-            ensure!(!accepted.is_empty(), "no node takes tasks");
-            let all = stored.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
-            if all % 100_000 < len as u64 {
-                progress(&format!("{all} of {pending} pending tasks are stored"));
-            }
+    let stored = AtomicUsize::new(0);
+    let count = |batch: Vec<Accepted>| {
+        let all = stored.fetch_add(batch.len(), Ordering::Relaxed) + batch.len();
+        if all % 100_000 < batch.len() {
+            progress(&format!("{all} of {pending} pending tasks are stored"));
         }
-    });
-    try_join_all(writers).await?;
+    };
+    feed.submit_all(&[Way::to("pending")], pending, FILL_BATCH, Batch::far, count).await?;
     if pending > 0 {
         report.figure("filling", "tasks stored", pending as f64 / began.elapsed().as_secs_f64(), "/s");
     }

@@ -23,7 +23,11 @@ const TICKS_PER_S: f64 = 100.0;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// What a node may take at the rates of these measurements, with a million tasks pending.
 const NODE_MEMORY_MB: f64 = 120.0;
-const NODES: &str = "nodes";
+
+pub(super) const NODES: &str = "nodes";
+pub(super) const POSTGRESQL: &str = "postgresql";
+pub(super) const RABBITMQ: &str = "rabbitmq";
+/// This process.
 const BENCH: &str = "bench";
 
 /// Processor time by group of processes, and the memory of the nodes, from now on.
@@ -52,6 +56,17 @@ impl Group {
     }
 }
 
+/// Groups of processes, each with the seconds of processor time that it has used.
+#[derive(Debug)]
+pub(super) struct Used(Vec<(String, f64)>);
+
+impl Used {
+    /// The seconds of one group; 0 for a group that does not exist.
+    pub(super) fn seconds_of(&self, group: &str) -> f64 {
+        self.0.iter().filter(|(name, _)| *name == group).map(|(_, busy_s)| busy_s).sum()
+    }
+}
+
 impl Watch {
     pub(super) fn start(cluster: &Sandbox) -> Self {
         let nodes: Vec<u32> = cluster.nodes().iter().filter_map(Node::pid).collect();
@@ -59,8 +74,8 @@ impl Watch {
         let looking = tokio::spawn(look(nodes.clone(), Arc::clone(&largest_kb)));
         let groups = vec![
             Group::new(NODES, nodes),
-            Group::new("postgresql", cluster.postgreses().filter_map(Postgres::pid).collect()),
-            Group::new("rabbitmq", cluster.rabbit().pids()),
+            Group::new(POSTGRESQL, cluster.postgreses().filter_map(Postgres::pid).collect()),
+            Group::new(RABBITMQ, cluster.rabbit().pids()),
             Group::new("etcd", cluster.etcd().pids()),
         ];
         let each_node =
@@ -81,19 +96,24 @@ impl Watch {
         self.each_node.iter().map(|node| (node.name.clone(), used(node))).collect()
     }
 
+    /// The processor time of each group so far.
+    pub(super) fn used(&self) -> Used {
+        let used = |group: &Group| {
+            let now = if group.name == BENCH { own_ticks(std::process::id(), false) } else { ticks_of(&group.roots) };
+            (group.name.clone(), now.saturating_sub(group.ticks) as f64 / TICKS_PER_S)
+        };
+        Used(self.groups.iter().map(used).collect())
+    }
+
     pub(super) fn end(self, part: &str, report: &mut Report) -> Result<()> {
         self.sleeper.tell(part, report);
-        let seconds = self.began.elapsed().as_secs_f64();
-        let cores = |ticks: u64| ticks as f64 / TICKS_PER_S / seconds;
-        let mut ours = 0;
-        for group in &self.groups {
-            let now = if group.name == BENCH { own_ticks(std::process::id(), false) } else { ticks_of(&group.roots) };
-            let used = now.saturating_sub(group.ticks);
-            ours += used;
-            report.figure(part, &format!("cpu: {}", group.name), cores(used), "cores");
+        let (seconds, used) = (self.began.elapsed().as_secs_f64(), self.used());
+        for (group, busy_s) in &used.0 {
+            report.figure(part, &format!("cpu: {group}"), busy_s / seconds, "cores");
         }
-        let all = machine_ticks()?.saturating_sub(self.total_ticks);
-        report.figure(part, "cpu: everything else", cores(all.saturating_sub(ours)), "cores");
+        let all_s = machine_ticks()?.saturating_sub(self.total_ticks) as f64 / TICKS_PER_S;
+        let ours_s: f64 = used.0.iter().map(|(_, busy_s)| busy_s).sum();
+        report.figure(part, "cpu: everything else", (all_s - ours_s).max(0.0) / seconds, "cores");
         let largest_mb = self.largest_kb.load(Ordering::Relaxed) as f64 / 1024.0;
         report.judged(part, "memory of the largest node", largest_mb, "MB", Target::AtMost(NODE_MEMORY_MB));
         Ok(())

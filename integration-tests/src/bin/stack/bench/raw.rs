@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use integration_tests::{clock::now_us, sandbox::Sandbox};
 use lapin::{
     BasicProperties,
@@ -18,18 +18,21 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     Options,
-    broker::{Broker, Message},
+    broker::{Broker, Message, publish_one},
     drain::{Drain, Eye},
+    feed::MAX_LENGTH,
+    instants::due_at,
+    record::{Record, Spread},
     report::{Report, progress},
 };
 
 const QUEUE: &str = "raw";
-/// As the queues of every part: long enough for all that a part publishes.
-const MAX_LENGTH: i64 = 1_000_000;
 /// Messages published and not yet consumed: enough to keep both sides busy, few enough for the queue to stay short.
 const BACKLOG: usize = 40_000;
 const WARM_UP: Duration = Duration::from_secs(3);
 const LONGEST: Duration = Duration::from_secs(30);
+/// The limit for a consumer to attach, and for the last message of a burst to arrive.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns messages a second.
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f64> {
@@ -59,15 +62,55 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f6
     Ok(per_second)
 }
 
+/// Publishes so many messages over the queues in turn, as fast as it goes, each queue with a consumer. Returns after
+/// what time they had arrived.
+pub(super) async fn burst(count: usize, queues: usize) -> Result<Spread> {
+    let cluster = Sandbox::builder().nodes(0).start().await?;
+    super::flush(&cluster).await?;
+    let queues: Vec<String> = (1..=queues).map(|number| format!("{QUEUE}-{number}")).collect();
+    let broker = Broker::connect(&cluster.amqp_url()).await?;
+    let record = Arc::<Record>::default();
+    let mut drains = Vec::new();
+    for queue in &queues {
+        declare(&broker, queue).await?;
+        drains.push(Drain::start(&cluster.amqp_url(), queue, record.eye()));
+        publish_one(&broker.channels()[0], message(queue, now_us(), 0)).await?;
+    }
+    greeted(&record, queues.len() as u64).await?;
+
+    let (from_us, tasks) = (now_us(), due_at(now_us(), 1, count as u64));
+    let queue = |serial: u64| &queues[(serial % queues.len() as u64) as usize];
+    broker.publish_all(&tasks, |task| message(queue(task.number), now_us(), task.number)).await?;
+    record.wait(count, Instant::now() + PATIENCE).await;
+    let arrived = record.all();
+    ensure!(arrived.len() == count, "{} of {count} messages arrived", arrived.len());
+    super::end(cluster).await?;
+    Ok(Spread::of(&arrived, from_us))
+}
+
+/// Waits until a message has come through each queue.
+async fn greeted(record: &Record, queues: u64) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while record.seen.load(Ordering::Relaxed) < queues {
+        ensure!(Instant::now() < deadline, "no message comes through a queue of RabbitMQ alone");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(())
+}
+
 /// Connects, and declares a queue like those of the other parts.
 pub(super) async fn open(url: &str, queue: &str) -> Result<Broker> {
     let broker = Broker::connect(url).await?;
-    broker.queue(queue, &[("x-max-length", AMQPValue::LongLongInt(MAX_LENGTH))]).await?;
+    declare(&broker, queue).await?;
     Ok(broker)
 }
 
+async fn declare(broker: &Broker, queue: &str) -> Result<()> {
+    broker.queue(queue, &[("x-max-length", AMQPValue::LongLongInt(MAX_LENGTH.into()))]).await
+}
+
 /// The same message as a node would send, so that both measurements move the same bytes.
-pub(super) fn message(queue: &'static str, due_us: i64, serial: u64) -> Message {
+pub(super) fn message(queue: &str, due_us: i64, serial: u64) -> Message {
     let id = uuid::Uuid::from_u128(u128::from(serial)).to_string();
     let due_ms = due_us / 1_000;
     let mut headers = FieldTable::default();
@@ -85,5 +128,5 @@ pub(super) fn message(queue: &'static str, due_us: i64, serial: u64) -> Message 
         .with_timestamp(due_ms.unsigned_abs() / 1_000)
         .with_headers(headers);
     let payload = format!("{{\"t\":{due_us},\"n\":{serial}}}");
-    Message { exchange: "", key: queue, payload, properties, mandatory: true }
+    Message { exchange: "", key: queue.to_owned(), payload, properties, mandatory: true }
 }

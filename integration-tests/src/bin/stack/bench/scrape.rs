@@ -1,12 +1,22 @@
 //! The nodes' own metrics, summed over the nodes, and their growth between two scrapes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
-use integration_tests::client::Client;
+use integration_tests::{client::Client, sandbox::Sandbox};
 use reqwest::Method;
+use tokio::time::Instant;
 
-use super::report::Report;
+use super::{machine::Watch, report::Report};
+
+/// Waits for the end of the warm-up, then watches nodes and machine until `end`.
+pub(super) async fn watched(cluster: &Sandbox, warm_up: Duration, end: Instant) -> Result<(Scrape, Watch)> {
+    tokio::time::sleep(warm_up).await;
+    let clients = cluster.clients();
+    let (watch, before) = (Watch::start(cluster), Scrape::of(&clients).await?);
+    tokio::time::sleep_until(end).await;
+    Ok((Scrape::of(&clients).await?.since(&before), watch))
+}
 
 /// The histogram of the nodes' statements, by `op`.
 const STATEMENTS: &str = "duetime_database_statement_seconds";

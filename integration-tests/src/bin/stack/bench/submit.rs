@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     Options,
     broker::{Broker, Message},
-    feed::{Batch, Feed, HOUR_MS, in_an_hour_ms, post},
+    feed::{self, Batch, Feed, HOUR_MS, in_an_hour_ms, post},
     report::{Report, Target, progress},
     scrape::Scrape,
     singles::{Calls, one_after_another},
@@ -163,7 +163,7 @@ async fn singly(trial: &Trial<'_>, report: &mut Report) -> Result<u64> {
 async fn in_batches(trial: &Trial<'_>, report: &mut Report) -> Result<u64> {
     let feed = Feed::new(trial.clients.clone());
     let one = async |_: &(), _| {
-        let accepted = feed.send(QUEUE, &Batch::in_an_hour(BATCH)).await;
+        let accepted = feed.send_all(&[feed::Way::to(QUEUE)], &Batch::in_an_hour(BATCH)).await;
         ensure!(accepted.len() == BATCH, "no node takes tasks");
         Ok(())
     };

@@ -1,4 +1,5 @@
-//! Tasks a second from end to end: submitted in batches, due at once, published, consumed, acked.
+//! Tasks a second from end to end: submitted in batches, due at once, published, consumed, acked. Then how long a task
+//! takes at half of that rate.
 
 use std::{
     sync::{
@@ -18,10 +19,10 @@ use tokio::{sync::Semaphore, time::Instant};
 use super::{
     Options,
     drain::{Drain, Eye, Seen},
-    feed::{Batch, Feed},
+    feed::{Accepted, Batch, Feed, Way},
     machine::Watch,
     report::{Report, Target, progress},
-    scrape::Scrape,
+    scrape::{Scrape, watched},
     volume,
 };
 
@@ -33,7 +34,9 @@ const WARM_UP: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const LEAST_PER_S: f64 = 10_000.0;
-const LEAST_RATIO: f64 = 0.5;
+const LEAST_RATIO: f64 = 0.65;
+/// Of a task at half of the largest rate, from submission to consumer.
+const HALF_RATE_P50_MS: f64 = 20.0;
 
 pub(super) async fn measure(options: &Options, raw: Option<f64>, report: &mut Report) -> Result<()> {
     for databases in &options.databases {
@@ -48,25 +51,31 @@ pub(super) async fn measure(options: &Options, raw: Option<f64>, report: &mut Re
     Ok(())
 }
 
-fn counted(count: usize, what: &str) -> String {
+pub(super) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The consumer's side of the measurement.
+/// Room for tasks that are submitted and not yet consumed, and how long the others took.
 #[derive(Debug)]
-struct Arrivals {
+pub(super) struct Backlog {
     room: Semaphore,
     /// First messages included.
-    seen: AtomicU64,
+    pub seen: AtomicU64,
     consumed: AtomicU64,
+    early: AtomicU64,
     took_us: Mutex<Histogram<u64>>,
 }
 
-impl Arrivals {
-    fn new() -> Arc<Self> {
-        let (seen, consumed) = Default::default();
+impl Backlog {
+    pub(super) fn new() -> Arc<Self> {
+        let (seen, consumed, early) = Default::default();
         let took_us = Mutex::new(Histogram::new_with_bounds(1, 600_000_000, 3).expect("ten minutes in three digits"));
-        Arc::new(Self { room: Semaphore::new(BACKLOG), seen, consumed, took_us })
+        Arc::new(Self { room: Semaphore::new(BACKLOG), seen, consumed, early, took_us })
+    }
+
+    pub(super) fn eye(self: &Arc<Self>) -> Eye {
+        let backlog = Arc::clone(self);
+        Arc::new(move |seen| backlog.note(seen))
     }
 
     fn note(&self, seen: Seen) {
@@ -74,12 +83,36 @@ impl Arrivals {
         if seen.serial > 0 {
             self.consumed.fetch_add(1, Ordering::Relaxed);
             self.room.add_permits(1);
-            self.took_us.lock().saturating_record(u64::try_from(seen.at_us - seen.stamp_us).unwrap_or(0));
+            let took_us = u64::try_from(seen.at_us - seen.stamp_us);
+            self.early.fetch_add(u64::from(took_us.is_err()), Ordering::Relaxed);
+            self.took_us.lock().saturating_record(took_us.unwrap_or(0));
         }
     }
 
     fn consumed(&self) -> u64 {
         self.consumed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn tell_took(&self, part: &str, p50: Option<Target>, report: &mut Report) {
+        let took = self.took_us.lock();
+        let ms = |share: f64| took.value_at_quantile(share) as f64 / 1e3;
+        let figure = "from submission to consumer: p50";
+        match p50 {
+            Some(target) => report.judged(part, figure, ms(0.5), "ms", target),
+            None => report.figure(part, figure, ms(0.5), "ms"),
+        }
+        report.figure(part, "from submission to consumer: p99", ms(0.99), "ms");
+    }
+
+    /// Waits for the submitted tasks, and reports those that are missing in the end or came early.
+    pub(super) async fn judge(&self, part: &str, submitted: u64, report: &mut Report) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.consumed() < submitted && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let missing = submitted.saturating_sub(self.consumed());
+        report.judged(part, "missing in the end", missing as f64, "", Target::AtMost(0.0));
+        report.judged(part, "early", self.early.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
     }
 }
 
@@ -91,69 +124,89 @@ async fn run(
     raw: Option<f64>,
     report: &mut Report,
 ) -> Result<()> {
-    let (clients, arrivals) = (cluster.clients(), Arrivals::new());
-    let feed = Feed::new(clients.clone());
-    let names: Vec<String> = (1..=queues).map(|number| format!("work-{number}")).collect();
-    let mut drains = Vec::new();
-    for name in &names {
-        let arrivals = Arc::clone(&arrivals);
-        let eye: Eye = Arc::new(move |seen| Arrivals::note(&arrivals, seen));
-        drains.push(Drain::start(&cluster.amqp_url(), name, eye));
-    }
-    for name in &names {
-        feed.open(name, "confirm", &arrivals.seen).await?;
+    let (feed, backlog) = (Feed::new(cluster.clients()), Backlog::new());
+    let ways: Vec<Way> = (1..=queues).map(|number| Way::to(&format!("work-{number}"))).collect();
+    let start = |way: &Way| Drain::start(&cluster.amqp_url(), &way.queue, backlog.eye());
+    let _drains: Vec<Drain> = ways.iter().map(start).collect();
+    for way in &ways {
+        feed.open(&way.queue, "confirm", &backlog.seen).await?;
     }
 
+    let fastest = fastest(options, cluster, &feed, &ways, &backlog).await?;
+    report.judged(part, "submitted, fired, consumed and acked", fastest.per_second, "/s", Target::AtLeast(LEAST_PER_S));
+    if let Some(raw) = raw {
+        report.judged(part, "part of raw RabbitMQ", fastest.per_second / raw, "", Target::AtLeast(LEAST_RATIO));
+    }
+    backlog.tell_took(part, None, report);
+    report.figure(part, "write-ahead log, through its life", fastest.log_bytes, "bytes a task");
+    volume::finished(cluster, part, report).await?;
+    fastest.watch.end(part, report)?;
+    if options.details {
+        fastest.nodes.details(part, options.time().as_secs_f64(), report);
+    }
+    backlog.judge(part, fastest.submitted, report).await;
+    let half = (fastest.per_second / 2.0) as u32;
+    steady(&format!("{part}, half the rate"), options, (cluster, &feed), &ways, half, &backlog, report).await
+}
+
+/// What a cluster does as fast as it can.
+#[derive(Debug)]
+pub(super) struct Fastest {
+    /// Tasks consumed.
+    pub per_second: f64,
+    /// Between the two reads of the nodes' metrics.
+    pub seconds: f64,
+    pub submitted: u64,
+    pub nodes: Scrape,
+    pub watch: Watch,
+    /// Of a task.
+    pub log_bytes: f64,
+}
+
+/// Submits as fast as the backlog has room, one queue after another, and measures after a warm-up.
+pub(super) async fn fastest(
+    options: &Options,
+    cluster: &Sandbox,
+    feed: &Feed,
+    ways: &[Way],
+    backlog: &Backlog,
+) -> Result<Fastest> {
     let end = Instant::now() + WARM_UP + options.time();
-    let submitted = AtomicU64::new(0);
+    let (clients, submitted) = (cluster.clients(), AtomicU64::new(0));
     let writers = (0..clients.len() * IN_FLIGHT_PER_NODE)
-        .map(|number| write(&feed, names.iter().cycle().skip(number), &arrivals, &submitted, end));
+        .map(|number| write(feed, ways.iter().cycle().skip(number), backlog, &submitted, end));
     let watching = async {
         tokio::time::sleep(WARM_UP).await;
-        let (watch, before) = (Watch::start(cluster), Scrape::of(&clients).await?);
-        arrivals.took_us.lock().reset();
-        let (began, consumed, log) = (Instant::now(), arrivals.consumed(), volume::log_bytes(cluster).await?);
+        let (watch, read) = (Watch::start(cluster), Instant::now());
+        let before = Scrape::of(&clients).await?;
+        backlog.took_us.lock().reset();
+        let (began, consumed, log) = (Instant::now(), backlog.consumed(), volume::log_bytes(cluster).await?);
         tokio::time::sleep_until(end).await;
-        let tasks = (arrivals.consumed() - consumed) as f64;
-        let logged = (volume::log_bytes(cluster).await? - log) as f64 / tasks;
-        let per_second = tasks / began.elapsed().as_secs_f64();
-        Ok((per_second, logged, Scrape::of(&clients).await?.since(&before), watch))
+        let tasks = (backlog.consumed() - consumed) as f64;
+        let (per_second, seconds) = (tasks / began.elapsed().as_secs_f64(), read.elapsed().as_secs_f64());
+        let nodes = Scrape::of(&clients).await?.since(&before);
+        let log_bytes = (volume::log_bytes(cluster).await? - log) as f64 / tasks;
+        Ok(Fastest { per_second, seconds, submitted: 0, nodes, watch, log_bytes })
     };
-    let (watched, written) = tokio::join!(watching, try_join_all(writers));
+    let (fastest, written) = tokio::join!(watching, try_join_all(writers));
     written?;
-    let (per_second, logged, nodes, watch) =
-        watched.map_err(|error: anyhow::Error| error.context("watching the nodes"))?;
-    tell(part, per_second, raw, &arrivals, report);
-    report.figure(part, "write-ahead log, through its life", logged, "bytes a task");
-    volume::finished(cluster, part, report).await?;
-    watch.end(part, report)?;
-    if options.details {
-        nodes.details(part, options.time().as_secs_f64(), report);
-    }
-
-    let submitted = submitted.load(Ordering::Relaxed);
-    let deadline = Instant::now() + PATIENCE;
-    while arrivals.consumed() < submitted && Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let missing = submitted.saturating_sub(arrivals.consumed());
-    report.judged(part, "missing in the end", missing as f64, "", Target::AtMost(0.0));
-    Ok(())
+    let fastest = fastest.map_err(|error: anyhow::Error| error.context("watching the nodes"))?;
+    Ok(Fastest { submitted: submitted.into_inner(), ..fastest })
 }
 
 /// Submits one batch after another, one queue after another, as far as the backlog has room.
 async fn write(
     feed: &Feed,
-    queues: impl Iterator<Item = &String>,
-    arrivals: &Arrivals,
+    ways: impl Iterator<Item = &Way>,
+    backlog: &Backlog,
     submitted: &AtomicU64,
     end: Instant,
 ) -> Result<()> {
-    for queue in queues {
-        let room = tokio::time::timeout_at(end, arrivals.room.acquire_many(BATCH as u32)).await;
+    for way in ways {
+        let room = tokio::time::timeout_at(end, backlog.room.acquire_many(BATCH as u32)).await;
         let Ok(room) = room else { break };
         room.context("it is never closed")?.forget();
-        let accepted = feed.send(queue, &Batch::Now(BATCH)).await;
+        let accepted = feed.send_all(std::slice::from_ref(way), &Batch::Now(BATCH)).await;
         ensure!(!accepted.is_empty(), "no node takes tasks");
         submitted.fetch_add(accepted.len() as u64, Ordering::Relaxed);
         if Instant::now() >= end {
@@ -163,12 +216,34 @@ async fn write(
     Ok(())
 }
 
-fn tell(part: &str, per_second: f64, raw: Option<f64>, arrivals: &Arrivals, report: &mut Report) {
-    report.judged(part, "submitted, fired, consumed and acked", per_second, "/s", Target::AtLeast(LEAST_PER_S));
-    if let Some(raw) = raw {
-        report.judged(part, "part of raw RabbitMQ", per_second / raw, "", Target::AtLeast(LEAST_RATIO));
+/// Offers an even stream of tasks that are due at once, and measures how long they take.
+async fn steady(
+    part: &str,
+    options: &Options,
+    (cluster, feed): (&Sandbox, &Arc<Feed>),
+    ways: &[Way],
+    per_second: u32,
+    backlog: &Backlog,
+    report: &mut Report,
+) -> Result<()> {
+    progress(&format!("{part}: {} s to warm up, {} s measured ...", WARM_UP.as_secs(), options.seconds));
+    let accepted: Arc<Mutex<Vec<Accepted>>> = Arc::default();
+    let (before, end) = (backlog.consumed(), Instant::now() + WARM_UP + options.time());
+    let watching = async {
+        tokio::time::sleep(WARM_UP).await;
+        backlog.took_us.lock().reset();
+        watched(cluster, Duration::ZERO, end).await
+    };
+    let (watched, ()) = tokio::join!(watching, feed.stream_now(ways, per_second, end, &accepted));
+    let (nodes, watch) = watched?;
+    report.figure(part, "submitted", f64::from(per_second), "/s");
+    backlog.tell_took(part, Some(Target::AtMost(HALF_RATE_P50_MS)), report);
+    watch.end(part, report)?;
+    if options.details {
+        nodes.details(part, options.time().as_secs_f64(), report);
     }
-    let took = arrivals.took_us.lock();
-    report.figure(part, "from submission to consumer: p50", took.value_at_quantile(0.5) as f64 / 1e3, "ms");
-    report.figure(part, "from submission to consumer: p99", took.value_at_quantile(0.99) as f64 / 1e3, "ms");
+    report.judged(part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    let submitted = before + accepted.lock().len() as u64;
+    backlog.judge(part, submitted, report).await;
+    Ok(())
 }

@@ -52,6 +52,14 @@ pub(super) async fn rows(cluster: &Sandbox, queue: &str) -> Result<u64> {
     Ok(rows.unsigned_abs())
 }
 
+/// The number of tasks in the first database that are not finished.
+pub(super) async fn unfinished(cluster: &Sandbox) -> Result<u64> {
+    let mut connection = PgConnection::connect(&cluster.database_url(0)).await?;
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.task").fetch_one(&mut connection).await?;
+    connection.close().await?;
+    Ok(rows.unsigned_abs())
+}
+
 /// The length of the write-ahead logs of all servers together.
 pub(super) async fn log_bytes(cluster: &Sandbox) -> Result<i64> {
     let mut bytes = 0;

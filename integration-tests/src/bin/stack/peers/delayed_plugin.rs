@@ -94,7 +94,7 @@ fn delayed(task: Task, bytes: usize) -> Message {
     let mut headers = FieldTable::default();
     headers.insert("x-delay".into(), AMQPValue::LongLongInt(broker::ms_until(task.due_us)));
     let properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
-    Message { exchange: EXCHANGE, key: WORK, payload: task.payload(bytes), properties, mandatory: false }
+    Message { exchange: EXCHANGE, key: WORK.to_owned(), payload: task.payload(bytes), properties, mandatory: false }
 }
 
 fn described(mut told: Told, file: String) -> Told {

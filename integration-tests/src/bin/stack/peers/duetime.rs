@@ -26,16 +26,13 @@ use super::{
     singles,
     work::{Order, Outcome, Told, Work},
 };
-use crate::bench::{self, drain::Drain, feed::post};
+use crate::bench::{self, burst::FOR_BURSTS, drain::Drain, feed::post};
 
 const QUEUE: &str = "peer";
 const NODES: usize = 3;
 const LEASE_TTL: Duration = Duration::from_secs(10);
 /// Batches on their way at once when submitting is all that happens.
 const IN_FLIGHT: usize = 2 * NODES;
-
-/// The settings that docs/performance.md recommends for known bursts.
-const FOR_BURSTS: &str = "[scheduler]\nclaim_ahead_ms = 1000\nwindow = 20000\n";
 
 /// Tasks submitted and not yet consumed: the nodes always have work, and never pile it up.
 const BACKLOG: usize = 12_000;
