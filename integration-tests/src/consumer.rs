@@ -224,7 +224,7 @@ async fn perform(channel: &Channel, ledger: &Ledger, message: &Message, answer: 
 
 /// Reports as the contract tells consumers to: to the default exchange and the queue in `reply_to`, naming the task
 /// and the attempt.
-async fn report(channel: &Channel, message: &Message, body: &Value) -> Result<PublisherConfirm> {
+pub async fn report(channel: &Channel, message: &Message, body: &Value) -> Result<PublisherConfirm> {
     let to = message.properties.reply_to().clone().context("the message names no reply_to")?;
     let task = message.properties.correlation_id().clone().context("the message names no correlation_id")?;
     let mut headers = FieldTable::default();
@@ -282,11 +282,13 @@ fn message_id(message: &Message) -> String {
     }
 }
 
-fn header<'a>(message: &'a Message, name: &str) -> Option<&'a AMQPValue> {
+/// A header of a message.
+pub fn header<'a>(message: &'a Message, name: &str) -> Option<&'a AMQPValue> {
     message.properties.headers().as_ref()?.inner().get(name)
 }
 
-fn number(message: &Message, name: &str) -> Option<i64> {
+/// A header of a message that is a whole number.
+pub fn number(message: &Message, name: &str) -> Option<i64> {
     match header(message, name)? {
         AMQPValue::LongInt(number) => Some(i64::from(*number)),
         AMQPValue::LongLongInt(number) => Some(*number),
