@@ -12,6 +12,7 @@ pub(crate) mod report;
 mod scrape;
 mod shards;
 pub(crate) mod sleeper;
+mod soak;
 mod takeover;
 mod throughput;
 mod volume;
@@ -44,6 +45,8 @@ enum Part {
     Move,
     /// What a cluster of few and of many shards costs at idle, at its start and after a kill.
     Shards,
+    /// Whether anything grows in an hour of load. Only when it is named.
+    Soak,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -65,7 +68,7 @@ impl Settle {
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Only these parts; all when absent. The ratio of `throughput` needs `raw`.
+    /// Only these parts; all but `soak` when absent. The ratio of `throughput` needs `raw`.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
     /// How long each figure is measured.
@@ -97,13 +100,15 @@ pub(crate) struct Options {
     /// Write the lateness of each arrival to this file, one line `due_us,late_us` each, to look for bad moments.
     #[arg(long)]
     arrivals: Option<PathBuf>,
+    #[command(flatten)]
+    soak: soak::SoakOptions,
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
 }
 
 impl Options {
     fn wants(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
+        if self.only.is_empty() { part != Part::Soak } else { self.only.contains(&part) }
     }
 
     fn time(&self) -> Duration {
@@ -123,10 +128,11 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     let most = shared::POSTGRES_MAX;
     ensure!(options.databases.iter().all(|count| (1..=most).contains(count)), "a bench has 1 to {most} databases");
     ensure!(options.queues.iter().all(|queues| *queues > 0), "there is no throughput without a queue");
-    scratch_below(&base.join("bench"))?;
+    let folder = base.join("bench");
+    scratch_below(&folder)?;
     // Dropping a cluster stops its nodes; the stores end with this process.
     tokio::select! {
-        outcome = measure(options) => outcome,
+        outcome = measure(&folder, options) => outcome,
         _ = tokio::signal::ctrl_c() => {
             report::progress("\ninterrupted: all is stopped");
             Ok(ExitCode::from(130))
@@ -134,7 +140,7 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     }
 }
 
-async fn measure(options: &Options) -> Result<ExitCode> {
+async fn measure(folder: &Path, options: &Options) -> Result<ExitCode> {
     let mut report = Report::new(options.output);
     let servers = options.databases.iter().copied().max().unwrap_or(1);
     for number in 0..servers.max(if options.wants(Part::Move) { 2 } else { 1 }) {
@@ -159,6 +165,9 @@ async fn measure(options: &Options) -> Result<ExitCode> {
     }
     if options.wants(Part::Shards) {
         shards::measure(options, &mut report).await.context("measuring the price of a shard")?;
+    }
+    if options.wants(Part::Soak) {
+        soak::measure(options, folder, &mut report).await.context("measuring growth")?;
     }
     report.end()?;
     Ok(ExitCode::SUCCESS)

@@ -4,13 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
 use futures::StreamExt;
-use integration_tests::clock::now_us;
+use integration_tests::{
+    clock::now_us,
+    consumer::{self, header, report},
+};
 use lapin::{
     Connection, ConnectionProperties,
     message::Delivery as Message,
     options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions},
-    types::{FieldTable, ShortString},
+    types::{AMQPValue, FieldTable, ShortString},
 };
+use serde_json::Value;
 use tokio::{
     task::JoinHandle,
     time::{Instant, timeout_at},
@@ -31,10 +35,19 @@ pub(crate) struct Seen {
     pub serial: u64,
     /// The last 16 bits of the task's id.
     pub shard: Option<u16>,
+    /// The number behind the task's id in the message's id; 0 where there is none.
+    pub attempt: u32,
+    /// When this attempt was due, as its header says.
+    pub due_ms: Option<i64>,
+    /// Duetime or RabbitMQ says that another copy may have come before.
+    pub marked: bool,
 }
 
 /// A callback for each message.
 pub(crate) type Eye = Arc<dyn Fn(Seen) + Send + Sync>;
+
+/// Chooses the report on a message.
+pub(crate) type Reporter = Arc<dyn Fn(Seen) -> Value + Send + Sync>;
 
 /// Consumes until it is dropped. It waits for the queue to exist.
 #[derive(Debug)]
@@ -42,11 +55,20 @@ pub(crate) struct Drain(JoinHandle<()>);
 
 impl Drain {
     pub(crate) fn start(url: &str, queue: &str, eye: Eye) -> Self {
+        Self::consuming(url, queue, eye, None)
+    }
+
+    /// Like `start`, for a queue with `settle = result`.
+    pub(crate) fn reporting(url: &str, queue: &str, eye: Eye, reporter: Reporter) -> Self {
+        Self::consuming(url, queue, eye, Some(reporter))
+    }
+
+    fn consuming(url: &str, queue: &str, eye: Eye, reporter: Option<Reporter>) -> Self {
         let (url, queue) = (url.to_owned(), queue.to_owned());
         Self(tokio::spawn(async move {
             loop {
                 // The queue may not exist yet.
-                consume(&url, &queue, &eye).await.ok();
+                consume(&url, &queue, &eye, reporter.as_ref()).await.ok();
                 tokio::time::sleep(PAUSE).await;
             }
         }))
@@ -59,7 +81,7 @@ impl Drop for Drain {
     }
 }
 
-async fn consume(url: &str, queue: &str, eye: &Eye) -> Result<()> {
+async fn consume(url: &str, queue: &str, eye: &Eye, reporter: Option<&Reporter>) -> Result<()> {
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
@@ -82,7 +104,12 @@ async fn consume(url: &str, queue: &str, eye: &Eye) -> Result<()> {
                 }
                 unacked += 1;
                 last_tag = message.delivery_tag;
-                eye(seen(&message));
+                let seen = seen(&message);
+                eye(seen);
+                if let Some(reporter) = reporter {
+                    // RabbitMQ confirms nothing on this channel: the attempt of a lost report times out.
+                    drop(report(&channel, &message, &reporter(seen)).await?);
+                }
                 if unacked < ACK_MESSAGES {
                     continue;
                 }
@@ -106,7 +133,15 @@ fn seen(message: &Message) -> Seen {
         stamp_us: number().and_then(|stamp| i64::try_from(stamp).ok()).unwrap_or(0),
         serial: number().unwrap_or(0),
         shard: message.properties.correlation_id().as_ref().and_then(|id| shard_of(id.as_str())),
+        attempt: message.properties.message_id().as_ref().and_then(|id| attempt_of(id.as_str())).unwrap_or(0),
+        due_ms: consumer::number(message, "duetime-due-ms"),
+        marked: message.redelivered || matches!(header(message, "duetime-redelivered"), Some(AMQPValue::Boolean(true))),
     }
+}
+
+/// A message's id is that of its task, a colon and the attempt.
+fn attempt_of(id: &str) -> Option<u32> {
+    id.rsplit_once(':')?.1.parse().ok()
 }
 
 /// A task's id ends with the number of its shard.

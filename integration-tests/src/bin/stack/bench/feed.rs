@@ -17,7 +17,7 @@ use integration_tests::{
 use parking_lot::Mutex;
 use rand::RngExt;
 use reqwest::{Method, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior},
@@ -27,6 +27,8 @@ use super::report::progress;
 
 const TICK: Duration = Duration::from_millis(25);
 const WAY_OPEN_WITHIN: Duration = Duration::from_secs(30);
+/// More than any measurement has under way, so that RabbitMQ takes everything at once.
+pub(super) const MAX_LENGTH: u32 = 1_000_000;
 
 /// A task that was accepted.
 #[derive(Clone, Copy, Debug)]
@@ -41,11 +43,13 @@ pub(super) struct Way {
     pub queue: String,
     /// How many different partition keys the tasks have; 0: none at all.
     pub partitions: u64,
+    /// Whether each task has a business key of its own: its serial number.
+    pub keyed: bool,
 }
 
 impl Way {
     pub(super) fn to(queue: &str) -> Self {
-        Self { queue: queue.to_owned(), partitions: 0 }
+        Self { queue: queue.to_owned(), partitions: 0, keyed: false }
     }
 }
 
@@ -67,9 +71,14 @@ impl Feed {
 
     /// Sets a queue's policy, and waits until its consumer, which counts in `seen`, has received a message.
     pub(super) async fn open(&self, queue: &str, settle: &str, seen: &AtomicU64) -> Result<()> {
+        self.open_by(queue, &json!({ "settle": settle, "max_length": MAX_LENGTH }), seen).await
+    }
+
+    /// Like `open`, with a whole policy.
+    pub(super) async fn open_by(&self, queue: &str, policy: &Value, seen: &AtomicU64) -> Result<()> {
         let first = self.clients.first().context("there is a node")?;
         let before = seen.load(Ordering::Relaxed);
-        first.put_queue(queue, &json!({ "settle": settle, "max_length": 1_000_000 })).await?;
+        first.put_queue(queue, policy).await?;
         first.submit(&json!({ "queue": queue, "payload": {} })).await?;
         let deadline = Instant::now() + WAY_OPEN_WITHIN;
         while seen.load(Ordering::Relaxed) == before {
@@ -82,18 +91,18 @@ impl Feed {
     /// Sends one batch to one node, or to the next one if that certainly did not take it. Returns the accepted tasks:
     /// all or none.
     pub(super) async fn send(&self, queue: &str, batch: &Batch) -> Vec<Accepted> {
-        self.send_all(&[Way::to(queue)], batch).await
+        self.send_all(&[Way::to(queue)], batch).await.0
     }
 
-    /// Like `send`, with the tasks spread over several queues in turn.
-    async fn send_all(&self, ways: &[Way], batch: &Batch) -> Vec<Accepted> {
+    /// Like `send`, with the tasks spread over several queues by their serial numbers. Returns the node's answer too.
+    pub(super) async fn send_all(&self, ways: &[Way], batch: &Batch) -> (Vec<Accepted>, String) {
         let first_serial = self.serial.fetch_add(batch.len() as u64, Ordering::Relaxed) + 1;
         let (body, tasks) = batch.body(ways, first_serial);
         for _ in 0..self.clients.len() {
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             match submit(&self.clients[turn % self.clients.len()], &body).await {
-                Ok(true) => return tasks,
-                Ok(false) => {}
+                Ok(Some(answer)) => return (tasks, answer),
+                Ok(None) => {}
                 Err(error) => {
                     progress(&format!("a batch for {}: {error:#}", ways[0].queue));
                     break;
@@ -101,7 +110,7 @@ impl Feed {
             }
         }
         self.refused.fetch_add(tasks.len() as u64, Ordering::Relaxed);
-        Vec::new()
+        (Vec::new(), String::new())
     }
 
     /// An even stream until `until`, over the ways in turn. Each task is due 2 to 10 s after its submission; accepted
@@ -123,12 +132,10 @@ impl Feed {
             while sending.try_join_next().is_some() {}
             let wanted = (began.elapsed().as_secs_f64() * f64::from(per_second)) as usize;
             if wanted > sent {
-                let (feed, mut ways, accepted) = (Arc::clone(self), ways.to_vec(), Arc::clone(accepted));
-                let turn = sent % ways.len();
-                ways.rotate_left(turn);
+                let (feed, ways, accepted) = (Arc::clone(self), ways.to_vec(), Arc::clone(accepted));
                 let batch = Batch::ahead(wanted - sent);
                 sending.spawn(async move {
-                    let tasks = feed.send_all(&ways, &batch).await;
+                    let (tasks, _) = feed.send_all(&ways, &batch).await;
                     accepted.lock().extend(tasks);
                 });
                 sent = wanted;
@@ -179,7 +186,7 @@ impl Batch {
                 Self::Now(_) => now_us,
                 Self::At(due_ms) => due_ms[place] * 1_000,
             };
-            let Way { queue, partitions } = &ways[place % ways.len()];
+            let Way { queue, partitions, keyed } = &ways[serial as usize % ways.len()];
             let comma = if place == 0 { "" } else { "," };
             write!(body, "{comma}{{\"queue\":\"{queue}\",\"payload\":{{\"t\":{due_us},\"n\":{serial}}}").ok();
             if let Self::At(due_ms) = self {
@@ -189,6 +196,9 @@ impl Batch {
                 // Queues take turns, so the tasks of one queue have every n-th serial.
                 write!(body, ",\"partition_key\":\"{}\"", serial / ways.len() as u64 % partitions).ok();
             }
+            if *keyed {
+                write!(body, ",\"key\":\"{serial}\"").ok();
+            }
             body.push('}');
             tasks.push(Accepted { serial, due_us });
         }
@@ -197,19 +207,19 @@ impl Batch {
     }
 }
 
-/// Whether the node accepted the whole batch; an error when a part of it may be stored.
-async fn submit(client: &Client, body: &str) -> Result<bool> {
+/// The node's answer if it accepted the whole batch; an error when a part of it may be stored.
+async fn submit(client: &Client, body: &str) -> Result<Option<String>> {
     let answer = match client.send(Method::POST, "/v1/tasks/batch", Some(body.into())).await {
         Ok(answer) => answer,
-        Err(Failure::NotSent(_)) => return Ok(false),
+        Err(Failure::NotSent(_)) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let status = answer.status();
     let text = answer.text().await?;
     if status == StatusCode::SERVICE_UNAVAILABLE || status == StatusCode::TOO_MANY_REQUESTS {
-        return Ok(false);
+        return Ok(None);
     }
     ensure!(status.is_success(), "{status}: {text}");
     ensure!(!text.contains("\"error\""), "a task was refused: {}", text.get(..500).unwrap_or(&text));
-    Ok(true)
+    Ok(Some(text))
 }
