@@ -1,7 +1,7 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down chaos test test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench bench-micro bench-peers lint fmt chart-test chart-readme image
+.PHONY: help stores build demo up down chaos test test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench soak bench-micro bench-peers lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
@@ -94,6 +94,9 @@ chaos: stores ## Break a cluster by a seeded plan under load for an hour, and ju
 
 bench: stores build ## Measure lateness and throughput
 	@$(STACK) bench $(ARGS)
+
+soak: stores build ## Look for an hour whether anything grows under load; ARGS='--soak-minutes 10 --soak-rate 500'
+	@$(STACK) bench --only soak $(ARGS)
 
 bench-micro: ## Measure what the decisions on a task's way cost; ARGS='heap' chooses
 	$(CARGO) bench --package common --bench decisions -- $(ARGS)

@@ -282,11 +282,13 @@ fn message_id(message: &Message) -> String {
     }
 }
 
-fn header<'a>(message: &'a Message, name: &str) -> Option<&'a AMQPValue> {
+/// A header of a message.
+pub fn header<'a>(message: &'a Message, name: &str) -> Option<&'a AMQPValue> {
     message.properties.headers().as_ref()?.inner().get(name)
 }
 
-fn number(message: &Message, name: &str) -> Option<i64> {
+/// A header of a message that is a whole number.
+pub fn number(message: &Message, name: &str) -> Option<i64> {
     match header(message, name)? {
         AMQPValue::LongInt(number) => Some(i64::from(*number)),
         AMQPValue::LongLongInt(number) => Some(*number),

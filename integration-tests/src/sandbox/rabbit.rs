@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use lapin::{Connection, ConnectionProperties};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -192,10 +192,31 @@ impl Rabbit {
         self.retired.lock().push(name);
     }
 
+    /// How many queues a virtual host has and how many messages are in them; how many connections and channels the
+    /// broker has. Cheap enough for a broker that is busy.
+    pub async fn counts(&self, vhost: &str) -> Result<[u64; 4]> {
+        let told = self
+            .evaluated(&[
+                format!("Infos = rabbit_amqqueue:info_all(<<\"{vhost}\">>, [messages])"),
+                "Messages = lists:sum([Count || [{messages, Count}] <- Infos, is_integer(Count)])".to_owned(),
+                "{length(Infos), Messages, length(rabbit_networking:local_connections()), \
+                 length(rabbit_channel:list_local())}"
+                    .to_owned(),
+            ])
+            .await?;
+        let numbers = told.split(|symbol: char| !symbol.is_ascii_digit()).filter_map(|digits| digits.parse().ok());
+        numbers.collect::<Vec<u64>>().try_into().map_err(|_| anyhow!("the broker counts {told}"))
+    }
+
     /// Evaluates Erlang expressions inside the broker, one after the other.
     pub async fn eval(&self, steps: &[String]) -> Result<()> {
+        self.evaluated(steps).await.map(drop)
+    }
+
+    /// Like `eval`, and returns the last value as Erlang writes it.
+    async fn evaluated(&self, steps: &[String]) -> Result<String> {
         let steps = format!("{}.", steps.join(", "));
-        let Some(caller) = self.caller() else { return self.ctl(&["eval", &steps]).await.map(drop) };
+        let Some(caller) = self.caller() else { return self.ctl(&["eval", &steps]).await };
         let mut command = self.command(&caller);
         // Each call has a name of its own: the broker refuses two of one name at the same time.
         command.args(["-h", &shared::unique("call"), "-sname", &self.node_name(), "-e"]);
@@ -203,7 +224,7 @@ impl Rabbit {
         let told = process::run_with(&format!("erl_call {steps}"), command, &format!("{steps}\n")).await?;
         // It ends with status 0 whatever the broker says.
         ensure!(told.starts_with("{ok, "), "erl_call {steps}: {told}");
-        Ok(())
+        Ok(told)
     }
 
     /// Erlang's own program for a call to a node, unless a chosen RabbitMQ comes without it. It takes some 10 ms where

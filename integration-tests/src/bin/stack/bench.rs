@@ -28,6 +28,7 @@ mod scrape;
 mod shards;
 pub(crate) mod singles;
 pub(crate) mod sleeper;
+mod soak;
 mod steady;
 mod submit;
 mod takeover;
@@ -78,6 +79,8 @@ enum Part {
     Idle,
     /// How late the first tasks of a new cluster are, and of one that starts again.
     First,
+    /// Whether anything grows in an hour of load. Only when it is named.
+    Soak,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -99,7 +102,7 @@ impl Settle {
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Only these parts; all when absent. The ratio of `throughput` needs `raw`.
+    /// Only these parts; all but `soak` when absent. The ratio of `throughput` needs `raw`.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
     /// How long each figure is measured.
@@ -140,13 +143,15 @@ pub(crate) struct Options {
     /// Write the lateness of each arrival to this file, one line `due_us,late_us` each, to look for bad moments.
     #[arg(long)]
     arrivals: Option<PathBuf>,
+    #[command(flatten)]
+    soak: soak::SoakOptions,
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
 }
 
 impl Options {
     fn wants(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
+        if self.only.is_empty() { part != Part::Soak } else { self.only.contains(&part) }
     }
 
     /// The most databases of any part.
@@ -176,10 +181,11 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     ensure!(options.burst.iter().all(|tasks| *tasks > 0), "a burst has at least one task");
     ensure!(options.scale_rate > 0, "a rate is at least 1 a second");
     ensure!(options.queues.iter().all(|queues| *queues > 0), "there is no throughput without a queue");
-    scratch_below(&base.join("bench"))?;
+    let folder = base.join("bench");
+    scratch_below(&folder)?;
     // Dropping a cluster stops its nodes; the stores end with this process.
     tokio::select! {
-        outcome = measure(options) => outcome,
+        outcome = measure(&folder, options) => outcome,
         _ = tokio::signal::ctrl_c() => {
             report::progress("\ninterrupted: all is stopped");
             Ok(ExitCode::from(130))
@@ -187,7 +193,7 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     }
 }
 
-async fn measure(options: &Options) -> Result<ExitCode> {
+async fn measure(folder: &Path, options: &Options) -> Result<ExitCode> {
     let mut report = Report::new(options.output);
     for number in 0..options.servers() {
         ripen(shared::numbered_postgres(number).await?).await.context("preparing a database")?;
@@ -214,6 +220,9 @@ async fn measure(options: &Options) -> Result<ExitCode> {
         shards::measure(options, &mut report).await.context("measuring the price of a shard")?;
     }
     measure_api(options, &mut report).await?;
+    if options.wants(Part::Soak) {
+        soak::measure(options, folder, &mut report).await.context("measuring growth")?;
+    }
     report.end()?;
     Ok(ExitCode::SUCCESS)
 }

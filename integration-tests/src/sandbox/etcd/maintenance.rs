@@ -17,6 +17,13 @@ impl Etcd {
         self.members[leader].post("maintenance/transfer-leadership", &target).await.map(drop)
     }
 
+    /// The size of the first member's data, with the room in it that is free.
+    pub async fn data_bytes(&self) -> Result<i64> {
+        let status = self.members[0].status().await?;
+        let bytes = status["dbSize"].as_str().context("etcd states the size of its data as a text")?;
+        bytes.parse().with_context(|| format!("`dbSize` is {bytes}"))
+    }
+
     /// Forgets all former values of keys, so that a watch of an old revision is refused. Where no key has changed since
     /// the last time, there is nothing to forget, and etcd refuses to.
     pub async fn compact(&self) -> Result<()> {

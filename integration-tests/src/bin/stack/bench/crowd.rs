@@ -104,7 +104,7 @@ async fn open(cluster: &Sandbox) -> Result<Vec<Way>> {
             if kind == "paused" {
                 client.call::<Value>(Method::POST, &format!("/v1/queues/{queue}/pause"), None).await?;
             }
-            ways.push(Way { queue, partitions });
+            ways.push(Way { partitions, ..Way::to(&queue) });
         }
     }
     Ok(ways)

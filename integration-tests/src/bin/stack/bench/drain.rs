@@ -10,12 +10,15 @@ use std::{
 
 use anyhow::{Result, ensure};
 use futures::{StreamExt, future::try_join_all};
-use integration_tests::{clock::now_us, consumer::report};
+use integration_tests::{
+    clock::now_us,
+    consumer::{self, header, report},
+};
 use lapin::{
     Channel, Connection, ConnectionProperties, Consumer, PublisherConfirm,
     message::Delivery as Message,
     options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, ConfirmSelectOptions},
-    types::{FieldTable, ShortString},
+    types::{AMQPValue, FieldTable, ShortString},
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -42,6 +45,12 @@ pub(crate) struct Seen {
     pub serial: u64,
     /// The last 16 bits of the task's id.
     pub shard: Option<u16>,
+    /// The number behind the task's id in the message's id; 0 where there is none.
+    pub attempt: u32,
+    /// When this attempt was due, as its header says.
+    pub due_ms: Option<i64>,
+    /// Duetime or RabbitMQ says that another copy may have come before.
+    pub marked: bool,
 }
 
 /// A callback for each message.
@@ -61,10 +70,10 @@ pub(super) fn keeping() -> (Kept, Eye) {
     (kept, Arc::new(eye))
 }
 
-/// Reports each task as succeeded, for a queue with `settle = result`.
+/// Reports on each task, for a queue with `settle = result`.
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    body: Value,
+    choose: fn(Seen) -> Value,
     /// A batch of messages waits so long for its reports.
     within: Duration,
     /// The most messages that waited for their reports at one time.
@@ -72,23 +81,34 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Reports as soon as a lean consumer does.
+    /// Reports success as soon as a lean consumer does.
     pub(crate) fn lean() -> Arc<Self> {
         Self::working_for(ACK_WITHIN)
     }
 
-    /// Reports as if tasks took so long.
+    /// Reports success as if tasks took so long.
     pub(crate) fn working_for(within: Duration) -> Arc<Self> {
-        Arc::new(Self { body: json!({ "status": "succeeded" }), within, most_waiting: AtomicUsize::new(0) })
+        Self::new(|_| json!({ "status": "succeeded" }), within)
+    }
+
+    /// Reports on each message what `choose` says.
+    pub(crate) fn choosing(choose: fn(Seen) -> Value) -> Arc<Self> {
+        Self::new(choose, ACK_WITHIN)
+    }
+
+    fn new(choose: fn(Seen) -> Value, within: Duration) -> Arc<Self> {
+        Arc::new(Self { choose, within, most_waiting: AtomicUsize::new(0) })
     }
 
     pub(crate) fn most_waiting(&self) -> usize {
         self.most_waiting.load(Ordering::Relaxed)
     }
 
-    async fn report(&self, channel: &Channel, messages: &[Message]) -> Result<Vec<PublisherConfirm>> {
+    async fn report(&self, channel: &Channel, messages: &[(Seen, Message)]) -> Result<Vec<PublisherConfirm>> {
         self.most_waiting.fetch_max(messages.len(), Ordering::Relaxed);
-        try_join_all(messages.iter().map(|message| report(channel, message, &self.body))).await
+        let reports =
+            messages.iter().map(async |(seen, message)| report(channel, message, &(self.choose)(*seen)).await);
+        try_join_all(reports).await
     }
 }
 
@@ -166,9 +186,10 @@ async fn receive(
                 ack_at = if unacked == 0 { Instant::now() + within } else { ack_at };
                 unacked += 1;
                 last_tag = message.delivery_tag;
-                eye(seen(&message));
+                let seen = seen(&message);
+                eye(seen);
                 if reporter.is_some() {
-                    unreported.push(message);
+                    unreported.push((seen, message));
                 }
                 if unacked < ACK_MESSAGES {
                     continue;
@@ -208,7 +229,15 @@ fn seen(message: &Message) -> Seen {
         stamp_us: number().and_then(|stamp| i64::try_from(stamp).ok()).unwrap_or(0),
         serial: number().unwrap_or(0),
         shard: message.properties.correlation_id().as_ref().and_then(|id| shard_of(id.as_str())),
+        attempt: message.properties.message_id().as_ref().and_then(|id| attempt_of(id.as_str())).unwrap_or(0),
+        due_ms: consumer::number(message, "duetime-due-ms"),
+        marked: message.redelivered || matches!(header(message, "duetime-redelivered"), Some(AMQPValue::Boolean(true))),
     }
+}
+
+/// A message's id is that of its task, a colon and the attempt.
+fn attempt_of(id: &str) -> Option<u32> {
+    id.rsplit_once(':')?.1.parse().ok()
 }
 
 /// A task's id ends with the number of its shard.

@@ -34,7 +34,7 @@ const SHORT_TICK: Duration = Duration::from_millis(5);
 const IN_FLIGHT_PER_NODE: usize = 2;
 const WAY_OPEN_WITHIN: Duration = Duration::from_secs(30);
 /// How far ahead of its due time a task of a stream is submitted.
-const LEAD_MS: Range<i64> = 2_000..10_000;
+pub(super) const LEAD_MS: Range<i64> = 2_000..10_000;
 pub(super) const HOUR_MS: i64 = 3_600_000;
 pub(super) const MONTH_MS: i64 = 30 * 86_400_000;
 /// More than any measurement has under way, so that RabbitMQ takes everything at once.
@@ -53,11 +53,13 @@ pub(super) struct Way {
     pub queue: String,
     /// How many different partition keys the tasks have; 0: none at all.
     pub partitions: u64,
+    /// Whether each task has a business key of its own: its serial number.
+    pub keyed: bool,
 }
 
 impl Way {
     pub(super) fn to(queue: &str) -> Self {
-        Self { queue: queue.to_owned(), partitions: 0 }
+        Self { queue: queue.to_owned(), partitions: 0, keyed: false }
     }
 }
 
@@ -102,16 +104,21 @@ impl Feed {
         Ok(())
     }
 
-    /// Sends one batch, spread over the ways in turn, to one node, or to the next one if that certainly did not take
-    /// it. Returns the accepted tasks: all or none.
+    /// Sends one batch, spread over the ways by the tasks' serial numbers, to one node, or to the next one if that
+    /// certainly did not take it. Returns the accepted tasks: all or none.
     pub(super) async fn send_all(&self, ways: &[Way], batch: &Batch) -> Vec<Accepted> {
+        self.send_for_answer(ways, batch).await.0
+    }
+
+    /// Like `send_all`, and returns the node's answer too.
+    pub(super) async fn send_for_answer(&self, ways: &[Way], batch: &Batch) -> (Vec<Accepted>, String) {
         let first_serial = self.serial.fetch_add(batch.len() as u64, Ordering::Relaxed) + 1;
         let (body, tasks) = batch.body(ways, first_serial);
         for _ in 0..self.clients.len() {
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             match submit(&self.clients[turn % self.clients.len()], &body).await {
-                Ok(true) => return tasks,
-                Ok(false) => {}
+                Ok(Some(answer)) => return (tasks, answer),
+                Ok(None) => {}
                 Err(error) => {
                     progress(&format!("a batch for {}: {error:#}", ways[0].queue));
                     break;
@@ -119,7 +126,7 @@ impl Feed {
             }
         }
         self.refused.fetch_add(tasks.len() as u64, Ordering::Relaxed);
-        Vec::new()
+        (Vec::new(), String::new())
     }
 
     /// Submits `count` tasks, `size` in a batch, with a few batches on their way to each node. Each accepted batch goes
@@ -190,9 +197,7 @@ impl Feed {
             while sending.try_join_next().is_some() {}
             let wanted = (began.elapsed().as_secs_f64() * f64::from(per_second)) as usize;
             if wanted > sent {
-                let (feed, mut ways, accepted) = (Arc::clone(self), ways.to_vec(), Arc::clone(accepted));
-                let turn = sent % ways.len();
-                ways.rotate_left(turn);
+                let (feed, ways, accepted) = (Arc::clone(self), ways.to_vec(), Arc::clone(accepted));
                 let batch = batch(wanted - sent);
                 sending.spawn(async move {
                     let tasks = feed.send_all(&ways, &batch).await;
@@ -228,7 +233,8 @@ impl Batch {
         Self::At(vec![in_an_hour_ms(); len])
     }
 
-    fn within(ahead_ms: Range<i64>, len: usize) -> Self {
+    /// Each due at a time of its own in that range from now.
+    pub(super) fn within(ahead_ms: Range<i64>, len: usize) -> Self {
         let (now_ms, mut rng) = (now_ms(), rand::rng());
         Self::At((0..len).map(|_| now_ms + rng.random_range(ahead_ms.clone())).collect())
     }
@@ -251,7 +257,7 @@ impl Batch {
                 Self::Now(_) => now_us,
                 Self::At(due_ms) => due_ms[place] * 1_000,
             };
-            let Way { queue, partitions } = &ways[place % ways.len()];
+            let Way { queue, partitions, keyed } = &ways[serial as usize % ways.len()];
             let comma = if place == 0 { "" } else { "," };
             write!(body, "{comma}{{\"queue\":\"{queue}\",\"payload\":{{\"t\":{due_us},\"n\":{serial}}}").ok();
             if let Self::At(due_ms) = self {
@@ -260,6 +266,9 @@ impl Batch {
             if *partitions > 0 {
                 // Queues take turns, so the tasks of one queue have every n-th serial.
                 write!(body, ",\"partition_key\":\"{}\"", serial / ways.len() as u64 % partitions).ok();
+            }
+            if *keyed {
+                write!(body, ",\"key\":\"{serial}\"").ok();
             }
             body.push('}');
             tasks.push(Accepted { serial, due_us });
@@ -283,19 +292,19 @@ pub(crate) async fn post(client: &Client, path: &str, body: String) -> Result<St
     Ok(text)
 }
 
-/// Whether the node accepted the whole batch; an error when a part of it may be stored.
-async fn submit(client: &Client, body: &str) -> Result<bool> {
+/// The node's answer if it accepted the whole batch; an error when a part of it may be stored.
+async fn submit(client: &Client, body: &str) -> Result<Option<String>> {
     let answer = match client.send(Method::POST, "/v1/tasks/batch", Some(body.into())).await {
         Ok(answer) => answer,
-        Err(Failure::NotSent(_)) => return Ok(false),
+        Err(Failure::NotSent(_)) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let status = answer.status();
     let text = answer.text().await?;
     if status == StatusCode::SERVICE_UNAVAILABLE || status == StatusCode::TOO_MANY_REQUESTS {
-        return Ok(false);
+        return Ok(None);
     }
     ensure!(status.is_success(), "{status}: {text}");
     ensure!(!text.contains("\"error\""), "a task was refused: {}", text.get(..500).unwrap_or(&text));
-    Ok(true)
+    Ok(Some(text))
 }

@@ -135,9 +135,22 @@ async fn look(nodes: Vec<u32>, largest_kb: Arc<AtomicU64>) {
     }
 }
 
-fn resident_kb(pid: u32) -> Option<u64> {
+pub(super) fn resident_kb(pid: u32) -> Option<u64> {
+    status_of(pid, "VmRSS:")
+}
+
+pub(super) fn threads(pid: u32) -> Option<u64> {
+    status_of(pid, "Threads:")
+}
+
+/// Open files, sockets and timers.
+pub(super) fn handles(pid: u32) -> Option<u64> {
+    u64::try_from(fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count()).ok()
+}
+
+fn status_of(pid: u32, field: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.split_whitespace().next()?.parse().ok()
+    status.lines().find_map(|line| line.strip_prefix(field))?.split_whitespace().next()?.parse().ok()
 }
 
 /// The ticks of these processes and all below them. A process that has ended counts with the one that waited for it.

@@ -135,7 +135,18 @@ mod tests {
     use super::*;
 
     fn arrivals(at_us: &[i64]) -> Vec<Seen> {
-        at_us.iter().map(|at_us| Seen { at_us: *at_us, stamp_us: 0, serial: 1, shard: None }).collect()
+        at_us
+            .iter()
+            .map(|at_us| Seen {
+                at_us: *at_us,
+                stamp_us: 0,
+                serial: 1,
+                shard: None,
+                attempt: 1,
+                due_ms: None,
+                marked: false,
+            })
+            .collect()
     }
 
     #[test]

@@ -46,6 +46,17 @@ struct Line {
     met: Option<bool>,
 }
 
+impl Line {
+    fn new(part: &str, figure: &str, value: f64, unit: &'static str, target: Option<Target>) -> Self {
+        let met = target.map(|target| target.is_met(value));
+        Self { part: part.to_owned(), figure: figure.to_owned(), value, unit, target, met }
+    }
+
+    fn value(&self) -> String {
+        format!("{} {}", number(self.value), self.unit).trim_end().to_owned()
+    }
+}
+
 /// All lines so far.
 #[derive(Debug)]
 pub(super) struct Report {
@@ -72,9 +83,18 @@ impl Report {
         self.add(part, figure, value, unit, at_most.map(Target::AtMost));
     }
 
+    /// Adds the figures of one moment: one line for people.
+    pub(super) fn row<'a>(&mut self, part: &str, figures: impl Iterator<Item = (&'a str, f64, &'static str)>) {
+        let first = self.lines.len();
+        self.lines.extend(figures.map(|(figure, value, unit)| Line::new(part, figure, value, unit, None)));
+        if self.output == Output::Text {
+            let texts = self.lines[first..].iter().map(|line| format!("{} {}", line.figure, line.value()));
+            println!("{part:<28} {}", texts.collect::<Vec<_>>().join(", "));
+        }
+    }
+
     fn add(&mut self, part: &str, figure: &str, value: f64, unit: &'static str, target: Option<Target>) {
-        let met = target.map(|target| target.is_met(value));
-        let line = Line { part: part.to_owned(), figure: figure.to_owned(), value, unit, target, met };
+        let line = Line::new(part, figure, value, unit, target);
         if self.output == Output::Text {
             say(&line);
         }

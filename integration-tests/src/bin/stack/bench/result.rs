@@ -64,7 +64,7 @@ async fn run(
     let feed = Feed::new(clients.clone());
     let _drain = Drain::reporting(&cluster.amqp_url(), QUEUE, backlog.eye(), &Reporter::lean());
     feed.open_by(QUEUE, policy, &backlog.seen).await?;
-    let ways = [Way { queue: QUEUE.to_owned(), partitions }];
+    let ways = [Way { partitions, ..Way::to(QUEUE) }];
 
     let fastest = fastest(options, cluster, &feed, &ways, &backlog).await?;
     let per_second = succeeded(&fastest.nodes) / fastest.seconds;

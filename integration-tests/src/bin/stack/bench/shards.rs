@@ -45,7 +45,7 @@ async fn idle(options: &Options, cluster: &Sandbox, part: &str, report: &mut Rep
 }
 
 /// The number of the cluster's keys, and their size.
-async fn in_etcd(cluster: &Sandbox) -> Result<(usize, usize)> {
+pub(super) async fn in_etcd(cluster: &Sandbox) -> Result<(usize, usize)> {
     let prefix = format!("{}/", cluster.node(0).config().etcd_prefix);
     let endpoints = format!("--endpoints={}", cluster.etcd().endpoints().join(","));
     let listed =
