@@ -99,8 +99,11 @@ impl Days {
         Ok(connection.close().await?)
     }
 
-    /// Judges whether the nodes have dropped the days that were over for long enough.
+    /// Judges whether the nodes have dropped the days that were over for long enough. In a short run no day passes.
     pub(super) async fn tell(&self, part: &str, cluster: &Sandbox, report: &mut Report) -> Result<()> {
+        if self.passed.is_empty() {
+            return Ok(());
+        }
         let mut connection = PgConnection::connect(&cluster.database_url(0)).await?;
         let left: i64 = sqlx::query_scalar(LEFT).fetch_one(&mut connection).await.context("counting partitions")?;
         connection.close().await?;
