@@ -69,6 +69,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
         "DUETIME_SIM_SEEDS=100000 cargo test --workspace --features scheduler-node/failpoints --lib -- --nocapture \
          simulation",
     ),
+    ("docs/reliability.md", "starts-a-cluster", "make soak"),
     ("docs/security.md", "has-its-own-scenario", "rabbitmqctl add_vhost duetime"),
     ("docs/security.md", "has-its-own-scenario", "-- nodes and `duetime migrate`"),
     ("docs/security.md", "has-its-own-scenario", "etcdctl user add root:PASSWORD"),

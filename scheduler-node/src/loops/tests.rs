@@ -59,22 +59,28 @@ use crate::{
             new_task,
         },
     },
-    supervise::{LoopKind, Pulse, spawn_child},
+    supervise::spawn_child,
     traces::Traces,
     working_set::{
         database::{DatabaseIndex, NodeDatabase},
+        lanes::Lanes,
         set_aside::Kind,
     },
 };
 
-const SUCCEED: AfterConfirm = AfterConfirm::Succeed { keep_ms: 60_000 };
+pub(super) const SUCCEED: AfterConfirm = AfterConfirm::Succeed { keep_ms: 60_000 };
 const DELIVER: AfterConfirm = AfterConfirm::Deliver { timeout_ms: 60_000 };
 
 /// Longer than anything takes on a busy machine.
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// The queue whose rows a test's database refuses.
 const POISON: &str = "poison";
+
+/// The confirm of a first attempt.
+pub(super) fn confirmed(id: TaskId, verdict: AfterConfirm) -> Confirmed {
+    Confirmed { id, attempt: Attempt::new(1), queue: QueueName::new("orders"), verdict }
+}
 
 pub(super) struct Loops {
     pub(super) counter: Counter,
@@ -103,7 +109,7 @@ impl Loops {
         Self { counter, test, metrics, fences, broker, keys }
     }
 
-    fn database(&self) -> &NodeDatabase {
+    pub(super) fn database(&self) -> &NodeDatabase {
         &self.counter.databases.all()[0]
     }
 
@@ -139,7 +145,7 @@ impl Loops {
         ids
     }
 
-    async fn claimed(&self) -> [TaskId; 3] {
+    pub(super) async fn claimed(&self) -> [TaskId; 3] {
         let ids = self.three(|_| ()).await;
         let claimed =
             self.test.database.task_claim(&ids, &self.fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await;
@@ -147,22 +153,24 @@ impl Loops {
         ids
     }
 
-    /// Hands three confirms to a settler, and waits until it has ended.
-    async fn settle(&self, ids: [TaskId; 3], verdict: AfterConfirm) {
-        let settler = Settler {
+    /// A settler for a window of so many tasks.
+    pub(super) fn settler(&self, window: usize, lanes: &Arc<Lanes>) -> Settler {
+        Settler {
             databases: self.counter.databases.clone(),
             index: DatabaseIndex::HOME,
             releaser: self.releaser(),
-            window: 100,
-            lanes: Arc::default(),
+            window,
+            lanes: Arc::clone(lanes),
             metrics: Arc::clone(&self.metrics),
-        };
+        }
+    }
+
+    /// Hands three confirms to a settler, and waits until it has ended.
+    pub(super) async fn settle(&self, ids: [TaskId; 3], verdict: AfterConfirm) {
         let (settlements, confirms) = Settlements::channel();
-        let confirmed =
-            ids.map(|id| Confirmed { id, attempt: Attempt::new(1), queue: QueueName::new("orders"), verdict });
-        settlements.confirmed(confirmed.to_vec()).await;
+        settlements.confirmed(ids.map(|id| confirmed(id, verdict)).to_vec()).await;
         drop(settlements);
-        let run = settler.run(confirms, CancellationToken::new());
+        let run = self.settler(100, &Arc::default()).run(confirms, CancellationToken::new());
         tokio::time::timeout(LONG, run).await.expect("the settler ends when every row is written or set aside");
     }
 
@@ -226,7 +234,7 @@ impl Loops {
     }
 }
 
-async fn until<F: Future<Output = bool>>(done: impl Fn() -> F) {
+pub(super) async fn until<F: Future<Output = bool>>(done: impl Fn() -> F) {
     let deadline = Instant::now() + LONG;
     while !done().await {
         assert!(Instant::now() < deadline, "not within {LONG:?}");
@@ -261,25 +269,6 @@ async fn a_refused_end_is_set_aside_and_never_published_again_and_its_neighbours
     let later = crate::store::tests::node("b");
     let taken = loops.test.database.shard_acquire(&[ShardId::new(0)], &later).await.unwrap().into_iter().collect();
     assert_eq!(loops.test.database.task_takeover(&taken, 100).await.unwrap(), [], "the next owner leaves it alone");
-}
-
-#[tokio::test]
-async fn a_settler_whose_database_hangs_is_stalled_until_it_goes_on() {
-    let loops = Loops::new().await;
-    let ids = loops.claimed().await;
-    let pulse = Pulse::with_bound(|_| Duration::from_millis(300));
-    assert_eq!(pulse.stalled(Instant::now() + LONG), BTreeSet::new(), "it has no work yet");
-    let mut hold = loops.test.pool.acquire().await.unwrap();
-    let begin = "BEGIN; LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE";
-    sqlx::raw_sql(begin).execute(&mut *hold).await.unwrap();
-    let go_on = async {
-        until(|| async { pulse.stalled(Instant::now()) == BTreeSet::from([LoopKind::Settler]) }).await;
-        assert!(pulse.reasons(Instant::now())[0].contains("settler"));
-        sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
-    };
-    tokio::join!(pulse.run(LoopKind::Settler, loops.settle(ids, SUCCEED)), go_on);
-    assert_eq!(pulse.stalled(Instant::now() + LONG), BTreeSet::new(), "all is written");
-    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("succeeded"));
 }
 
 #[tokio::test]

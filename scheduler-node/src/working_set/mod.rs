@@ -2,8 +2,8 @@
 //!
 //! [`database`] is the whole for one database. Its parts: [`owned_shards`] with the heap and the tasks in flight,
 //! [`ready_queues`], and [`set_aside`] for rows that the database refuses. [`lanes`] are the ways to the broker, one
-//! for each queue, with the [`backlog`] of all of them, and [`delay_rules`] say what becomes of messages that come from a delay exchange. [`retry`] repeats
-//! a write until each of its rows is written or refused.
+//! for each queue, with the [`backlog`] of all of them, and [`delay_rules`] say what becomes of messages that come from
+//! a delay exchange. [`retry`] repeats a write until each of its rows is written or refused.
 
 pub mod backlog;
 pub mod database;

@@ -60,6 +60,10 @@ use crate::{
 /// Batches of one lane under way at a time: enough to keep the broker busy, few enough to leave channels to others.
 const BATCHES_PER_LANE: usize = 16;
 
+/// Messages of one lane under way at a time. All lanes share one connection, so a message of another lane may wait
+/// behind so many. Fewer keep the broker less busy.
+const MESSAGES_PER_LANE: usize = 1_024;
+
 /// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
 const MESSAGES_PER_BATCH: usize = 256;
 
@@ -143,9 +147,15 @@ struct Outbox {
 struct Pending {
     messages: VecDeque<Dispatch>,
     batches: usize,
+    /// The messages of these batches.
+    under_way: usize,
 }
 
 impl Pending {
+    const fn may_send(&self) -> bool {
+        self.batches < BATCHES_PER_LANE && self.under_way < MESSAGES_PER_LANE
+    }
+
     /// Takes the next batch from the front. All its messages have one route.
     fn next_batch(&mut self) -> Vec<Dispatch> {
         let first = self.messages.front().and_then(exchange_of);
@@ -166,7 +176,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let this = Arc::new(self);
         let mut later: BinaryHeap<Reverse<Due>> = BinaryHeap::new();
         let mut outbox = Outbox::default();
-        let mut batches: JoinSet<QueueName> = JoinSet::new();
+        let mut batches: JoinSet<(QueueName, usize)> = JoinSet::new();
         let mut open = true;
         while open || !later.is_empty() || !batches.is_empty() {
             let next = later.peek().map(|due| due.0.0.publish_at);
@@ -174,8 +184,10 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 biased;
                 () = reached(&this.alarm, next), if next.is_some() => {}
                 Some(ended) = batches.join_next(), if !batches.is_empty() => {
-                    let queue = ended.expect("a batch does not panic");
-                    outbox.lanes.entry(queue.clone()).or_default().batches -= 1;
+                    let (queue, messages) = ended.expect("a batch does not panic");
+                    let lane = outbox.lanes.entry(queue.clone()).or_default();
+                    lane.batches -= 1;
+                    lane.under_way -= messages;
                     this.start(&queue, &mut outbox, &mut batches);
                     this.lanes.backlog.note(outbox.waiting > 0, clock::instant());
                     continue;
@@ -198,7 +210,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         self: &Arc<Self>,
         later: &mut BinaryHeap<Reverse<Due>>,
         outbox: &mut Outbox,
-        batches: &mut JoinSet<QueueName>,
+        batches: &mut JoinSet<(QueueName, usize)>,
     ) {
         let now = clock::instant();
         let mut touched: Vec<QueueName> = Vec::new();
@@ -217,18 +229,20 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
     }
 
     /// Sends the lane's messages, as long as the lane may have another batch out.
-    fn start(self: &Arc<Self>, queue: &QueueName, outbox: &mut Outbox, batches: &mut JoinSet<QueueName>) {
+    fn start(self: &Arc<Self>, queue: &QueueName, outbox: &mut Outbox, batches: &mut JoinSet<(QueueName, usize)>) {
         let Some(lane) = outbox.lanes.get_mut(queue) else { return };
-        while lane.batches < BATCHES_PER_LANE && !lane.messages.is_empty() {
+        while lane.may_send() && !lane.messages.is_empty() {
             let batch = lane.next_batch();
-            outbox.waiting -= batch.len();
+            let messages = batch.len();
+            outbox.waiting -= messages;
             lane.batches += 1;
+            lane.under_way += messages;
             let (this, work) = (Arc::clone(self), at_work());
             let queue = queue.clone();
             batches.spawn(async move {
                 this.publish(&queue, batch).await;
                 drop(work);
-                queue
+                (queue, messages)
             });
         }
         if lane.batches == 0 {

@@ -5,6 +5,9 @@
 //! task whose confirm the database refuses is set aside. If this loop stops, the next owner publishes the tasks again
 //! whose confirms were not written.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
