@@ -73,6 +73,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     let calls = (u64::from(options.calls_rate) * options.seconds / KINDS.len() as u64).max(1);
     let clients = cluster.clients();
     let tasks = submit(&clients, usize::try_from(2 * calls)?.min(MOST_TASKS)).await.context("submitting")?;
+    let mut unexpected = warm_up(&clients, &tasks, options.calls_rate).await;
     super::flush(&cluster).await?;
 
     let stream = Stream {
@@ -91,7 +92,6 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
         Ok(all)
     };
     let (_, all) = stream.measure(options, &cluster, calling, report).await?;
-    let mut unexpected = 0;
     for (name, called) in all {
         report.figure(PART, &format!("{name}: calls"), called.took.count() as f64, "");
         called.took.tell(PART, name, Some(ANSWER_P99_MS), report);
@@ -130,6 +130,17 @@ async fn submit(clients: &[Client], count: usize) -> Result<Vec<Callee>> {
     }
     callees.shuffle(&mut rand::rng());
     Ok(callees)
+}
+
+/// Makes calls for a second each, so that connections are open and the statements of look-ups and changes are planned.
+/// Returns the number of unexpected answers.
+async fn warm_up(clients: &[Client], callees: &[Callee], per_second: u32) -> u64 {
+    let mut unexpected = 0;
+    for act in [Act::LookUp, Act::Change] {
+        let called = Kind { act, by: By::Key }.call(clients, callees, per_second, per_second.into()).await;
+        unexpected += called.unexpected.into_inner();
+    }
+    unexpected
 }
 
 /// A time in a month or two.
