@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use integration_tests::sandbox::Sandbox;
 use parking_lot::Mutex;
 use serde_json::json;
+use sqlx::{Connection, PgConnection};
 
 use super::{
     Options,
@@ -31,9 +32,8 @@ const MAX_RUNNING: usize = 10;
 /// The consumer of the counted queue works so long. Ten tasks at a time are then 200 a second at most.
 const WORK: Duration = Duration::from_millis(50);
 const RATE: f64 = 100.0;
-/// A node saves the permits of 50 ms, and some messages take up to 50 ms longer than others: the consumer's busiest
-/// second can have 10 % more than the rate.
-const BUSIEST_SECOND: f64 = 1.1 * RATE;
+/// A node saves the permits of 50 ms, so 5 % more than the rate can start in a second.
+const BUSIEST_SECOND: f64 = 1.05 * RATE;
 /// Less would mean that permits are lost.
 const LEAST_OF_RATE: f64 = 0.98 * RATE;
 
@@ -49,6 +49,8 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     let ways = [PLAIN, COUNTED, PLAIN, PACED].map(Way::to);
     let measured = load.phase(part, options, &cluster, (&ways, PLAIN_PER_S + 2 * OFFERED_PER_S), report).await?;
     load.tell_limits(part, options, &measured, report);
+    let started = busiest_second(started_us(&cluster, &measured).await?) as f64;
+    report.judged(part, "rate: started in the busiest second", started, "", Target::AtMost(BUSIEST_SECOND));
     lift(&cluster).await?;
     let all = [&*load.plain, &*load.counted, &*load.paced];
     let accepted = std::mem::take(&mut *load.accepted.lock());
@@ -67,6 +69,18 @@ async fn lift(cluster: &Sandbox) -> Result<()> {
         client.put_queue(queue, &policy).await.with_context(|| format!("lifting the limit of {queue}"))?;
     }
     Ok(())
+}
+
+/// When the tasks of the paced queue were started, by the database's clock, which is this machine's.
+async fn started_us(cluster: &Sandbox, measured: &Range<i64>) -> Result<Vec<i64>> {
+    const STARTED: &str = "SELECT (extract(epoch FROM claimed_at) * 1000000)::int8 FROM duetime.archive \
+                           WHERE queue = $1 AND claimed_at >= to_timestamp($2::float8 / 1000000) \
+                           AND claimed_at < to_timestamp($3::float8 / 1000000)";
+    let mut connection = PgConnection::connect(&cluster.database_url(0)).await?;
+    let (from_us, until_us) = (measured.start as f64, measured.end as f64);
+    let started = sqlx::query_scalar(STARTED).bind(PACED).bind(from_us).bind(until_us).fetch_all(&mut connection).await;
+    connection.close().await?;
+    started.context("reading when tasks were started")
 }
 
 /// Three queues with their consumers.
@@ -131,8 +145,9 @@ impl Load {
         let most = self.reporter.most_waiting() as f64;
         report.figure(part, "max_running: consumed", per_second(&counted), "/s");
         report.judged(part, "max_running: most without a report", most, "", Target::AtMost(MAX_RUNNING as f64));
-        let busiest = busiest_second(&paced) as f64;
+        let busiest = busiest_second(paced.iter().map(|seen| seen.at_us).collect()) as f64;
         report.judged(part, "rate: consumed", per_second(&paced), "/s", Target::AtLeast(LEAST_OF_RATE));
-        report.judged(part, "rate: in the busiest second", busiest, "", Target::AtMost(BUSIEST_SECOND));
+        // Some messages are longer on their way than others, so this can be more than were started.
+        report.figure(part, "rate: consumed in the busiest second", busiest, "");
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use integration_tests::sandbox::Sandbox;
+use integration_tests::{client::Client, sandbox::Sandbox};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -27,6 +27,8 @@ const LEAST_ORDERED_PER_S: f64 = 5_000.0;
 /// The limit for the last reports to be written.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The nodes settle some 2,000 tasks meanwhile, a sixth of the backlog.
+const FOLLOW_EVERY: Duration = Duration::from_millis(200);
 
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     let plain = json!({ "settle": "result", "max_length": MAX_LENGTH });
@@ -60,13 +62,16 @@ async fn run(
     least_per_s: f64,
     report: &mut Report,
 ) -> Result<()> {
-    let (clients, backlog) = (cluster.clients(), Backlog::new());
+    let (clients, backlog) = (cluster.clients(), Backlog::of_settled());
     let feed = Feed::new(clients.clone());
     let _drain = Drain::reporting(&cluster.amqp_url(), QUEUE, backlog.eye(), &Reporter::lean());
     feed.open_by(QUEUE, policy, &backlog.seen).await?;
     let ways = [Way { partitions, ..Way::to(QUEUE) }];
 
-    let fastest = fastest(options, cluster, &feed, &ways, &backlog).await?;
+    let fastest = tokio::select! {
+        fastest = fastest(options, cluster, &feed, &ways, &backlog) => fastest?,
+        failed = follow(&clients, &backlog) => return failed,
+    };
     let per_second = succeeded(&fastest.nodes) / fastest.seconds;
     report.judged(part, "submitted, consumed and settled", per_second, "/s", Target::AtLeast(least_per_s));
     report.figure(part, "consumed", fastest.per_second, "/s");
@@ -80,10 +85,21 @@ async fn run(
     let unsettled = unsettled(cluster).await?;
     report.judged(part, "not settled in the end", unsettled as f64, "", Target::AtMost(0.0));
     // The first task only opened the queue.
-    let (nodes, settled) = (Scrape::of(&clients).await?, fastest.submitted + 1 - unsettled);
+    let (nodes, settled) = (Scrape::of(&clients).await?, (fastest.submitted + 1).saturating_sub(unsettled));
     report.figure(part, "settled and counted by no node", settled as f64 - succeeded(&nodes), "");
     report.figure(part, "stale reports", nodes.total("duetime_reports_stale_total"), "");
     Ok(())
+}
+
+/// Makes room for as many tasks as are settled. Otherwise reports would pile up before nodes that take new tasks first.
+async fn follow(clients: &[Client], backlog: &Backlog) -> Result<()> {
+    let mut known = 0;
+    loop {
+        let settled = succeeded(&Scrape::of(clients).await?) as usize;
+        backlog.make_room(settled.saturating_sub(known));
+        known = settled.max(known);
+        tokio::time::sleep(FOLLOW_EVERY).await;
+    }
 }
 
 /// Waits until all tasks are settled. Returns how many are not.

@@ -28,7 +28,7 @@ use super::{
 
 const BATCH: usize = 1_000;
 const IN_FLIGHT_PER_NODE: usize = 2;
-/// Tasks submitted and not yet consumed: the nodes always have work, and never pile it up.
+/// Tasks submitted and not yet done: the nodes always have work, and never pile it up.
 const BACKLOG: usize = 12_000;
 const WARM_UP: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -55,10 +55,12 @@ pub(super) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Room for tasks that are submitted and not yet consumed, and how long the others took.
+/// Room for tasks that are submitted and not yet done, and how long the consumed ones took.
 #[derive(Debug)]
 pub(super) struct Backlog {
     room: Semaphore,
+    /// Whether a task is done when it is consumed.
+    ends_consumed: bool,
     /// First messages included.
     pub seen: AtomicU64,
     consumed: AtomicU64,
@@ -67,10 +69,20 @@ pub(super) struct Backlog {
 }
 
 impl Backlog {
+    /// A task is done when it is consumed.
     pub(super) fn new() -> Arc<Self> {
+        Self::ending(true)
+    }
+
+    /// A task is done when `make_room` counts it.
+    pub(super) fn of_settled() -> Arc<Self> {
+        Self::ending(false)
+    }
+
+    fn ending(ends_consumed: bool) -> Arc<Self> {
         let (seen, consumed, early) = Default::default();
         let took_us = Mutex::new(Histogram::new_with_bounds(1, 600_000_000, 3).expect("ten minutes in three digits"));
-        Arc::new(Self { room: Semaphore::new(BACKLOG), seen, consumed, early, took_us })
+        Arc::new(Self { room: Semaphore::new(BACKLOG), ends_consumed, seen, consumed, early, took_us })
     }
 
     pub(super) fn eye(self: &Arc<Self>) -> Eye {
@@ -82,11 +94,15 @@ impl Backlog {
         self.seen.fetch_add(1, Ordering::Relaxed);
         if seen.serial > 0 {
             self.consumed.fetch_add(1, Ordering::Relaxed);
-            self.room.add_permits(1);
+            self.make_room(usize::from(self.ends_consumed));
             let took_us = u64::try_from(seen.at_us - seen.stamp_us);
             self.early.fetch_add(u64::from(took_us.is_err()), Ordering::Relaxed);
             self.took_us.lock().saturating_record(took_us.unwrap_or(0));
         }
+    }
+
+    pub(super) fn make_room(&self, tasks: usize) {
+        self.room.add_permits(tasks);
     }
 
     fn consumed(&self) -> u64 {
