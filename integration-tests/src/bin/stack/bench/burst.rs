@@ -26,7 +26,7 @@ use super::{
 };
 
 /// The settings that docs/performance.md recommends for known bursts.
-pub(crate) const FOR_BURSTS: &str = "[scheduler]\nclaim_ahead_ms = 1000\nwindow = 20000\n";
+pub(crate) const FOR_BURSTS: &str = "[scheduler]\nclaim_ahead_ms = 1000\nwindow = 40000\n";
 
 const BATCH: usize = 1_000;
 /// All tasks are stored so long before their instant: claims begin a second before it.
