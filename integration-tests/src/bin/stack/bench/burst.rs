@@ -17,6 +17,7 @@ use super::{
     Options,
     drain::Drain,
     feed::{Accepted, Batch, Feed, Way},
+    instants::instant_of,
     machine::Watch,
     raw,
     record::{Late, Record, Spread, judge},
@@ -92,8 +93,8 @@ async fn run(
     progress(&format!("{part}: due in {} s ...", (due_us - now_us()) / 1_000_000));
     let accepted_by_others: Arc<Mutex<Vec<Accepted>>> = Arc::default();
     let streaming = async {
-        tokio::time::sleep_until(tokio_instant(due_us) - OTHERS_AHEAD).await;
-        let until = tokio_instant(due_us) + PATIENCE + AFTERWARDS + OTHERS_AHEAD;
+        tokio::time::sleep_until(instant_of(due_us) - OTHERS_AHEAD).await;
+        let until = instant_of(due_us) + PATIENCE + AFTERWARDS + OTHERS_AHEAD;
         feed.stream(&other_ways, OTHERS_PER_S, until, &accepted_by_others).await;
     };
     let story = tokio::select! {
@@ -118,10 +119,6 @@ fn instant_of_burst(tasks: usize) -> i64 {
     (now_us() + ahead.as_micros() as i64) / 1_000 * 1_000
 }
 
-fn tokio_instant(us: i64) -> Instant {
-    Instant::now() + Duration::from_micros(u64::try_from(us - now_us()).unwrap_or(0))
-}
-
 /// The course of a burst, and the nodes' metrics from its instant until some time after its last arrival.
 struct Story {
     due_us: i64,
@@ -141,13 +138,13 @@ async fn story(
     let (clients, accepted) = (cluster.clients(), Mutex::<Vec<Accepted>>::default());
     let at_the_instant = |len| Batch::at(due_us / 1_000, len);
     feed.submit_all(ways, tasks, BATCH, at_the_instant, |batch| accepted.lock().extend(batch)).await?;
-    let left = tokio_instant(due_us).saturating_duration_since(Instant::now());
+    let left = instant_of(due_us).saturating_duration_since(Instant::now());
     ensure!(left >= STORED_AHEAD, "the last task was stored {left:?} before the instant, not {STORED_AHEAD:?}");
-    tokio::time::sleep_until(tokio_instant(due_us) - READ_AHEAD).await;
+    tokio::time::sleep_until(instant_of(due_us) - READ_AHEAD).await;
     let (watch, before) = (Watch::start(cluster), Scrape::of(&clients).await?);
-    burst.wait(tasks, tokio_instant(due_us) + PATIENCE).await;
+    burst.wait(tasks, instant_of(due_us) + PATIENCE).await;
     let last_us = burst.all().iter().map(|seen| seen.at_us).max().unwrap_or_else(now_us);
-    tokio::time::sleep_until(tokio_instant(last_us + AFTERWARDS.as_micros() as i64)).await;
+    tokio::time::sleep_until(instant_of(last_us + AFTERWARDS.as_micros() as i64)).await;
     let until_us = now_us();
     let nodes = Scrape::of(&clients).await?.since(&before);
     Ok(Story { due_us, until_us, accepted: accepted.into_inner(), nodes, watch })
