@@ -1,9 +1,12 @@
 //! How long before its due instant a task is claimed.
 //!
 //! A claim that ends after the due instant makes its tasks late, and a claimed task can no longer be cancelled.
-//! Claims therefore begin as early as recent claims needed, and no earlier. The estimate is a peak that fades: it
-//! jumps to every claim that is slower, and halves with time, as the "Peak EWMA" of Twitter's Finagle does with the
-//! latency of a server.
+//! Claims therefore begin a tenth of a second ahead, or as early as recent claims needed, and no earlier. The estimate
+//! is a peak that fades: it jumps to every claim that is slower, and halves with time, as the "Peak EWMA" of Twitter's
+//! Finagle does with the latency of a server.
+//!
+//! A claim begins when its first task is two thirds of that time away, and takes all that are due within the whole
+//! time. So tasks of a third of it, a stride, share one claim.
 //!
 //! A crowd of tasks with one due instant fills many claims, and each waits for those before it. The first of them
 //! begins earlier by as much as the whole crowd takes, within the same bound.
@@ -15,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use crate::time::UnixMicros;
 
-/// The least time allowed for a claim, even when all recent ones were quicker: the first slow claim after a quiet
-/// time is unknown.
-const LEAST_PEAK: Duration = Duration::from_millis(20);
+/// The lead while all recent claims were quick. The first slow claim after a quiet time comes without a sign, and two
+/// thirds of this cover it. A third makes claims large and few.
+const LEAST: Duration = Duration::from_millis(100);
 
 /// The half-life of a slow claim's effect. What makes a claim slow comes again: a checkpoint, a vacuum, a busy disk.
 /// Under load such a moment comes every few seconds, otherwise once a minute, and its effect must last until
@@ -52,7 +55,7 @@ impl Lead {
     /// How far ahead to claim: tasks that are due within this time. It covers the slowest claim and the time until
     /// the next one.
     pub fn ahead(&self, now: Instant) -> Duration {
-        (self.faded(now).max(LEAST_PEAK) * 3 / 2).min(self.longest)
+        (self.faded(now) * 3 / 2).max(LEAST).min(self.longest)
     }
 
     /// How far ahead to claim the first of tasks that are due at the moments `due`, earliest first. It is `ahead`, and
@@ -70,8 +73,7 @@ impl Lead {
         self.longest
     }
 
-    /// The time between the beginnings of two claims. Tasks that become due meanwhile share one claim, so slow claims
-    /// become fewer and larger.
+    /// The time whose tasks share one claim. Slow claims become fewer and larger.
     pub fn stride(&self, now: Instant) -> Duration {
         self.ahead(now) / 3
     }

@@ -1,7 +1,7 @@
 //! Takes due keys out of the heap, claims their tasks, and hands those to the publisher. Deadlines, rescues and
 //! looks at waiting tasks go their own ways.
 //!
-//! It claims ahead of the due time by as much as claims lately took, which hides the database's round trip from the
+//! It claims ahead of the due time, by more than claims lately took, which hides the database's round trip from the
 //! lateness; the publisher waits for the due instant. It claims nothing while the broker is away or blocked, or
 //! while too much is in flight. Tasks that wait for room belong to the ready starter. If it stops, nothing of this
 //! database comes due on this node.
@@ -42,6 +42,9 @@ const CLAIMS_IN_FLIGHT: usize = 4;
 /// The interval between two checks whether the queues have been read for the first time.
 const BOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// The time between two claims, if the second is urgent. Tasks that come due at once meanwhile share one.
+const BETWEEN_CLAIMS: Duration = Duration::from_millis(10);
+
 /// The looks at the heap within the longest lead, while its head is that close.
 const LOOKS_AHEAD: u32 = 4;
 
@@ -63,6 +66,8 @@ struct Ahead {
     claims: Duration,
     /// The first of them, if it is due within the longest lead.
     first_claim: Option<UnixMicros>,
+    /// A claim begins when its first task is this close.
+    begin: Duration,
     /// Deadlines wait for their moments once they have left the heap, and hold a place among the claims meanwhile.
     others: Duration,
 }
@@ -114,10 +119,9 @@ impl<S: Statements> Dispatcher<S> {
                     this.wake(batch).await;
                     drop((work, permit));
                 });
-                // What comes due within the stride would not fit into this claim anyway.
                 if !is_full {
                     let stride = self.lead.lock().stride(clock::instant());
-                    tokio::time::sleep(stride).await;
+                    tokio::time::sleep(BETWEEN_CLAIMS.min(stride)).await;
                 }
                 continue;
             }
@@ -149,7 +153,7 @@ impl<S: Statements> Dispatcher<S> {
             _ => {
                 let ahead = self.ahead(at);
                 let first_claim = ahead.first_claim.and_then(|due| clock.instant_of(due));
-                let claim_at = first_claim.and_then(|due| due.checked_sub(ahead.claims)).unwrap_or(longest);
+                let claim_at = first_claim.and_then(|due| due.checked_sub(ahead.begin)).unwrap_or(longest);
                 // A crowd may gather behind the head meanwhile, without a notice.
                 let look_at = now + most_ahead / LOOKS_AHEAD;
                 head.checked_sub(ahead.others).unwrap_or(head).min(claim_at).min(look_at)
@@ -164,7 +168,9 @@ impl<S: Statements> Dispatcher<S> {
             return None;
         }
         let ahead = self.ahead(now);
-        let entries = self.claims.database.owned_shards.take_due(now.plus(ahead.others), now.plus(ahead.claims), room);
+        let begins = ahead.first_claim.is_some_and(|due| due <= now.plus(ahead.begin));
+        let claims = if begins { ahead.claims } else { Duration::ZERO };
+        let entries = self.claims.database.owned_shards.take_due(now.plus(ahead.others), now.plus(claims), room);
         (!entries.is_empty()).then_some(Batch { entries, ahead: ahead.claims })
     }
 
@@ -229,7 +235,8 @@ impl<S: Statements> Dispatcher<S> {
         let lead = self.lead.lock().clone();
         let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), self.room());
         let first_claim = crowd.first().copied();
-        let ahead = Ahead { others: lead.ahead(now), claims: lead.ahead_of(crowd, now), first_claim };
+        let (claims, stride) = (lead.ahead_of(crowd, now), lead.stride(now));
+        let ahead = Ahead { others: stride, claims, first_claim, begin: claims.saturating_sub(stride) };
         self.claims
             .metrics
             .claim_ahead_s

@@ -60,9 +60,9 @@ use crate::{
 /// Batches of one lane under way at a time: enough to keep the broker busy, few enough to leave channels to others.
 const BATCHES_PER_LANE: usize = 16;
 
-/// Messages of one lane under way at a time. All lanes share one connection, so a message of another lane may wait
-/// behind so many. Fewer keep the broker less busy.
-const MESSAGES_PER_LANE: usize = 1_024;
+/// Messages under way at a time, beyond one batch of each lane. All lanes share one connection, so a message of a
+/// small lane may wait behind so many. Fewer keep the broker less busy.
+const MESSAGES_UNDER_WAY: usize = 1_024;
 
 /// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
 const MESSAGES_PER_BATCH: usize = 256;
@@ -104,9 +104,9 @@ pub struct Publisher<S = Arc<Database>, B = Broker> {
     pub delay_rules: DelayRules,
 }
 
-/// A dispatch, ordered by its due instant.
+/// A dispatch, ordered by its due instant. Boxed: a burst moves many of them about in the heap.
 #[derive(Debug)]
-struct Due(Dispatch);
+struct Due(Box<Dispatch>);
 
 impl Due {
     fn rank(&self) -> (Instant, TaskId) {
@@ -140,6 +140,8 @@ struct Outbox {
     lanes: HashMap<QueueName, Pending>,
     /// The messages of all lanes that wait for a batch.
     waiting: usize,
+    /// The messages of all lanes in batches.
+    under_way: usize,
 }
 
 /// The messages that one lane has to send.
@@ -152,8 +154,11 @@ struct Pending {
 }
 
 impl Pending {
-    const fn may_send(&self) -> bool {
-        self.batches < BATCHES_PER_LANE && self.under_way < MESSAGES_PER_LANE
+    /// Whether the lane may have another batch out; `all`: the messages of all lanes under way. A lane that must wait
+    /// for others has a batch out, whose end is the next chance.
+    const fn may_send(&self, all: usize) -> bool {
+        let has_share = self.under_way < MESSAGES_PER_BATCH || all < MESSAGES_UNDER_WAY;
+        self.batches < BATCHES_PER_LANE && has_share
     }
 
     /// Takes the next batch from the front. All its messages have one route.
@@ -188,17 +193,18 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                     let lane = outbox.lanes.entry(queue.clone()).or_default();
                     lane.batches -= 1;
                     lane.under_way -= messages;
+                    outbox.under_way -= messages;
                     this.start(&queue, &mut outbox, &mut batches);
                     this.lanes.backlog.note(outbox.waiting > 0, clock::instant());
                     continue;
                 }
                 dispatch = claimed.recv(), if open => match dispatch {
-                    Some(dispatch) => later.push(Reverse(Due(dispatch))),
+                    Some(dispatch) => later.push(Reverse(Due(Box::new(dispatch)))),
                     None => open = false,
                 },
             }
             while let Ok(dispatch) = claimed.try_recv() {
-                later.push(Reverse(Due(dispatch)));
+                later.push(Reverse(Due(Box::new(dispatch))));
             }
             this.start_due(&mut later, &mut outbox, &mut batches);
             this.lanes.backlog.note(outbox.waiting > 0, clock::instant());
@@ -217,8 +223,13 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         while later.peek().is_some_and(|due| due.0.0.publish_at <= now) {
             let Some(Reverse(Due(dispatch))) = later.pop() else { break };
             let queue = dispatch.delivery.queue.clone();
-            outbox.lanes.entry(queue.clone()).or_default().messages.push_back(dispatch);
+            let lane = outbox.lanes.entry(queue.clone()).or_default();
+            lane.messages.push_back(*dispatch);
             outbox.waiting += 1;
+            // The first batches of a burst leave while the others are still being taken.
+            if lane.messages.len() == MESSAGES_PER_BATCH {
+                self.start(&queue, outbox, batches);
+            }
             if touched.last() != Some(&queue) {
                 touched.push(queue);
             }
@@ -231,12 +242,13 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Sends the lane's messages, as long as the lane may have another batch out.
     fn start(self: &Arc<Self>, queue: &QueueName, outbox: &mut Outbox, batches: &mut JoinSet<(QueueName, usize)>) {
         let Some(lane) = outbox.lanes.get_mut(queue) else { return };
-        while lane.may_send() && !lane.messages.is_empty() {
+        while lane.may_send(outbox.under_way) && !lane.messages.is_empty() {
             let batch = lane.next_batch();
             let messages = batch.len();
             outbox.waiting -= messages;
             lane.batches += 1;
             lane.under_way += messages;
+            outbox.under_way += messages;
             let (this, work) = (Arc::clone(self), at_work());
             let queue = queue.clone();
             batches.spawn(async move {

@@ -1,12 +1,22 @@
 //! Gathers concurrent submissions into one statement, and gives each caller its part of the answers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use common::task::NewTask;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::{
+    sync::{Semaphore, mpsc, oneshot},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::supervise::{at_work, spawn_child};
+
+/// As many tasks as make a statement's own cost small beside theirs.
+const WORTH_A_STATEMENT: usize = 64;
+
+/// While a statement is under way, the next one waits this long for so many tasks. Clients that each wait for their
+/// answer then share few statements, and none waits for long.
+const PATIENCE: Duration = Duration::from_millis(1);
 
 /// How many tasks share a statement, and how many statements are under way.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +82,9 @@ pub(super) async fn run_batches<T, F>(
             }
         };
         let Some(first) = first else { break };
-        let writing = write(gather(first, &mut jobs, bounds.tasks));
+        let is_alone = statements.available_permits() + 1 == bounds.in_flight;
+        let patience = if is_alone { Duration::ZERO } else { PATIENCE };
+        let writing = write(gather(first, &mut jobs, bounds.tasks, patience).await);
         spawn_child(async move {
             let _work = at_work();
             writing.await;
@@ -84,12 +96,23 @@ pub(super) async fn run_batches<T, F>(
     let _ = statements.acquire_many(all).await;
 }
 
-fn gather<T>(first: Job<T>, jobs: &mut mpsc::Receiver<Job<T>>, most: usize) -> Vec<Job<T>> {
+/// Takes the jobs that have arrived. As long as they are not worth a statement, it also takes those that come within
+/// `patience`.
+async fn gather<T>(first: Job<T>, jobs: &mut mpsc::Receiver<Job<T>>, most: usize, patience: Duration) -> Vec<Job<T>> {
+    let until = Instant::now() + patience;
     let mut tasks = first.tasks.len();
     let mut batch = vec![first];
-    while tasks < most
-        && let Ok(job) = jobs.try_recv()
-    {
+    while tasks < most {
+        let job = match jobs.try_recv() {
+            Ok(job) => job,
+            Err(_) if tasks < WORTH_A_STATEMENT && !patience.is_zero() => {
+                match tokio::time::timeout_at(until, jobs.recv()).await {
+                    Ok(Some(job)) => job,
+                    Ok(None) | Err(_) => break,
+                }
+            }
+            Err(_) => break,
+        };
         tasks += job.tasks.len();
         batch.push(job);
     }

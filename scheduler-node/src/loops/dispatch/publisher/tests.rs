@@ -41,6 +41,15 @@ fn the_last_attempt_of_a_new_budget_is_counted_from_where_it_began() {
 }
 
 #[test]
+fn a_lane_has_a_batch_out_whatever_the_others_have_and_more_while_all_have_few() {
+    let lane = |batches, under_way| Pending { batches, under_way, ..Pending::default() };
+    assert!(lane(0, 0).may_send(usize::MAX));
+    assert!(!lane(1, MESSAGES_PER_BATCH).may_send(MESSAGES_UNDER_WAY));
+    assert!(lane(1, MESSAGES_PER_BATCH).may_send(MESSAGES_UNDER_WAY - 1));
+    assert!(!lane(BATCHES_PER_LANE, BATCHES_PER_LANE).may_send(BATCHES_PER_LANE), "it leaves channels to others");
+}
+
+#[test]
 fn a_message_is_published_while_the_lease_of_its_claim_must_live_and_for_some_seconds_at_most() {
     for (lease_ttl_s, expected_ms) in [(2, 1_000), (3, 1_500), (10, 5_000), (600, 5_000)] {
         assert_eq!(longest_hold(Duration::from_secs(lease_ttl_s)), Duration::from_millis(expected_ms));
