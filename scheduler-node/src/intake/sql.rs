@@ -52,6 +52,10 @@ const BATCH: usize = TASKS_PER_PUT;
 /// updates of its gauges.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
+/// The time between a pass that found rows and the next look. Submissions that come close after one another share a
+/// notification (`duetime.notify_inbox`), so some may be committed just after that pass.
+const LOOK_AGAIN: Duration = Duration::from_millis(40);
+
 /// The interval between two deletions of old rows.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
@@ -93,6 +97,17 @@ struct Passed {
     aside: BTreeMap<TaskId, Instant>,
 }
 
+/// What a pass leaves in the inbox, as far as it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// Nothing, or rows that wait for something.
+    Nothing,
+    /// Perhaps rows that were submitted meanwhile.
+    Fresh,
+    /// Rows beyond the batch.
+    More,
+}
+
 /// Rows that did not become tasks.
 #[derive(Debug, Default)]
 struct PutAway {
@@ -113,19 +128,21 @@ impl SqlIntake {
         while !stop.is_cancelled() {
             glances.mark_unchanged();
             let has_rows = is_notified || self.source().glance().is_none_or(|glance| glance.has_inbox);
-            let more = has_rows && self.logged(self.collect(&mut passed).await).unwrap_or(false);
+            let collected = if has_rows { self.logged(self.collect(&mut passed).await) } else { None };
+            let left = collected.unwrap_or(Left::Nothing);
             // The glance may be older than the rows that are left.
-            is_notified = more;
+            is_notified = left != Left::Nothing;
             if turn(&mut looked, LOOK_EVERY) {
                 self.logged(self.look_after(&mut copied).await);
             }
             if turn(&mut forgot, FORGET_EVERY) {
                 self.logged(self.forget().await);
             }
-            if !more {
+            if left != Left::More {
+                let pause = if left == Left::Fresh { LOOK_AGAIN } else { LOOK_EVERY };
                 tokio::select! {
                     () = inbox.notified() => is_notified = true,
-                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                    () = tokio::time::sleep(pause) => {}
                     Ok(()) = glances.changed() => {}
                     () = stop.cancelled() => {}
                 }
@@ -147,12 +164,12 @@ impl SqlIntake {
         &self.databases[self.index].sql
     }
 
-    /// Collects one batch. Returns whether there is more to collect at once.
-    async fn collect(&self, passed: &mut Passed) -> Result<bool, Error> {
+    /// Collects one batch.
+    async fn collect(&self, passed: &mut Passed) -> Result<Left, Error> {
         let _work = at_work();
         // Without the queues' policies the desk cannot judge any row.
         if !self.books.load().is_read() {
-            return Ok(false);
+            return Ok(Left::Nothing);
         }
         passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
         passed.aside.retain(|_, since| since.elapsed() < LEFT_ALONE);
@@ -187,8 +204,13 @@ impl SqlIntake {
         }
         // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
         let head = rows.first().map(|row| row.id);
+        let is_new = head.is_some() && std::mem::replace(&mut passed.head, head) != head;
         let more = rows.len() == BATCH || rows.iter().any(|row| row.request.is_none());
-        Ok(more && std::mem::replace(&mut passed.head, head) != head)
+        Ok(match (is_new, more) {
+            (false, _) => Left::Nothing,
+            (true, false) => Left::Fresh,
+            (true, true) => Left::More,
+        })
     }
 
     /// Reads a batch of rows; if that fails, one row; if that fails too, only ids without their requests.

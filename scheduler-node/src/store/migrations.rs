@@ -30,6 +30,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "0014_place_submits.sql",
     "0015_identify_database.sql",
     "0016_number_move_writes.sql",
+    "0017_quicken_submit.sql",
 ];
 
 /// A line at the top of a migration that has to run outside of a transaction.

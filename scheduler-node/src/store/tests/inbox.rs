@@ -1,7 +1,7 @@
 //! Submitting and cancelling in SQL: the rows that a transaction leaves in the inbox, the errors
 //! for mistakes, and permissions.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Instant};
 
 use common::{
     ids::{QueueName, ShardId, TaskId},
@@ -18,6 +18,7 @@ use super::{claim, fixture, fixture::TestDatabase, own, state_of};
 use crate::store::{
     inbox::{InboxRow, InboxScope},
     put::{PutOutcome, Retention},
+    watch::{Notification, Nudge},
 };
 
 const HOLD: Retention = Retention { window_ms: 86_400_000, keep_ms: 86_400_000 };
@@ -76,6 +77,45 @@ async fn what_is_rolled_back_was_never_submitted() {
     sqlx::query("COMMIT").execute(&mut *connection).await.unwrap();
     let rows = read(&test).await;
     assert_eq!(rows.iter().map(|row| row.id).collect::<Vec<_>>(), [id]);
+}
+
+/// Sets when a submission last notified the nodes, in ms from now.
+async fn set_notified(test: &TestDatabase, ms: i64) {
+    let set = "SELECT setval('duetime.inbox_notified_ms', (extract(epoch FROM clock_timestamp()) * 1000)::bigint + $1)";
+    sqlx::query(set).bind(ms).execute(&test.pool).await.unwrap();
+}
+
+#[tokio::test]
+async fn submissions_close_after_one_another_share_a_notification() {
+    let test = fixture::database().await;
+    let mut nudges = test.database.nudges(None).await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    let began = Instant::now();
+    for _ in 0..200 {
+        submit_with(&mut connection, "'mail', '{}'").await.unwrap();
+    }
+    let windows = began.elapsed().as_millis() / 20;
+    // The nudge is sent last, so it is heard last.
+    test.database.tell(&Nudge { shards: [ShardId::new(0)].into(), ..Nudge::default() }).await.unwrap();
+    let mut heard = 0;
+    while nudges.next().await.unwrap() == Notification::Inbox {
+        heard += 1;
+    }
+    assert!((1..=windows + 1).contains(&heard), "{heard} notifications in {windows} times 20 ms");
+}
+
+#[tokio::test]
+async fn neither_an_open_transaction_nor_a_clock_that_was_set_back_silences_submissions() {
+    let test = fixture::database().await;
+    let mut nudges = test.database.nudges(None).await.unwrap();
+    let mut open = test.pool.begin().await.unwrap();
+    submit_with(&mut open, "'mail', '{}'").await.unwrap();
+    for ms in [-1_000, 3_600_000] {
+        set_notified(&test, ms).await;
+        submit(&test, "'mail', '{}'").await;
+        assert_eq!(nudges.next().await.unwrap(), Notification::Inbox);
+    }
+    open.rollback().await.unwrap();
 }
 
 #[tokio::test]
