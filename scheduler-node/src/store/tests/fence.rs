@@ -164,3 +164,15 @@ async fn each_acquire_mints_a_higher_epoch() {
     let row = &test.database.shards_read().await.unwrap()[0];
     assert_eq!((row.epoch, row.owner.as_deref()), (second, Some("b")));
 }
+
+#[tokio::test]
+async fn the_fence_of_a_shard_that_has_moved_away_names_no_owner() {
+    let test = database().await;
+    own(&test, "a").await;
+    for (status, is_shown) in [("here", true), ("leaving", true), ("gone", false), ("arriving", false)] {
+        let set = "UPDATE duetime.shard SET status = $1::duetime.shard_status WHERE id = 0";
+        sqlx::query(set).bind(status).execute(&test.pool).await.unwrap();
+        let rows = test.database.shards_read().await.unwrap();
+        assert_eq!(rows.iter().any(|row| row.id == ShardId::new(0)), is_shown, "{status}");
+    }
+}
