@@ -22,7 +22,7 @@ use crate::{
 };
 
 const PREFETCH: u16 = 500;
-const CONNECTED_WITHIN: Duration = Duration::from_secs(20);
+const ATTACHED_WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(30);
 
 /// The header by which a message that came through a delay exchange names its task and attempt.
@@ -155,22 +155,9 @@ struct Desk {
 
 impl Desk {
     async fn consume(&self, url: &str, attach: &watch::Sender<bool>) -> Result<()> {
-        let connecting = Connection::connect(url, ConnectionProperties::default());
-        // A frozen broker takes the connection and never greets.
-        let connection = tokio::time::timeout(CONNECTED_WITHIN, connecting).await??;
-        let channel = connection.create_channel().await?;
-        if self.confirms {
-            channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        }
-        channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
-        let mut messages = channel
-            .basic_consume(
-                self.queue.as_str().into(),
-                ShortString::default(),
-                BasicConsumeOptions::default(),
-                FieldTable::default(),
-            )
-            .await?;
+        // A frozen broker takes the connection and never greets. One that has lost the queue's leader may be silent too.
+        let attaching = tokio::time::timeout(ATTACHED_WITHIN, self.attach(url));
+        let (channel, mut messages, _connection) = attaching.await??;
         attach.send_replace(true);
         while let Some(message) = messages.next().await {
             let at_us = now_us();
@@ -181,6 +168,24 @@ impl Desk {
             self.answer(&channel, message, answer).await?;
         }
         Ok(())
+    }
+
+    /// The connection ends when it is dropped.
+    async fn attach(&self, url: &str) -> Result<(Channel, lapin::Consumer, Connection)> {
+        let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+        let channel = connection.create_channel().await?;
+        if self.confirms {
+            channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        }
+        channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
+        let consume = channel.basic_consume(
+            self.queue.as_str().into(),
+            ShortString::default(),
+            BasicConsumeOptions::default(),
+            FieldTable::default(),
+        );
+        let messages = consume.await?;
+        Ok((channel, messages, connection))
     }
 
     /// Answers at once when the script has no pauses; otherwise in a task beside the stream.

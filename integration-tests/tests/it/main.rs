@@ -3,6 +3,7 @@
 //! Run one after another (`make test` does): each takes the whole machine.
 #![allow(clippy::disallowed_methods, reason = "threads end with their scenario")]
 
+mod bench;
 mod broker_cluster;
 mod bulk;
 mod certificates;

@@ -23,6 +23,10 @@ const FULL: &str = "chaos-full";
 /// While the consumer is away, messages to be purged come within this time.
 const PURGED_WITHIN: Duration = Duration::from_secs(10);
 const PURGE_EVERY: Duration = Duration::from_millis(500);
+/// RabbitMQ ends the members of a deleted quorum queue in the background, by the queue's name, up to 5 s later. If a
+/// broker dies meanwhile, members of the queue that has been declared anew end too, and it has no majority until it is
+/// deleted again.
+const ENDED_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) const KINDS: &[Kind] = &[
     Kind {
@@ -61,7 +65,7 @@ pub(super) const KINDS: &[Kind] = &[
         name: "delete-queue",
         row: "F29",
         says: "a RabbitMQ queue is deleted with its messages",
-        part: Part::None,
+        part: Part::Rabbit,
         needs: Needs::Nothing,
         play: |scene| Box::pin(delete_queue(scene)),
     },
@@ -146,12 +150,14 @@ async fn alarm(mut scene: Scene) -> Result<()> {
 }
 
 /// RabbitMQ may be away in another fault.
+/// No broker may go away until the members of the queue have ended, see [`ENDED_AFTER`].
 async fn delete_queue(scene: Scene) -> Result<()> {
     let Ok(connection) = connect(&scene).await else { return Ok(()) };
     // The connection may be closed meanwhile, or the queue without a leader.
     if let Ok(channel) = connection.create_channel().await {
         channel.queue_delete(FRAGILE.into(), QueueDeleteOptions::default()).await.ok();
     }
+    tokio::time::sleep(ENDED_AFTER).await;
     Ok(())
 }
 

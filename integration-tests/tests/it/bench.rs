@@ -1,0 +1,54 @@
+//! `make bench` in small: each part runs once for a few seconds. Every task that it submitted arrived, and none early.
+//! Its figures prove nothing here, because the build is not optimised and the time is short. A busy machine may make
+//! copies.
+
+use std::{collections::BTreeSet, process::Stdio, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tokio::process::Command;
+
+/// A liveness limit: on a busy machine the parts take six minutes together.
+const WITHIN: Duration = Duration::from_secs(1_200);
+
+/// The parts that judge what arrived, and the first words of their names in the report.
+const PARTS: [(&str, &str); 7] = [
+    ("lateness", "lateness"),
+    ("throughput", "throughput"),
+    ("burst", "burst"),
+    ("submit", "submit"),
+    ("calls", "calls"),
+    ("result", "result"),
+    ("first", "first tasks"),
+];
+
+/// The findings about tasks. A part says of each how many there were.
+const FINDINGS: [&str; 5] = ["missing", "early", "stored twice", "unexpected answers", "missing in the end"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_part_of_the_bench_accounts_for_its_tasks() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let parts = PARTS.map(|(part, _)| part).join(",");
+    let ran = Command::new(env!("CARGO_BIN_EXE_stack"))
+        .arg("--folder")
+        .arg(folder.path())
+        .args(["bench", "--only", &format!("raw,{parts}"), "--seconds", "2", "--pending", "500", "--rate", "100"])
+        .args(["--queues", "1", "--burst", "2000", "--calls-rate", "60", "--output", "json"])
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let ran = tokio::time::timeout(WITHIN, ran).await.context("the bench does not end")??;
+    let (said, complained) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    ensure!(ran.status.success(), "{said}{complained}");
+    let lines: Vec<Value> = serde_json::from_str(&said).with_context(|| said.to_string())?;
+    let mut judged = BTreeSet::new();
+    for line in &lines {
+        let (part, figure) = (line["part"].as_str().unwrap_or_default(), line["figure"].as_str().unwrap_or_default());
+        if FINDINGS.iter().any(|finding| figure.ends_with(finding)) {
+            ensure!(line["value"] == 0.0, "{line}\n{complained}");
+            judged.extend(PARTS.iter().filter(|(_, name)| part.starts_with(name)).map(|(part, _)| *part));
+        }
+    }
+    ensure!(judged.len() == PARTS.len(), "only {judged:?} told what became of their tasks: {lines:#?}");
+    Ok(())
+}
