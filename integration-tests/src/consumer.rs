@@ -155,7 +155,7 @@ struct Desk {
 
 impl Desk {
     async fn consume(&self, url: &str, attach: &watch::Sender<bool>) -> Result<()> {
-        // A frozen broker takes the connection and never greets. One that has lost the queue's leader may be silent too.
+        // A frozen broker takes the connection and never greets. One without the leader of the queue may be silent too.
         let attaching = tokio::time::timeout(ATTACHED_WITHIN, self.attach(url));
         let (channel, mut messages, _connection) = attaching.await??;
         attach.send_replace(true);

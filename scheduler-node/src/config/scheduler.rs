@@ -14,8 +14,8 @@ pub struct Scheduler {
     pub horizon_ms: u64,
     /// Most entries of the heap, about 40 bytes each.
     pub heap_entries: usize,
-    /// How long before its due time a task may be claimed at most, to hide the database's round trip. The node uses
-    /// as much of it as claims lately took.
+    /// How long before its due time a task may be claimed at most, to hide the database's round trip. Beyond
+    /// 100 ms, the node uses as much of it as claims lately took.
     pub claim_ahead_ms: u64,
     /// Most tasks in one statement.
     pub batch: usize,
