@@ -108,14 +108,15 @@ async fn submissions_close_after_one_another_share_a_notification() {
 async fn neither_an_open_transaction_nor_a_clock_that_was_set_back_silences_submissions() {
     let test = fixture::database().await;
     let mut nudges = test.database.nudges(None).await.unwrap();
-    let mut open = test.pool.begin().await.unwrap();
+    let mut open = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *open).await.unwrap();
     submit_with(&mut open, "'mail', '{}'").await.unwrap();
     for ms in [-1_000, 3_600_000] {
         set_notified(&test, ms).await;
         submit(&test, "'mail', '{}'").await;
         assert_eq!(nudges.next().await.unwrap(), Notification::Inbox);
     }
-    open.rollback().await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut *open).await.unwrap();
 }
 
 #[tokio::test]
