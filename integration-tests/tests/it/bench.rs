@@ -2,11 +2,12 @@
 //! Its figures prove nothing here, because the build is not optimised and the time is short. A busy machine may make
 //! copies.
 
-use std::{collections::BTreeSet, process::Stdio, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use tokio::process::Command;
+
+use crate::stack;
 
 /// A liveness limit: on a busy machine the parts take six minutes together.
 const WITHIN: Duration = Duration::from_secs(1_200);
@@ -29,23 +30,16 @@ const FINDINGS: [&str; 5] = ["missing", "early", "stored twice", "unexpected ans
 async fn each_part_of_the_bench_accounts_for_its_tasks() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let parts = PARTS.map(|(part, _)| part).join(",");
-    let ran = Command::new(env!("CARGO_BIN_EXE_stack"))
-        .arg("--folder")
-        .arg(folder.path())
-        .args(["bench", "--only", &format!("raw,{parts}"), "--seconds", "2", "--pending", "500", "--rate", "100"])
-        .args(["--queues", "1", "--burst", "2000", "--calls-rate", "60", "--output", "json"])
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    let ran = tokio::time::timeout(WITHIN, ran).await.context("the bench does not end")??;
-    let (said, complained) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    ensure!(ran.status.success(), "{said}{complained}");
-    let lines: Vec<Value> = serde_json::from_str(&said).with_context(|| said.to_string())?;
+    let args = format!(
+        "bench --only raw,{parts} --seconds 2 --pending 500 --rate 100 --queues 1 --burst 2000 --calls-rate 60 --output json"
+    );
+    let stack::Printed { output, errors } = stack::run(folder.path(), args.split(' '), WITHIN).await?;
+    let lines: Vec<Value> = serde_json::from_str(&output).with_context(|| output.clone())?;
     let mut judged = BTreeSet::new();
     for line in &lines {
         let (part, figure) = (line["part"].as_str().unwrap_or_default(), line["figure"].as_str().unwrap_or_default());
         if FINDINGS.iter().any(|finding| figure.ends_with(finding)) {
-            ensure!(line["value"] == 0.0, "{line}\n{complained}");
+            ensure!(line["value"] == 0.0, "{line}\n{errors}");
             judged.extend(PARTS.iter().filter(|(_, name)| part.starts_with(name)).map(|(part, _)| *part));
         }
     }

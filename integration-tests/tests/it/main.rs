@@ -54,6 +54,7 @@ mod servers;
 mod settlement;
 mod shards;
 mod sql;
+mod stack;
 mod standby_required;
 mod stop;
 mod stream;

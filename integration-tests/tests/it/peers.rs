@@ -1,11 +1,10 @@
 //! `make bench-peers` in small: Duetime and a sorted set in Redis do the same works, and what arrived is judged.
 
-use std::process::Stdio;
-
 use anyhow::{Context, Result, ensure};
 use integration_tests::sandbox::Redis;
 use serde_json::Value;
-use tokio::process::Command;
+
+use crate::stack;
 
 const PENDING: u64 = 200;
 const TASKS: u64 = 300;
@@ -25,29 +24,21 @@ async fn duetime_and_a_sorted_set_do_the_same_works() {
 
 async fn compare() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let ran = Command::new(env!("CARGO_BIN_EXE_stack"))
-        .arg("--folder")
-        .arg(folder.path())
-        .args(["peers", "--only", "duetime,sorted-set", "--works", "late,burst", "--runs", "1"])
-        .args(["--seconds", &SECONDS.to_string(), "--rate", &RATE.to_string()])
-        .args(["--pending", &PENDING.to_string(), "--tasks", &TASKS.to_string()])
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    let ran = tokio::time::timeout(WITHIN, ran).await.context("the comparison does not end")??;
-    let (said, complained) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    ensure!(ran.status.success(), "{said}{complained}");
+    let args = format!(
+        "peers --only duetime,sorted-set --works late,burst --runs 1 --seconds {SECONDS} --rate {RATE} --pending {PENDING} --tasks {TASKS}"
+    );
+    let stack::Printed { output, errors } = stack::run(folder.path(), args.split(' '), WITHIN).await?;
     let file = |name: &str| std::fs::read_to_string(folder.path().join("peers").join(name)).context("a result");
-    ensure!(file("table.md")? == said.trim_end_matches('\n').to_owned() + "\n", "the table is printed and kept");
+    ensure!(file("table.md")? == output.trim_end_matches('\n').to_owned() + "\n", "the table is printed and kept");
     ensure!(file("chart.svg")?.contains("sorted-set"), "the chart shows each peer");
 
     let results: Value = serde_json::from_str(&file("results.json")?)?;
     let rows = results["rows"].as_array().context("rows")?;
-    ensure!(rows.len() == 2, "{complained}{rows:#?}");
+    ensure!(rows.len() == 2, "{errors}{rows:#?}");
     for row in rows {
         for (work, count) in [("late", RATE * SECONDS), ("burst", TASKS)] {
             let seen = &row["runs"][work][0]["arrivals"];
-            ensure!(seen["submitted"] == count && seen["arrived"] == count, "{work}: {row:#}\n{complained}");
+            ensure!(seen["submitted"] == count && seen["arrived"] == count, "{work}: {row:#}\n{errors}");
             let findings = [&seen["lost"], &seen["doubled"], &seen["early"]];
             ensure!(findings.iter().all(|finding| **finding == 0), "{work}: {row:#}");
         }

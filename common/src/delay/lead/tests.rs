@@ -12,9 +12,9 @@ const fn ms(ms: u64) -> Duration {
 fn quick_claims_have_the_least_lead() {
     let start = Instant::now();
     let mut lead = Lead::new(LONGEST, start);
-    assert_eq!(lead.ahead(start), LEAST);
+    assert_eq!(lead.ahead(start), ms(100));
     lead.took(ms(2), start);
-    assert_eq!((lead.ahead(start), lead.stride(start)), (LEAST, LEAST / 3));
+    assert_eq!((lead.ahead(start), lead.stride(start)), (ms(100), ms(100) / 3));
     assert_eq!(Lead::new(ms(50), start).ahead(start), ms(50), "unless a shorter one is the longest");
 }
 
@@ -26,7 +26,7 @@ fn one_slow_claim_makes_the_next_begin_earlier_and_is_forgotten() {
     assert_eq!((lead.ahead(start), lead.stride(start)), (ms(270), ms(90)));
     lead.took(ms(2), start + HALF_LIFE);
     assert_eq!(lead.ahead(start + HALF_LIFE), ms(135), "a quick one does not hide it");
-    assert_eq!(lead.ahead(start + HALF_LIFE * 2), LEAST);
+    assert_eq!(lead.ahead(start + HALF_LIFE * 2), ms(100));
 }
 
 #[test]
@@ -55,33 +55,34 @@ fn a_crowd_begins_as_much_earlier_as_its_claims_take() {
     let start = Instant::now();
     let lead = Lead::new(Duration::from_secs(1), start);
     let crowd = |tasks| lead.ahead_of(vec![at_ms(0); tasks], start);
-    assert_eq!((crowd(0), crowd(1)), (LEAST, LEAST));
-    assert_eq!(crowd(1 + 2_000), LEAST + EACH * 2_000);
+    assert_eq!((crowd(0), crowd(1)), (ms(100), ms(100)));
+    assert_eq!(crowd(1 + 2_000), ms(100) + EACH * 2_000);
     assert_eq!(crowd(1_000_000), Duration::from_secs(1));
     // The crowd comes 40 ms after the first task, which waits for it so much less.
     let after_one = std::iter::once(at_ms(0)).chain(vec![at_ms(40); 2_000]);
-    assert_eq!(lead.ahead_of(after_one, start), LEAST + EACH * 2_000 - ms(40));
+    assert_eq!(lead.ahead_of(after_one, start), ms(100) + EACH * 2_000 - ms(40));
 }
 
 #[test]
 fn tasks_that_claims_keep_up_with_begin_no_earlier() {
     let start = Instant::now();
     let lead = Lead::new(Duration::from_secs(1), start);
-    assert_eq!(lead.ahead_of((0..10_000).map(at_ms), start), LEAST);
+    assert_eq!(lead.ahead_of((0..10_000).map(at_ms), start), ms(100));
 }
 
 proptest! {
     #[test]
     fn what_comes_due_before_the_next_claim_ends_is_claimed_in_time_unless_the_bound_forbids_it(
+        longest_ms in 1_u64..=1_000,
         claims in prop::collection::vec((0_u64..300, 0_u64..200), 1..50),
     ) {
-        let mut now = Instant::now();
-        let mut lead = Lead::new(LONGEST, now);
+        let (mut now, longest) = (Instant::now(), ms(longest_ms));
+        let mut lead = Lead::new(longest, now);
         for (took, pause) in claims {
             lead.took(ms(took), now);
             // The latest time for the claim is the next stride, and that claim may be as slow as this one.
-            prop_assert!(lead.ahead(now) >= lead.stride(now) + ms(took).min(LONGEST * 2 / 3));
-            prop_assert!(lead.ahead(now) <= LONGEST);
+            prop_assert!(lead.ahead(now) >= lead.stride(now) + ms(took).min(longest * 2 / 3));
+            prop_assert!(lead.ahead(now) <= longest);
             now += ms(pause);
         }
     }

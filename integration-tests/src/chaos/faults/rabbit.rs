@@ -23,9 +23,8 @@ const FULL: &str = "chaos-full";
 /// While the consumer is away, messages to be purged come within this time.
 const PURGED_WITHIN: Duration = Duration::from_secs(10);
 const PURGE_EVERY: Duration = Duration::from_millis(500);
-/// RabbitMQ ends the members of a deleted quorum queue in the background, by the queue's name, up to 5 s later. If a
-/// broker dies meanwhile, members of the queue that has been declared anew end too, and it has no majority until it is
-/// deleted again.
+/// By its log, RabbitMQ 3.10 ends members of a deleted quorum queue up to 5 s later, by the queue's name. When a broker
+/// died meanwhile, the queue that had been declared anew was down until it was deleted again.
 const ENDED_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) const KINDS: &[Kind] = &[
@@ -149,7 +148,6 @@ async fn alarm(mut scene: Scene) -> Result<()> {
     broker.eval(&["vm_memory_monitor:set_vm_memory_high_watermark(0.4)".to_owned()]).await
 }
 
-/// RabbitMQ may be away in another fault.
 /// No broker may go away until the members of the queue have ended, see [`ENDED_AFTER`].
 async fn delete_queue(scene: Scene) -> Result<()> {
     let Ok(connection) = connect(&scene).await else { return Ok(()) };

@@ -66,10 +66,22 @@ struct Ahead {
     claims: Duration,
     /// The first of them, if it is due within the longest lead.
     first_claim: Option<UnixMicros>,
-    /// A claim begins when its first task is this close.
-    begin: Duration,
     /// Deadlines wait for their moments once they have left the heap, and hold a place among the claims meanwhile.
     others: Duration,
+}
+
+impl Ahead {
+    /// A claim begins when its first task is this close. So tasks of a stride share it.
+    fn begin(&self) -> Duration {
+        self.claims.saturating_sub(self.others)
+    }
+}
+
+/// What the loop does next.
+#[derive(Debug)]
+enum Turn {
+    Wake(Batch),
+    SleepUntil(Instant),
 }
 
 /// Entries that left the heap together, this far ahead at most.
@@ -111,67 +123,62 @@ impl<S: Statements> Dispatcher<S> {
                 }
                 continue;
             }
-            if let Some(batch) = self.take() {
-                let is_full = batch.entries.len() >= self.pace.batch;
-                let permit = Arc::clone(&claims).acquire_owned().await.expect("the semaphore is never closed");
-                let (this, work) = (self.clone(), at_work());
-                children.spawn(async move {
-                    this.wake(batch).await;
-                    drop((work, permit));
-                });
-                if !is_full {
-                    let stride = self.lead.lock().stride(clock::instant());
-                    tokio::time::sleep(BETWEEN_CLAIMS.min(stride)).await;
+            match self.turn() {
+                Turn::Wake(batch) => {
+                    let is_full = batch.entries.len() >= self.pace.batch;
+                    let permit = Arc::clone(&claims).acquire_owned().await.expect("the semaphore is never closed");
+                    let (this, work) = (self.clone(), at_work());
+                    children.spawn(async move {
+                        this.wake(batch).await;
+                        drop((work, permit));
+                    });
+                    if !is_full {
+                        let stride = self.lead.lock().stride(clock::instant());
+                        tokio::time::sleep(BETWEEN_CLAIMS.min(stride)).await;
+                    }
                 }
-                continue;
-            }
-            let wake_at = self.sleep_until();
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                answer = self.broker.changed() => if answer.is_err() { return },
-                () = changed => {}
-                () = tokio::time::sleep_until(wake_at.into()) => {}
+                Turn::SleepUntil(wake_at) => tokio::select! {
+                    biased;
+                    () = stop.cancelled() => break,
+                    answer = self.broker.changed() => if answer.is_err() { return },
+                    () = changed => {}
+                    () = tokio::time::sleep_until(wake_at.into()) => {}
+                },
             }
         }
         while children.join_next().await.is_some() {}
     }
 
-    fn sleep_until(&self) -> Instant {
+    fn turn(&self) -> Turn {
         let now = clock::instant();
         let longest = now + LONGEST_SLEEP;
-        let owned_shards = &self.claims.database.owned_shards;
-        if owned_shards.in_flight() >= self.pace.window {
-            return longest;
+        let room = self.room().min(self.pace.batch);
+        let at = self.claims.database.sql.clock().at(now).filter(|_| room > 0);
+        let Some(at) = at else { return Turn::SleepUntil(longest) };
+        let ahead = self.ahead(at);
+        let begins = ahead.first_claim.is_some_and(|due| due <= at.plus(ahead.begin()));
+        let claims = if begins { ahead.claims } else { Duration::ZERO };
+        let entries = self.claims.database.owned_shards.take_due(at.plus(ahead.others), at.plus(claims), room);
+        if entries.is_empty() {
+            return Turn::SleepUntil(self.next_look(now, &ahead).min(longest));
         }
-        let clock = self.claims.database.sql.clock();
-        let head = owned_shards.next_due().and_then(|due| clock.instant_of(due));
-        let (Some(head), Some(at)) = (head, clock.at(now)) else { return longest };
-        let most_ahead = self.lead.lock().longest();
-        match head.checked_sub(most_ahead) {
-            Some(looked_at) if looked_at > now => looked_at.min(longest),
-            _ => {
-                let ahead = self.ahead(at);
-                let first_claim = ahead.first_claim.and_then(|due| clock.instant_of(due));
-                let claim_at = first_claim.and_then(|due| due.checked_sub(ahead.begin)).unwrap_or(longest);
-                // A crowd may gather behind the head meanwhile, without a notice.
-                let look_at = now + most_ahead / LOOKS_AHEAD;
-                head.checked_sub(ahead.others).unwrap_or(head).min(claim_at).min(look_at)
-            }
-        }
+        Turn::Wake(Batch { entries, ahead: ahead.claims })
     }
 
-    fn take(&self) -> Option<Batch> {
-        let room = self.room().min(self.pace.batch);
-        let now = self.claims.database.sql.clock().at(clock::instant())?;
-        if room == 0 {
-            return None;
+    /// When the heap must be looked at again, if nothing changes in it.
+    fn next_look(&self, now: Instant, ahead: &Ahead) -> Instant {
+        let clock = self.claims.database.sql.clock();
+        let head = self.claims.database.owned_shards.next_due().and_then(|due| clock.instant_of(due));
+        let Some(head) = head else { return now + LONGEST_SLEEP };
+        let most_ahead = self.lead.lock().longest();
+        if let Some(looked_at) = head.checked_sub(most_ahead).filter(|looked_at| *looked_at > now) {
+            return looked_at;
         }
-        let ahead = self.ahead(now);
-        let begins = ahead.first_claim.is_some_and(|due| due <= now.plus(ahead.begin));
-        let claims = if begins { ahead.claims } else { Duration::ZERO };
-        let entries = self.claims.database.owned_shards.take_due(now.plus(ahead.others), now.plus(claims), room);
-        (!entries.is_empty()).then_some(Batch { entries, ahead: ahead.claims })
+        let first_claim = ahead.first_claim.and_then(|due| clock.instant_of(due));
+        let claim_at = first_claim.and_then(|due| due.checked_sub(ahead.begin()));
+        // A crowd may gather behind the head meanwhile, without a notice.
+        let look_at = now + most_ahead / LOOKS_AHEAD;
+        head.checked_sub(ahead.others).unwrap_or(head).min(claim_at.unwrap_or(look_at)).min(look_at)
     }
 
     fn room(&self) -> usize {
@@ -235,8 +242,7 @@ impl<S: Statements> Dispatcher<S> {
         let lead = self.lead.lock().clone();
         let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), self.room());
         let first_claim = crowd.first().copied();
-        let (claims, stride) = (lead.ahead_of(crowd, now), lead.stride(now));
-        let ahead = Ahead { others: stride, claims, first_claim, begin: claims.saturating_sub(stride) };
+        let ahead = Ahead { others: lead.stride(now), claims: lead.ahead_of(crowd, now), first_claim };
         self.claims
             .metrics
             .claim_ahead_s
