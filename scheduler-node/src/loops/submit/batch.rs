@@ -15,7 +15,7 @@ use crate::supervise::{at_work, spawn_child};
 const WORTH_A_STATEMENT: usize = 64;
 
 /// While a statement is under way, the next one waits this long for so many tasks. Clients that each wait for their
-/// answer then share few statements, and none waits for long.
+/// answer then share few statements. The runtime's timer rounds it up by a millisecond at most.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// How many tasks share a statement, and how many statements are under way.
