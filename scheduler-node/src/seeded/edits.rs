@@ -42,7 +42,7 @@ pub const EDITS: &[Edit] = &[
     edit(Bug::UnmarkedCopies, "task_rescue", "redeliveries = t.redeliveries + 1", "redeliveries = t.redeliveries"),
     edit(Bug::AttemptUsedAgain, "task_claim", "ELSE t.attempt + 1 END", "ELSE greatest(t.attempt, 1) END"),
     edit(Bug::LateFirstSending, "task_submit", "clock_timestamp() > $23 THEN", "$23 IS NULL THEN"),
-    edit(Bug::SecondSendingBlind, "task_submit", "(NOT $17 OR NOT EXISTS (", "(true OR NOT EXISTS ("),
+    edit(Bug::SecondSendingBlind, "task_submit", "f.id <> ALL(ARRAY(SELECT id FROM finished))", "true"),
     edit(Bug::SecondSendingBlind, "task_submit", "WHEN $17 THEN duetime.not_finished(t.id)", "WHEN $17 THEN true"),
     // The second arrival is taken for the first one, also after its task has finished.
     edit(

@@ -133,7 +133,8 @@ impl Database {
         self.task_put_within(tasks, holds, Window::first(self), i64::MAX).await
     }
 
-    /// Finds the newest task with this key: an unfinished one if there is any, else the newest that is still kept.
+    /// Finds the newest task with this key: a live one if there is any, else the newest that is still kept. It looks
+    /// for a live one first, as [`Database::task_read`] does.
     pub async fn task_find(
         &self,
         queue: &QueueName,
@@ -141,14 +142,14 @@ impl Database {
         key: &str,
     ) -> Result<Option<TaskId>, Error> {
         let elsewhere = self.elsewhere();
+        let asked = |statement: &'static str| {
+            sqlx::query(statement).bind(queue.as_str()).bind(partition_key).bind(key).bind(elsewhere.as_slice())
+        };
         self.run(StoreOp::TaskFind, |pool| async move {
-            let row = sqlx::query(include_str!("queries/task_find.sql"))
-                .bind(queue.as_str())
-                .bind(partition_key)
-                .bind(key)
-                .bind(elsewhere)
-                .fetch_optional(&pool)
-                .await?;
+            let row = match asked(include_str!("queries/task_find_live.sql")).fetch_optional(&pool).await? {
+                Some(row) => Some(row),
+                None => asked(include_str!("queries/task_find.sql")).fetch_optional(&pool).await?,
+            };
             row.as_ref().map(|row| super::task_id(row, "id")).transpose()
         })
         .await

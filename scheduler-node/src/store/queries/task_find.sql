@@ -1,4 +1,5 @@
--- Finds the newest task with this key: an unfinished one if there is one, otherwise one that the archive still keeps.
+-- Finds the newest task with this key: a live one if there is one, otherwise one that the archive still keeps.
+-- The caller asks task_find_live.sql first.
 -- Costs one probe of task_key_version and one of archive_key_version in each partition, however often the key was
 -- used.
 -- $1 queue; $2 partition key (NULL: none); $3 key; $4 shards to leave out, because their place is another

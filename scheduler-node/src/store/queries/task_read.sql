@@ -1,4 +1,5 @@
 -- Reads one task, wherever it is. One statement sees one moment, in which a task is in exactly one of the two tables.
+-- The caller asks task_read_live.sql first.
 -- Probes the archive partition by partition, because its primary key begins with the day: each costs one probe.
 -- A shard that has moved to another database fails the statement (DT001): what is left here may be old.
 -- $1 id. No row: there is no such task, or it was dropped after its time.

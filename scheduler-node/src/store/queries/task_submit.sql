@@ -35,15 +35,13 @@ WITH fresh AS MATERIALIZED (
       JOIN (SELECT DISTINCT shard, epoch FROM fresh WHERE epoch IS NOT NULL) AS mine ON s.id = mine.shard AND s.epoch = mine.epoch
      ORDER BY s.id
        FOR SHARE OF s
-), day AS MATERIALIZED (                                             -- each costs one probe of its primary key
-    SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on
-      FROM pg_inherits AS i
-      JOIN pg_class AS c ON c.oid = i.inhrelid
-     WHERE $17 AND i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending
+), finished AS MATERIALIZED (                                         -- a function: the archive is opened only if $17
+    SELECT a.id FROM duetime.finished_among($1::uuid[]) AS a (id) WHERE $17
 ), gated AS (
     SELECT f.*, f.epoch IS NOT NULL AND f.shard = ANY(ARRAY(SELECT id FROM fence))
                 AND f.queue <> ALL(ARRAY(SELECT queue FROM turned)) AS claimed
       FROM fresh AS f
+    OFFSET 0                                                        -- so `claimed` is worked out once a row
 ), written AS (
     INSERT INTO duetime.task AS t (
         id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers,
@@ -60,10 +58,8 @@ WITH fresh AS MATERIALIZED (
            CASE WHEN f.claimed THEN statement_timestamp() END,
            f.envelope::jsonb
       FROM gated AS f
-     WHERE f.queue <> ALL(ARRAY(SELECT queue FROM moved)) AND (NOT $17 OR NOT EXISTS (
-           SELECT 1
-             FROM day
-            CROSS JOIN LATERAL (SELECT 1 FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = f.id LIMIT 1) AS found))
+     WHERE f.queue <> ALL(ARRAY(SELECT queue FROM moved))
+       AND f.id <> ALL(ARRAY(SELECT id FROM finished))
         ON CONFLICT (id) DO NOTHING
     RETURNING CASE WHEN clock_timestamp() > $23 THEN duetime.out_of_time() WHEN $17 THEN duetime.not_finished(t.id) ELSE true END AS in_time
 )

@@ -19,6 +19,7 @@ mod lane;
 mod late;
 mod list;
 mod list_plans;
+mod live;
 mod migrate;
 mod move_requests;
 mod moves;

@@ -101,7 +101,7 @@ const CLAIMS: &[Gate] = &[
             guard("has changed since revision $24", In("moved", "q.placed > $24")),
             guard(
                 "ids that have meanwhile finished are left alone too",
-                Itself("(NOT $17 OR NOT EXISTS (SELECT 1 FROM day…"),
+                Itself("f.id <> ALL(ARRAY(SELECT id FROM finished))"),
             ),
             guard("an id that exists already is left alone", Itself("ON CONFLICT(id) DO NOTHING")),
             guard(
