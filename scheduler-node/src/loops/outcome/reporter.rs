@@ -5,6 +5,8 @@
 //! broker.
 
 mod incoming;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod write;
 

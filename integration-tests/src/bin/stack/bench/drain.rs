@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -20,7 +20,6 @@ use lapin::{
     options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, ConfirmSelectOptions},
     types::{AMQPValue, FieldTable, ShortString},
 };
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{
     sync::mpsc,
@@ -55,20 +54,6 @@ pub(crate) struct Seen {
 
 /// A callback for each message.
 pub(crate) type Eye = Arc<dyn Fn(Seen) + Send + Sync>;
-
-/// All messages, and their number, of a consumer that keeps what it has seen.
-pub(super) type Kept = (Arc<Mutex<Vec<Seen>>>, Arc<AtomicU64>);
-
-/// A callback that keeps all messages.
-pub(super) fn keeping() -> (Kept, Eye) {
-    let (arrivals, count): Kept = Default::default();
-    let kept = (Arc::clone(&arrivals), Arc::clone(&count));
-    let eye = move |message| {
-        count.fetch_add(1, Ordering::Relaxed);
-        arrivals.lock().push(message);
-    };
-    (kept, Arc::new(eye))
-}
 
 /// Reports on each task, for a queue with `settle = result`.
 #[derive(Debug)]

@@ -1,7 +1,11 @@
 //! How late the first tasks are, of a cluster that is new and of one that starts again: caches and connections are
 //! cold, plans are not made, and the first publish declares the queue.
 
-use std::{ops::Range, sync::atomic::Ordering, time::Duration};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
@@ -15,14 +19,14 @@ use tokio::time::Instant;
 use super::{
     Options,
     broker::Broker,
-    drain::{Drain, Kept, Seen, keeping},
+    drain::{Drain, Seen},
     feed::{Feed, Way},
     instants::{instant_of, micros},
     lateness::tell_published,
     limits::Limits,
+    record::{Record, doubled, early, missing},
     report::{Report, Target, progress},
     scrape::Scrape,
-    takeover::wait_all,
     times::Times,
 };
 
@@ -52,17 +56,17 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     migrate(cluster.node(0)).await?;
     let broker = Broker::connect(&cluster.amqp_url()).await?;
     broker.queue(BESIDE, &[]).await?;
-    let (kept, eye) = keeping();
-    let _drain = Drain::start(&cluster.amqp_url(), BESIDE, eye);
+    let record = Arc::new(Record::default());
+    let _drain = Drain::start(&cluster.amqp_url(), BESIDE, record.eye());
 
     start_all(&cluster).await?;
     cluster.live()?.put_queue(QUEUE, &json!({ "settle": "confirm" })).await?;
     broker.bind(BESIDE, EXCHANGE, QUEUE).await?;
-    round(&cluster, "first tasks, new cluster", &kept, report).await?;
+    round(&cluster, "first tasks, new cluster", &record, report).await?;
 
     try_join_all(cluster.nodes().iter().map(|node| node.stop(LEAVES_WITHIN))).await.context("stopping the nodes")?;
     start_all(&cluster).await?;
-    round(&cluster, "first tasks, started again", &kept, report).await?;
+    round(&cluster, "first tasks, started again", &record, report).await?;
     super::end(cluster).await
 }
 
@@ -75,7 +79,7 @@ async fn start_all(cluster: &Sandbox) -> Result<()> {
 }
 
 /// Submits a stream from now on. Tells how late the tasks of its first seconds are, and those of the seconds after.
-async fn round(cluster: &Sandbox, part: &str, (arrivals, _): &Kept, report: &mut Report) -> Result<()> {
+async fn round(cluster: &Sandbox, part: &str, record: &Record, report: &mut Report) -> Result<()> {
     progress(&format!("{part}: {} s ...", 2 * WINDOW.as_secs()));
     let clients = cluster.clients();
     let feed = Feed::ahead(clients.clone(), LEAD_MS);
@@ -93,8 +97,8 @@ async fn round(cluster: &Sandbox, part: &str, (arrivals, _): &Kept, report: &mut
     let (scraped, ()) = tokio::join!(scraping, feed.stream(&ways, PER_SECOND, end, &accepted));
     let [first, later] = scraped?;
     let accepted = std::mem::take(&mut *accepted.lock());
-    let missing = wait_all(&accepted, arrivals).await;
-    let arrivals = std::mem::take(&mut *arrivals.lock());
+    let missing = missing(&accepted, &[record]).await;
+    let arrivals = record.take();
 
     let first_part = &format!("{part}, first {} s", WINDOW.as_secs());
     let first_ms = tell(first_part, &first, &arrivals, from_us..middle_us, report);
@@ -103,9 +107,8 @@ async fn round(cluster: &Sandbox, part: &str, (arrivals, _): &Kept, report: &mut
     report.figure(later_part, "consumed late: max", later_ms, "ms");
     let target = Target::AtMost((TIMES_LATER * later_ms).max(LATE_MS));
     report.judged(first_part, "consumed late: max", first_ms, "ms", target);
-    let early = arrivals.iter().filter(|seen| seen.at_us < seen.stamp_us).count();
     let refused = feed.refused.load(Ordering::Relaxed) as usize;
-    let doubled = arrivals.len().saturating_sub(accepted.len() - missing);
+    let (early, doubled) = (early(&arrivals), doubled(&arrivals));
     for (finding, count) in [("missing", missing), ("early", early), ("delivered twice", doubled), ("refused", refused)]
     {
         report.judged(part, finding, count as f64, "", Target::AtMost(0.0));

@@ -1,7 +1,6 @@
 //! What a move of half of the shards to a second database costs the tasks that fire meanwhile.
 
 use std::{
-    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -15,11 +14,11 @@ use tokio::time::Instant;
 
 use super::{
     Options,
-    drain::{Drain, Seen, keeping},
+    drain::{Drain, Seen},
     feed::{Accepted, Feed, Way},
     lateness::fill,
+    record::{Late, Record, doubled, early, missing},
     report::{Report, Target, progress},
-    takeover::wait_all,
 };
 
 const PART: &str = "move";
@@ -42,10 +41,10 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     fill(&cluster, options.pending, report).await?;
     super::flush(&cluster).await?;
 
-    let ((arrivals, seen), eye) = keeping();
-    let _drain = Drain::start(&cluster.amqp_url(), QUEUE, eye);
+    let record = Arc::new(Record::default());
+    let _drain = Drain::start(&cluster.amqp_url(), QUEUE, record.eye());
     let feed = Feed::new(cluster.clients());
-    feed.open(QUEUE, "confirm", &seen).await?;
+    feed.open(QUEUE, "confirm", &record.seen).await?;
     let accepted: Arc<Mutex<Vec<Accepted>>> = Arc::default();
     let ways = [Way::to(QUEUE)];
     let until = Instant::now() + WARM_UP + options.time() * 2 + PATIENCE;
@@ -54,11 +53,15 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
         () = feed.stream(&ways, PER_SECOND, until, &accepted) => bail!("the move has not ended within {PATIENCE:?}"),
     };
     let accepted: Vec<Accepted> = accepted.lock().iter().filter(|task| task.due_us < story.until_us).copied().collect();
-    let missing = wait_all(&accepted, &arrivals).await;
-    tell(&story, &arrivals.lock(), report);
-    report.judged(PART, "missing", missing as f64, "", Target::AtMost(0.0));
-    report.judged(PART, "delivered twice", doubled(&arrivals.lock()) as f64, "", Target::AtMost(0.0));
-    report.judged(PART, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    let missing = missing(&accepted, &[&record]).await;
+    let arrivals = record.take();
+    tell(&story, &arrivals, report);
+    let refused = feed.refused.load(Ordering::Relaxed) as usize;
+    let (early, doubled) = (early(&arrivals), doubled(&arrivals));
+    for (finding, count) in [("missing", missing), ("early", early), ("delivered twice", doubled), ("refused", refused)]
+    {
+        report.judged(PART, finding, count as f64, "", Target::AtMost(0.0));
+    }
     super::end(cluster).await
 }
 
@@ -112,31 +115,17 @@ fn tell(story: &Story, arrivals: &[Seen], report: &mut Report) {
     ];
     let mut before_p99 = f64::NAN;
     for (phase, from_us, until_us) in phases {
-        let mut late_us: Vec<i64> = arrivals
-            .iter()
-            .filter(|seen| (from_us..until_us).contains(&seen.stamp_us))
-            .map(|seen| seen.at_us - seen.stamp_us)
-            .collect();
-        late_us.sort_unstable();
-        let ms =
-            |share: f64| late_us.get((late_us.len() as f64 * share) as usize).map_or(f64::NAN, |us| *us as f64 / 1e3);
-        let largest = late_us.last().map_or(f64::NAN, |us| *us as f64 / 1e3);
-        report.figure(PART, &format!("{phase}: consumed late, p50"), ms(0.5), "ms");
+        let late = Late::of(arrivals, &(from_us..until_us));
+        let (p99, largest) = (late.ms(0.99), late.ms(1.0));
+        report.figure(PART, &format!("{phase}: consumed late, p50"), late.ms(0.5), "ms");
         if phase == "during" {
             let target = Target::AtMost(LATER_AT_MOST * before_p99);
-            report.judged(PART, &format!("{phase}: consumed late, p99"), ms(0.99), "ms", target);
+            report.judged(PART, &format!("{phase}: consumed late, p99"), p99, "ms", target);
             report.judged(PART, &format!("{phase}: consumed late, max"), largest, "ms", Target::AtMost(LATEST_MS));
         } else {
-            report.figure(PART, &format!("{phase}: consumed late, p99"), ms(0.99), "ms");
+            report.figure(PART, &format!("{phase}: consumed late, p99"), p99, "ms");
             report.figure(PART, &format!("{phase}: consumed late, max"), largest, "ms");
-            before_p99 = if phase == "before" { ms(0.99) } else { before_p99 };
+            before_p99 = if phase == "before" { p99 } else { before_p99 };
         }
-        let early = late_us.iter().filter(|late| **late < 0).count();
-        report.judged(PART, &format!("{phase}: early"), early as f64, "", Target::AtMost(0.0));
     }
-}
-
-fn doubled(arrivals: &[Seen]) -> usize {
-    let mut serials = BTreeSet::new();
-    arrivals.iter().filter(|seen| seen.serial > 0 && !serials.insert(seen.serial)).count()
 }

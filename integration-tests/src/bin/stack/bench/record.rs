@@ -55,29 +55,47 @@ impl Record {
     pub(super) fn all(&self) -> Vec<Seen> {
         self.tasks.lock().clone()
     }
+
+    /// The arrivals of tasks since the last call.
+    pub(super) fn take(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.tasks.lock())
+    }
 }
 
 /// Waits for the accepted tasks, and reports those that are missing in the end, came early or came twice.
 pub(super) async fn judge(part: &str, what: &str, accepted: &[Accepted], of: &[&Record], report: &mut Report) {
+    let missing = missing(accepted, of).await;
+    let arrived: Vec<Seen> = of.iter().flat_map(|record| record.all()).collect();
+    for (fault, count) in [("missing", missing), ("early", early(&arrived)), ("delivered twice", doubled(&arrived))] {
+        report.judged(part, &format!("{what}: {fault}"), count as f64, "", Target::AtMost(0.0));
+    }
+}
+
+/// Waits for the accepted tasks; returns how many have not arrived in the end.
+pub(super) async fn missing(accepted: &[Accepted], of: &[&Record]) -> usize {
     let deadline = Instant::now() + PATIENCE;
-    let missing = loop {
+    loop {
         let arrived: HashSet<u64> = of
             .iter()
             .flat_map(|record| record.tasks.lock().iter().map(|seen| seen.serial).collect::<Vec<_>>())
             .collect();
         let missing = accepted.iter().filter(|task| !arrived.contains(&task.serial)).count();
         if missing == 0 || Instant::now() >= deadline {
-            break missing;
+            return missing;
         }
         tokio::time::sleep(LOOK_AT_EACH_EVERY).await;
-    };
-    let arrived: Vec<Seen> = of.iter().flat_map(|record| record.all()).collect();
-    let early = arrived.iter().filter(|seen| seen.at_us < seen.stamp_us).count();
-    let different: HashSet<u64> = arrived.iter().map(|seen| seen.serial).collect();
-    for (fault, count) in [("missing", missing), ("early", early), ("delivered twice", arrived.len() - different.len())]
-    {
-        report.judged(part, &format!("{what}: {fault}"), count as f64, "", Target::AtMost(0.0));
     }
+}
+
+/// The number of arrivals before their due time.
+pub(super) fn early(arrived: &[Seen]) -> usize {
+    arrived.iter().filter(|seen| seen.at_us < seen.stamp_us).count()
+}
+
+/// The number of arrivals beyond the first of their task.
+pub(super) fn doubled(arrived: &[Seen]) -> usize {
+    let different: HashSet<u64> = arrived.iter().map(|seen| seen.serial).collect();
+    arrived.len() - different.len()
 }
 
 /// The lateness of tasks, as their consumer saw it.

@@ -13,8 +13,9 @@ use tokio::time::Instant;
 
 use super::{
     Options,
-    drain::{Drain, Seen, keeping},
+    drain::{Drain, Seen},
     feed::{Accepted, Feed, Way},
+    record::{Record, doubled, missing},
     report::{Report, Target, progress},
 };
 
@@ -23,7 +24,6 @@ const PER_SECOND: u32 = 500;
 const WARM_UP: Duration = Duration::from_secs(10);
 /// The time measured after the owner's end: longer than any acceptable takeover, shorter than the stream's lead.
 const AFTERWARDS: Duration = Duration::from_secs(12);
-const PATIENCE: Duration = Duration::from_secs(30);
 const LEAVES_WITHIN: Duration = Duration::from_secs(30);
 const LONGEST_TAKEOVER: Duration = Duration::from_secs(2);
 const LONGEST_HAND_OVER: Duration = Duration::from_millis(500);
@@ -61,10 +61,10 @@ async fn round(
     end: End,
     report: &mut Report,
 ) -> Result<()> {
-    let ((arrivals, seen), eye) = keeping();
-    let _drain = Drain::start(&cluster.amqp_url(), queue, eye);
+    let record = Arc::new(Record::default());
+    let _drain = Drain::start(&cluster.amqp_url(), queue, record.eye());
     let feed = Feed::new(cluster.clients());
-    feed.open(queue, "confirm", &seen).await?;
+    feed.open(queue, "confirm", &record.seen).await?;
     let shards = shards_of(cluster, number).await?;
 
     let until = Instant::now() + WARM_UP + AFTERWARDS;
@@ -84,9 +84,9 @@ async fn round(
     let (ended_us, ()) = tokio::join!(ending, feed.stream(&ways, PER_SECOND, until, &accepted));
     let (ended_us, until_us) = (ended_us?, now_us());
     let accepted: Vec<Accepted> = accepted.lock().iter().filter(|task| task.due_us < until_us).copied().collect();
-    let missing = wait_all(&accepted, &arrivals).await;
+    let missing = missing(&accepted, &[&record]).await;
 
-    let story = Story { arrivals: std::mem::take(&mut *arrivals.lock()), shards, ended_us };
+    let story = Story { arrivals: record.take(), shards, ended_us };
     let target = Target::AtMost(match end {
         End::Killed => LONGEST_TAKEOVER.as_secs_f64() * 1e3,
         End::Leaving => LONGEST_HAND_OVER.as_secs_f64() * 1e3,
@@ -95,7 +95,7 @@ async fn round(
     report.figure(part, "last of its shards fired again after", story.last_shard_us() as f64 / 1e3, "ms");
     report.figure(part, "longest wait of any other task", story.longest_wait_of_others_us() as f64 / 1e3, "ms");
     report.judged(part, "missing", missing as f64, "", Target::AtMost(0.0));
-    let duplicates = story.duplicates() as f64;
+    let duplicates = doubled(&story.arrivals) as f64;
     match end {
         End::Killed => report.figure(part, "delivered twice", duplicates, ""),
         End::Leaving => report.judged(part, "delivered twice", duplicates, "", Target::AtMost(0.0)),
@@ -110,19 +110,6 @@ async fn shards_of(cluster: &Sandbox, number: usize) -> Result<BTreeSet<u16>> {
     let owned: BTreeSet<u16> = owned.filter_map(|shard| u16::try_from(shard["shard"].as_u64()?).ok()).collect();
     ensure!(!owned.is_empty(), "{name} owns no shards");
     Ok(owned)
-}
-
-/// Waits for the accepted tasks; returns how many have not arrived in the end.
-pub(super) async fn wait_all(accepted: &[Accepted], arrivals: &Mutex<Vec<Seen>>) -> usize {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let arrived: BTreeSet<u64> = arrivals.lock().iter().map(|seen| seen.serial).collect();
-        let missing = accepted.iter().filter(|task| !arrived.contains(&task.serial)).count();
-        if missing == 0 || Instant::now() >= deadline {
-            return missing;
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
 }
 
 struct Story {
@@ -161,14 +148,5 @@ impl Story {
             }
         }
         first.values().max().map_or(0, |last_us| last_us - self.ended_us)
-    }
-
-    fn duplicates(&self) -> usize {
-        let ours = self.arrivals.iter().filter(|seen| seen.serial > 0);
-        let (count, serials) = ours.fold((0, BTreeSet::new()), |(count, mut serials), seen| {
-            serials.insert(seen.serial);
-            (count + 1, serials)
-        });
-        count - serials.len()
     }
 }

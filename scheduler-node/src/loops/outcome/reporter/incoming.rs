@@ -46,18 +46,23 @@ const STOPPING: Reported = Reported::Applied { stopping: true };
 /// A message that was read: its task, the event, and the message itself with its ack.
 type ReadReport = (TaskId, AttemptEvent, Incoming);
 
+/// A message that is to be set aside, and why.
+type Unreadable = (Incoming, String);
+
 /// The channels to the loops that apply reports, one for each database.
 #[derive(Clone, Debug, Default)]
 pub struct ReportLines(ByDatabase<mpsc::Sender<ReadReport>>);
 
 impl<S: Statements> Reporter<S> {
     /// Reads messages that come back from the broker until `stop`, and sends each to the line of its database. Messages
-    /// to be set aside have a channel of their own.
+    /// to be set aside have a channel of their own, and so have those of a shard whose database is not known yet.
     pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
         let (aside, set_aside) = mpsc::channel(WAITING);
-        let reading = self.read_all(incoming, aside);
+        let (waiting, without_place) = mpsc::channel(WAITING);
+        let reading = self.read_all(incoming, waiting, aside.clone());
+        let placing = self.place_all(without_place, aside);
         tokio::select! {
-            _ = async { tokio::join!(reading, self.set_all_aside(set_aside)) } => {}
+            _ = async { tokio::join!(reading, placing, self.set_all_aside(set_aside)) } => {}
             () = stop.cancelled() => {}
         }
     }
@@ -77,7 +82,12 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Reads every message and sends it to its channel. An unreadable message is set aside, never requeued.
-    async fn read_all(&self, mut incoming: mpsc::Receiver<Incoming>, aside: mpsc::Sender<(Incoming, String)>) {
+    async fn read_all(
+        &self,
+        mut incoming: mpsc::Receiver<Incoming>,
+        waiting: mpsc::Sender<ReadReport>,
+        aside: mpsc::Sender<Unreadable>,
+    ) {
         // Without the keys a genuine receipt cannot be told from a wrong one.
         if self.receipts.clone().wait_for(Option::is_some).await.is_err() {
             return;
@@ -91,8 +101,46 @@ impl<S: Statements> Reporter<S> {
             // The broker delivers fewer unacked messages than one channel
             // holds, so no send ever waits here.
             match self.read(&message) {
-                Ok((index, id, event)) => drop(self.lines.0[index].send((id, event, message)).await),
+                Ok((id, event)) => {
+                    if let Some(report) = self.place((id, event, message), &aside).await {
+                        drop(waiting.send(report).await);
+                    }
+                }
                 Err(reason) => drop(aside.send((message, reason)).await),
+            }
+        }
+    }
+
+    /// Sends a report to the line of its database. Returns it if no database has told yet that it has the shard: this
+    /// node has just started, and the database does not answer.
+    async fn place(&self, report: ReadReport, aside: &mpsc::Sender<Unreadable>) -> Option<ReadReport> {
+        let shard = report.0.shard();
+        if let Some((index, _)) = self.databases.of(shard) {
+            drop(self.lines.0[index].send(report).await);
+            return None;
+        }
+        if self.databases.places().shard_count().is_some_and(|count| count <= shard.number()) {
+            drop(aside.send((report.2, format!("shard {shard} does not exist"))).await);
+            return None;
+        }
+        Some(report)
+    }
+
+    /// Holds reports until the places of their shards are known. The broker keeps them, because they have no ack yet.
+    async fn place_all(&self, mut waiting: mpsc::Receiver<ReadReport>, aside: mpsc::Sender<Unreadable>) {
+        let mut changes = self.databases.places().changes();
+        // As bounded as the channel: the broker delivers no more without acks.
+        let mut held = Vec::new();
+        loop {
+            let coming = tokio::select! {
+                report = waiting.recv() => match report {
+                    Some(report) => vec![report],
+                    None => return,
+                },
+                _ = changes.changed() => std::mem::take(&mut held),
+            };
+            for report in coming {
+                held.extend(self.place(report, &aside).await);
             }
         }
     }
@@ -105,11 +153,11 @@ impl<S: Statements> Reporter<S> {
         }
     }
 
-    fn read(&self, message: &Incoming) -> Result<(DatabaseIndex, TaskId, AttemptEvent), String> {
+    fn read(&self, message: &Incoming) -> Result<(TaskId, AttemptEvent), String> {
         if let Some(trouble) = &message.trouble {
             return Err(trouble.reason.clone());
         }
-        let (id, event) = match message.source {
+        match message.source {
             Source::Results => {
                 let id = message.correlation_id.as_deref().ok_or("it has no correlation_id")?;
                 let id: TaskId = id.parse().map_err(|_| format!("its correlation_id `{id}` is not a task id"))?;
@@ -120,23 +168,19 @@ impl<S: Statements> Reporter<S> {
                 body.trace = message.headers[HEADER_TRACEPARENT].as_str().and_then(TraceContext::parse);
                 let attempt = Attempt::new(attempt);
                 let from = Some(self.sender(message, MessageId { id, attempt }));
-                (id, AttemptEvent::Reported { attempt, body: Box::new(body), from })
+                Ok((id, AttemptEvent::Reported { attempt, body: Box::new(body), from }))
             }
             Source::Rejected => {
                 let name = message.message_id.as_deref().ok_or("it has no message_id")?;
                 let MessageId { id, attempt } = name.parse().map_err(|error: NotAMessageId| error.to_string())?;
-                (
-                    id,
-                    AttemptEvent::Rejected {
-                        attempt,
-                        from: Some(self.sender(message, MessageId { id, attempt })),
-                        reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()),
-                    },
-                )
+                let event = AttemptEvent::Rejected {
+                    attempt,
+                    from: Some(self.sender(message, MessageId { id, attempt })),
+                    reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()),
+                };
+                Ok((id, event))
             }
-        };
-        let (index, _) = self.databases.of(id.shard()).ok_or_else(|| format!("shard {} does not exist", id.shard()))?;
-        Ok((index, id, event))
+        }
     }
 
     fn sender(&self, message: &Incoming, about: MessageId) -> Sender {
@@ -159,7 +203,7 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Sets messages aside one after the other.
-    async fn set_all_aside(&self, mut line: mpsc::Receiver<(Incoming, String)>) {
+    async fn set_all_aside(&self, mut line: mpsc::Receiver<Unreadable>) {
         while let Some((message, reason)) = line.recv().await {
             self.set_aside(message, reason).await;
         }
