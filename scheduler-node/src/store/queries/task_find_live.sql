@@ -1,4 +1,5 @@
--- Finds the newest live task with this key. It costs a tenth of task_find.sql, which opens each partition of the archive.
+-- Finds the newest live task with this key. It costs a tenth of task_find.sql, which opens each partition of the
+-- archive.
 -- $1 queue; $2 partition key (NULL: none); $3 key; $4 shards to leave out, because their place is another database.
 -- Returns the task's id. No row: no live task has the key; task_find.sql tells whether a finished one has.
 SELECT t.id
