@@ -6,13 +6,13 @@ use anyhow::{Context, Result, ensure};
 use tokio::process::Command;
 
 /// What it printed.
-pub struct Printed {
+pub(crate) struct Printed {
     pub output: String,
     pub errors: String,
 }
 
 /// Runs it with its files in `folder`. Fails when it fails or takes longer than `within`.
-pub async fn run<A: AsRef<OsStr>>(
+pub(crate) async fn run<A: AsRef<OsStr>>(
     folder: &Path,
     args: impl IntoIterator<Item = A>,
     within: Duration,
