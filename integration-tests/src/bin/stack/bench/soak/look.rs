@@ -66,7 +66,7 @@ const PUBLISHED: [Column; 2] = [plain("published late: p50", "ms"), plain("publi
 const NODE: [Column; 3] =
     [flat("memory", "MB", SLACK_MB), flat("file handles", "", SLACK_HANDLES), flat("threads", "", SLACK_THREADS)];
 /// The values of [`LOOK`], in its order.
-const POSTGRES: [Column; 12] = [
+const POSTGRES: [Column; 13] = [
     flat("tasks", "MB", SLACK_MB),
     plain("tasks: heap", "MB"),
     plain("tasks: indexes", "MB"),
@@ -76,6 +76,7 @@ const POSTGRES: [Column; 12] = [
     plain("xmin horizon", "transactions"),
     flat(ARCHIVE, "MB", SLACK_MB),
     plain("archive: partitions", ""),
+    plain("audit", "MB"),
     flat("other tables", "MB", SLACK_MB),
     plain("connections to PostgreSQL", ""),
     plain("write-ahead log", "MB"),
@@ -90,7 +91,8 @@ const RABBIT: [Column; 5] = [
 const ETCD: [Column; 2] = [flat("keys in etcd", "", SLACK_COUNT), plain("etcd: database", "MB")];
 
 /// The heap of a table has its toast and its maps. A partition that a node is about to drop is no table of `archive`,
-/// and not one of the others. The oldest xmin horizon is that of the statement that runs longest.
+/// and not one of the others. The audit keeps a row for each change, and drops it after days. The oldest xmin horizon
+/// is that of the statement that runs longest.
 const LOOK: &str = "
 SELECT pg_total_relation_size(s.relid)::float8 / 1048576,
        pg_table_size(s.relid)::float8 / 1048576,
@@ -101,9 +103,10 @@ SELECT pg_total_relation_size(s.relid)::float8 / 1048576,
        (SELECT max(age(backend_xmin)) FROM pg_stat_activity)::float8,
        (SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('duetime.archive'))::float8 / 1048576,
        (SELECT count(*) FROM pg_inherits WHERE inhparent = 'duetime.archive'::regclass)::float8,
+       pg_total_relation_size('duetime.audit')::float8 / 1048576,
        (SELECT sum(pg_total_relation_size(oid)) FROM pg_class
          WHERE relnamespace = 'duetime'::regnamespace AND relkind = 'r' AND oid <> s.relid
-           AND relname NOT LIKE 'archive%')::float8 / 1048576,
+           AND relname <> 'audit' AND relname NOT LIKE 'archive%')::float8 / 1048576,
        (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database())::float8,
        pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8 / 1048576
   FROM pg_stat_user_tables AS s
