@@ -134,6 +134,9 @@ pub(crate) struct Options {
     scale_rate: u32,
     #[arg(long, default_value_t = 3)]
     nodes: usize,
+    /// Shards of the cluster; otherwise as many as `duetime migrate` chooses.
+    #[arg(long)]
+    shards: Option<u32>,
     /// Appended to each node's configuration, as TOML.
     #[arg(long, default_value = "")]
     config: String,
@@ -167,7 +170,9 @@ impl Options {
 
     /// A cluster as in production: no watcher beside the benchmark itself.
     fn cluster(&self) -> Builder {
-        Sandbox::builder().nodes(self.nodes).lease_ttl(Duration::from_secs(10)).unwatched().config(&self.config)
+        let cluster =
+            Sandbox::builder().nodes(self.nodes).lease_ttl(Duration::from_secs(10)).unwatched().config(&self.config);
+        self.shards.into_iter().fold(cluster, Builder::shards)
     }
 }
 
