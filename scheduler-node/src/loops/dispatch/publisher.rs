@@ -1,9 +1,11 @@
 //! Publishes claimed tasks at their due instants, batch by batch for each lane, and passes on the outcome of each.
 //!
-//! Messages wait here for their due instants, a few milliseconds each. A lane has a few batches out at a time, each
-//! on a channel of its own; a slow lane fills up without delaying the others. A task without a confirm stays
-//! `dispatching` and comes back through a rescue. If this loop stops, this node publishes nothing.
+//! Messages wait here for their due instants, a few milliseconds each, and due ones in the outbox for a batch. A lane
+//! has a few batches out at a time, each on a channel of its own; a slow lane fills up without delaying the others. A
+//! task without a confirm stays `dispatching` and comes back through a rescue. If this loop stops, this node publishes
+//! nothing.
 
+mod outbox;
 mod returned;
 mod shape;
 #[cfg(test)]
@@ -14,7 +16,7 @@ mod unclaim;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
+    collections::{BTreeMap, BinaryHeap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -30,6 +32,7 @@ use common::{
     time::UnixMicros,
     wire::format::Shaped,
 };
+use outbox::Outbox;
 use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{
@@ -56,16 +59,6 @@ use crate::{
         lanes::Lanes,
     },
 };
-
-/// Batches of one lane under way at a time: enough to keep the broker busy, few enough to leave channels to others.
-const BATCHES_PER_LANE: usize = 16;
-
-/// Messages under way at a time, beyond one batch of each lane. All lanes share one connection, so a message of a
-/// small lane may wait behind so many. Fewer keep the broker less busy.
-const MESSAGES_UNDER_WAY: usize = 1_024;
-
-/// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
-const MESSAGES_PER_BATCH: usize = 256;
 
 /// A message whose claim is older than this is not published before its row has been read again: by now another
 /// node may own the shard. With a short lease the limit is lower; see [`longest_hold`].
@@ -134,47 +127,6 @@ impl Ord for Due {
     }
 }
 
-/// Due messages on their way to the broker, lane by lane.
-#[derive(Debug, Default)]
-struct Outbox {
-    lanes: HashMap<QueueName, Pending>,
-    /// The messages of all lanes that wait for a batch.
-    waiting: usize,
-    /// The messages of all lanes in batches.
-    under_way: usize,
-}
-
-/// The messages that one lane has to send.
-#[derive(Debug, Default)]
-struct Pending {
-    messages: VecDeque<Dispatch>,
-    batches: usize,
-    /// The messages of these batches.
-    under_way: usize,
-}
-
-impl Pending {
-    /// Whether the lane may have another batch out; `all`: the messages of all lanes under way. A lane that must wait
-    /// for others has a batch out, whose end is the next chance.
-    const fn may_send(&self, all: usize) -> bool {
-        let has_share = self.under_way < MESSAGES_PER_BATCH || all < MESSAGES_UNDER_WAY;
-        self.batches < BATCHES_PER_LANE && has_share
-    }
-
-    /// Takes the next batch from the front. All its messages have one route.
-    fn next_batch(&mut self) -> Vec<Dispatch> {
-        let first = self.messages.front().and_then(exchange_of);
-        let alike = self.messages.iter().take(MESSAGES_PER_BATCH).take_while(|dispatch| exchange_of(dispatch) == first);
-        let most = alike.count();
-        self.messages.drain(..most).collect()
-    }
-}
-
-/// The envelope's exchange, if any.
-fn exchange_of(dispatch: &Dispatch) -> Option<&str> {
-    dispatch.delivery.envelope.as_ref().map(|envelope| envelope.exchange.as_str())
-}
-
 impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Runs until the dispatchers are gone and everything they claimed has been published or given back.
     pub async fn run(self, mut claimed: mpsc::Receiver<Dispatch>) {
@@ -184,18 +136,16 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let mut batches: JoinSet<(QueueName, usize)> = JoinSet::new();
         let mut open = true;
         while open || !later.is_empty() || !batches.is_empty() {
-            let next = later.peek().map(|due| due.0.0.publish_at);
+            let next_due = later.peek().map(|due| due.0.0.publish_at);
+            let next = next_due.into_iter().chain(outbox.next_look()).min();
             tokio::select! {
                 biased;
                 () = reached(&this.alarm, next), if next.is_some() => {}
                 Some(ended) = batches.join_next(), if !batches.is_empty() => {
                     let (queue, messages) = ended.expect("a batch does not panic");
-                    let lane = outbox.lanes.entry(queue.clone()).or_default();
-                    lane.batches -= 1;
-                    lane.under_way -= messages;
-                    outbox.under_way -= messages;
+                    outbox.ended(&queue, messages);
                     this.start(&queue, &mut outbox, &mut batches);
-                    this.lanes.backlog.note(outbox.waiting > 0, clock::instant());
+                    this.lanes.backlog.note(outbox.waiting() > 0, clock::instant());
                     continue;
                 }
                 dispatch = claimed.recv(), if open => match dispatch {
@@ -207,7 +157,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 later.push(Reverse(Due(Box::new(dispatch))));
             }
             this.start_due(&mut later, &mut outbox, &mut batches);
-            this.lanes.backlog.note(outbox.waiting > 0, clock::instant());
+            this.lanes.backlog.note(outbox.waiting() > 0, clock::instant());
         }
         this.lanes.backlog.note(false, clock::instant());
     }
@@ -223,32 +173,27 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         while later.peek().is_some_and(|due| due.0.0.publish_at <= now) {
             let Some(Reverse(Due(dispatch))) = later.pop() else { break };
             let queue = dispatch.delivery.queue.clone();
-            let lane = outbox.lanes.entry(queue.clone()).or_default();
-            lane.messages.push_back(*dispatch);
-            outbox.waiting += 1;
             // The first batches of a burst leave while the others are still being taken.
-            if lane.messages.len() == MESSAGES_PER_BATCH {
+            if outbox.add(*dispatch, now) {
                 self.start(&queue, outbox, batches);
             }
             if touched.last() != Some(&queue) {
                 touched.push(queue);
             }
         }
+        while let Some(queue) = outbox.look(now) {
+            touched.push(queue);
+        }
         for queue in touched {
             self.start(&queue, outbox, batches);
         }
     }
 
-    /// Sends the lane's messages, as long as the lane may have another batch out.
+    /// Sends the lane's messages, as long as they may leave.
     fn start(self: &Arc<Self>, queue: &QueueName, outbox: &mut Outbox, batches: &mut JoinSet<(QueueName, usize)>) {
-        let Some(lane) = outbox.lanes.get_mut(queue) else { return };
-        while lane.may_send(outbox.under_way) && !lane.messages.is_empty() {
-            let batch = lane.next_batch();
+        let now = clock::instant();
+        while let Some(batch) = outbox.next_batch(queue, now) {
             let messages = batch.len();
-            outbox.waiting -= messages;
-            lane.batches += 1;
-            lane.under_way += messages;
-            outbox.under_way += messages;
             let (this, work) = (Arc::clone(self), at_work());
             let queue = queue.clone();
             batches.spawn(async move {
@@ -256,9 +201,6 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 drop(work);
                 (queue, messages)
             });
-        }
-        if lane.batches == 0 {
-            outbox.lanes.remove(queue);
         }
     }
 

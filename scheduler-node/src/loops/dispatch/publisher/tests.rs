@@ -17,36 +17,33 @@ use crate::{
     },
 };
 
-#[test]
-fn the_last_attempt_of_a_new_budget_is_counted_from_where_it_began() {
-    let delivery = Delivery {
+/// A first attempt of an empty task in `queue`.
+pub(super) fn delivery(queue: &str) -> Delivery {
+    Delivery {
         id: fresh_id(),
-        attempt: Attempt::new(26),
-        attempts_base: Attempt::new(25),
-        queue: QueueName::new("q"),
+        attempt: Attempt::new(1),
+        attempts_base: Attempt::new(0),
+        queue: QueueName::new(queue),
         due_at: UnixMicros::new(0),
         content: Content { payload: Vec::new(), content_type: String::new(), headers: BTreeMap::new() },
         priority: 3,
         key: None,
         partition_key: None,
         version: 0,
-        max_attempts: Some(4),
+        max_attempts: None,
         timeout_ms: None,
         redelivered: false,
         envelope: None,
-    };
-    let outgoing = outgoing(delivery, None, &Queue::with_defaults(QueueName::new("q")), &ReceiptKeys::default());
-    let headers = outgoing.delivery.headers(outgoing.max_attempts);
-    assert!(headers.contains(&(HEADER_MAX_ATTEMPTS.into(), HeaderValue::I64(29))), "{headers:?}");
+    }
 }
 
 #[test]
-fn a_lane_has_a_batch_out_whatever_the_others_have_and_more_while_all_have_few() {
-    let lane = |batches, under_way| Pending { batches, under_way, ..Pending::default() };
-    assert!(lane(0, 0).may_send(usize::MAX));
-    assert!(!lane(1, MESSAGES_PER_BATCH).may_send(MESSAGES_UNDER_WAY));
-    assert!(lane(1, MESSAGES_PER_BATCH).may_send(MESSAGES_UNDER_WAY - 1));
-    assert!(!lane(BATCHES_PER_LANE, BATCHES_PER_LANE).may_send(BATCHES_PER_LANE), "it leaves channels to others");
+fn the_last_attempt_of_a_new_budget_is_counted_from_where_it_began() {
+    let (attempt, attempts_base) = (Attempt::new(26), Attempt::new(25));
+    let delivery = Delivery { attempt, attempts_base, max_attempts: Some(4), ..delivery("q") };
+    let outgoing = outgoing(delivery, None, &Queue::with_defaults(QueueName::new("q")), &ReceiptKeys::default());
+    let headers = outgoing.delivery.headers(outgoing.max_attempts);
+    assert!(headers.contains(&(HEADER_MAX_ATTEMPTS.into(), HeaderValue::I64(29))), "{headers:?}");
 }
 
 #[test]
