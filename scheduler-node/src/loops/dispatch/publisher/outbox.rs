@@ -34,10 +34,10 @@ const ENOUGH: usize = 64;
 const HOLD: Duration = Duration::from_millis(5);
 
 /// The rate is that of so long a time: the last one that has passed.
-const SPAN: Duration = Duration::from_millis(100);
+pub(super) const SPAN: Duration = Duration::from_millis(100);
 
 /// The messages of a span from which on they wait for one another. Fewer leave the node time to send each at once.
-const MANY: usize = 150;
+pub(super) const MANY: usize = 150;
 
 /// The messages that wait for a batch, and the number of those in batches.
 #[derive(Debug, Default)]

@@ -6,8 +6,12 @@ use common::{
     time::UnixMicros,
     wire::amqp::{HEADER_MAX_ATTEMPTS, HeaderValue},
 };
+use tokio::sync::watch;
 
-use super::*;
+use super::{
+    outbox::{MANY, SPAN},
+    *,
+};
 use crate::{
     broker::tests::bench::{Bench, LONG, batch, route_with_length, tally},
     loops::tests::Loops,
@@ -61,13 +65,33 @@ async fn full(bench: &Bench, queue: &Queue) {
     tokio::time::timeout(LONG, filled).await.expect("the queue is full");
 }
 
-/// A publisher that publishes to the broker of `bench`, and `queue` with its policy.
-fn publisher(loops: &Loops, bench: &Bench, queue: &Queue, longest_hold: Duration) -> Publisher {
+/// A broker that notes how many messages each batch has, and never answers.
+#[derive(Debug)]
+struct Silent(mpsc::Sender<usize>);
+
+impl Publish for Silent {
+    fn state(&self) -> watch::Receiver<BrokerState> {
+        watch::channel(BrokerState::Up { blocked: false }).1
+    }
+
+    async fn publish(&self, _route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
+        self.0.send(batch.len()).await.expect("the test listens");
+        std::future::pending().await
+    }
+}
+
+/// A publisher that publishes to `broker`, and `queue` with its policy.
+fn publisher<B: Publish>(
+    loops: &Loops,
+    broker: B,
+    queue: &Queue,
+    longest_hold: Duration,
+) -> Publisher<Arc<Database>, B> {
     let books = Arc::clone(&loops.counter.books);
     books.store(Arc::new(QueueBook::new(1, [queue.clone()])));
     Publisher {
         databases: loops.counter.databases.clone(),
-        broker: bench.broker.clone(),
+        broker,
         alarm: Alarm::default(),
         books,
         lanes: Arc::default(),
@@ -101,7 +125,7 @@ async fn a_task_that_a_full_queue_refuses_stays_claimed_and_cannot_be_cancelled(
     full(&bench, &queue).await;
     let dispatch = claimed(&loops, &queue).await;
     let id = dispatch.delivery.id;
-    publisher(&loops, &bench, &queue, LONG).publish(&queue.name, vec![dispatch]).await;
+    publisher(&loops, bench.broker.clone(), &queue, LONG).publish(&queue.name, vec![dispatch]).await;
     assert_eq!(loops.metrics.publish_nacked.get(), 1);
     assert_eq!(loops.test.state_of(id).await.as_deref(), Some("dispatching"), "a refusal undoes no claim");
     let keep = Keep::of(&loops.counter.books.load());
@@ -115,7 +139,31 @@ async fn what_was_claimed_too_long_ago_is_not_published_before_its_row_is_read_a
     let queue = Queue::with_defaults(QueueName::new("orders"));
     let there = bench.until_taken("orders").await.len();
     let dispatch = claimed(&loops, &queue).await;
-    publisher(&loops, &bench, &queue, Duration::ZERO).publish(&queue.name, vec![dispatch]).await;
+    publisher(&loops, bench.broker.clone(), &queue, Duration::ZERO).publish(&queue.name, vec![dispatch]).await;
     assert_eq!(bench.hand().await.take_all("orders").await.len(), there, "an old claim was published");
     assert_eq!(loops.counter.databases.home().owned_shards.heap_len(), 1, "it is looked at again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_waits_for_a_batch_leaves_although_the_batch_never_ends() {
+    let loops = Loops::new().await;
+    let queue = Queue::with_defaults(QueueName::new("orders"));
+    let (batches, mut sent) = mpsc::channel(MANY);
+    let (claimed, dispatches) = mpsc::channel(MANY);
+    let running = tokio::spawn(publisher(&loops, Silent(batches), &queue, LONG).run(dispatches));
+    let dispatch = || {
+        let now = Instant::now();
+        let delivery = delivery(queue.name.as_str());
+        Dispatch { database: DatabaseIndex::HOME, delivery, publish_at: now, claimed_at: now }
+    };
+    let mut left = MANY;
+    hand_over(&claimed, std::iter::repeat_with(dispatch).take(MANY)).await;
+    while left > 0 {
+        left -= tokio::time::timeout(LONG, sent.recv()).await.expect("they leave").expect("the publisher runs");
+    }
+    tokio::time::sleep(SPAN).await;
+    hand_over(&claimed, [dispatch()]).await;
+    let alone = tokio::time::timeout(LONG, sent.recv()).await.expect("it leaves while no batch has ended");
+    assert_eq!(alone, Some(1));
+    running.abort();
 }
