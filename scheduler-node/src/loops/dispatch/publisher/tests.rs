@@ -19,6 +19,7 @@ use crate::{
         change::{Guarded, Keep},
         tests::fixture::fresh_id,
     },
+    supervise::spawn_child,
 };
 
 /// A first attempt of an empty task in `queue`.
@@ -150,7 +151,7 @@ async fn a_message_that_waits_for_a_batch_leaves_although_the_batch_never_ends()
     let queue = Queue::with_defaults(QueueName::new("orders"));
     let (batches, mut sent) = mpsc::channel(MANY);
     let (claimed, dispatches) = mpsc::channel(MANY);
-    let running = tokio::spawn(publisher(&loops, Silent(batches), &queue, LONG).run(dispatches));
+    let running = spawn_child(publisher(&loops, Silent(batches), &queue, LONG).run(dispatches));
     let dispatch = || {
         let now = Instant::now();
         let delivery = delivery(queue.name.as_str());
