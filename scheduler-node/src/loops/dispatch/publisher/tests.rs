@@ -1,9 +1,7 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use common::{
     queue::QueueBook,
-    task::Content,
-    time::UnixMicros,
     wire::amqp::{HEADER_MAX_ATTEMPTS, HeaderValue},
 };
 use tokio::sync::watch;
@@ -13,39 +11,22 @@ use super::{
     *,
 };
 use crate::{
-    broker::tests::bench::{Bench, LONG, batch, route_with_length, tally},
+    broker::tests::bench::{self, Bench, LONG, batch, route_with_length, tally},
     loops::tests::Loops,
-    store::{
-        change::{Guarded, Keep},
-        tests::fixture::fresh_id,
-    },
+    store::change::{Guarded, Keep},
     supervise::spawn_child,
 };
 
-/// A first attempt of an empty task in `queue`.
-pub(super) fn delivery(queue: &str) -> Delivery {
-    Delivery {
-        id: fresh_id(),
-        attempt: Attempt::new(1),
-        attempts_base: Attempt::new(0),
-        queue: QueueName::new(queue),
-        due_at: UnixMicros::new(0),
-        content: Content { payload: Vec::new(), content_type: String::new(), headers: BTreeMap::new() },
-        priority: 3,
-        key: None,
-        partition_key: None,
-        version: 0,
-        max_attempts: None,
-        timeout_ms: None,
-        redelivered: false,
-        envelope: None,
-    }
+/// A first attempt on its way to `queue`, claimed and due at the same moment.
+pub(super) fn dispatch(queue: &str, at: Instant) -> Dispatch {
+    let delivery = bench::outgoing(queue).delivery;
+    Dispatch { database: DatabaseIndex::HOME, delivery, publish_at: at, claimed_at: at }
 }
 
 #[test]
 fn the_last_attempt_of_a_new_budget_is_counted_from_where_it_began() {
     let (attempt, attempts_base) = (Attempt::new(26), Attempt::new(25));
-    let delivery = Delivery { attempt, attempts_base, max_attempts: Some(4), ..delivery("q") };
+    let delivery = Delivery { attempt, attempts_base, max_attempts: Some(4), ..bench::outgoing("q").delivery };
     let outgoing = outgoing(delivery, None, &Queue::with_defaults(QueueName::new("q")), &ReceiptKeys::default());
     let headers = outgoing.delivery.headers(outgoing.max_attempts);
     assert!(headers.contains(&(HEADER_MAX_ATTEMPTS.into(), HeaderValue::I64(29))), "{headers:?}");
@@ -152,18 +133,15 @@ async fn a_message_that_waits_for_a_batch_leaves_although_the_batch_never_ends()
     let (batches, mut sent) = mpsc::channel(MANY);
     let (claimed, dispatches) = mpsc::channel(MANY);
     let running = spawn_child(publisher(&loops, Silent(batches), &queue, LONG).run(dispatches));
-    let dispatch = || {
-        let now = Instant::now();
-        let delivery = delivery(queue.name.as_str());
-        Dispatch { database: DatabaseIndex::HOME, delivery, publish_at: now, claimed_at: now }
-    };
+    let due = || dispatch(queue.name.as_str(), Instant::now());
     let mut left = MANY;
-    hand_over(&claimed, std::iter::repeat_with(dispatch).take(MANY)).await;
+    hand_over(&claimed, std::iter::repeat_with(due).take(MANY)).await;
     while left > 0 {
         left -= tokio::time::timeout(LONG, sent.recv()).await.expect("they leave").expect("the publisher runs");
     }
+    // The rate counts a span once it has passed.
     tokio::time::sleep(SPAN).await;
-    hand_over(&claimed, [dispatch()]).await;
+    hand_over(&claimed, [due()]).await;
     let alone = tokio::time::timeout(LONG, sent.recv()).await.expect("it leaves while no batch has ended");
     assert_eq!(alone, Some(1));
     running.abort();

@@ -1,11 +1,6 @@
 use common::task::Envelope;
 
-use super::{super::tests::delivery, *};
-use crate::working_set::database::DatabaseIndex;
-
-fn dispatch(queue: &str, publish_at: Instant) -> Dispatch {
-    Dispatch { database: DatabaseIndex::HOME, delivery: delivery(queue), publish_at, claimed_at: publish_at }
-}
+use super::{super::tests::dispatch, *};
 
 fn add(outbox: &mut Outbox, messages: usize, publish_at: Instant) {
     for _ in 0..messages {
@@ -17,6 +12,14 @@ fn add(outbox: &mut Outbox, messages: usize, publish_at: Instant) {
 fn busy() -> (Outbox, Instant) {
     let now = Instant::now();
     (Outbox { rate: Rate { began: Some(now), last: MANY, present: 0 }, ..Outbox::default() }, now)
+}
+
+/// The same with a batch of one message out.
+fn busy_with_a_batch_out() -> (Outbox, Instant) {
+    let (mut outbox, now) = busy();
+    add(&mut outbox, 1, now);
+    assert_eq!(leave(&mut outbox, now), [1]);
+    (outbox, now)
 }
 
 fn orders() -> QueueName {
@@ -39,9 +42,7 @@ fn a_lane_has_a_batch_out_whatever_the_others_have_and_more_while_all_have_few()
 
 #[test]
 fn a_message_leaves_at_once_or_with_the_next_ones_when_a_batch_ends() {
-    let (mut outbox, now) = busy();
-    add(&mut outbox, 1, now);
-    assert_eq!(leave(&mut outbox, now), [1]);
+    let (mut outbox, now) = busy_with_a_batch_out();
     add(&mut outbox, 1, now);
     add(&mut outbox, 1, now);
     assert_eq!(leave(&mut outbox, now), [0; 0], "a batch is out");
@@ -54,9 +55,7 @@ fn a_message_leaves_at_once_or_with_the_next_ones_when_a_batch_ends() {
 
 #[test]
 fn a_few_messages_wait_a_moment_for_a_slow_batch() {
-    let (mut outbox, began) = busy();
-    add(&mut outbox, 1, began);
-    assert_eq!(leave(&mut outbox, began), [1]);
+    let (mut outbox, began) = busy_with_a_batch_out();
     add(&mut outbox, 1, began);
     assert_eq!(leave(&mut outbox, began), [0; 0]);
     add(&mut outbox, ENOUGH - 2, began);
@@ -71,10 +70,8 @@ fn a_few_messages_wait_a_moment_for_a_slow_batch() {
 
 #[test]
 fn a_look_may_come_early_and_leaves_another_one() {
-    let (mut outbox, began) = busy();
+    let (mut outbox, began) = busy_with_a_batch_out();
     let later = began + HOLD / 2;
-    add(&mut outbox, 1, began);
-    assert_eq!(leave(&mut outbox, began), [1]);
     add(&mut outbox, 1, began);
     assert_eq!(leave(&mut outbox, began), [0; 0]);
     outbox.ended(&orders(), 1);
@@ -115,9 +112,7 @@ fn a_rate_is_that_of_the_last_span() {
 
 #[test]
 fn many_messages_and_late_ones_wait_for_no_batch() {
-    let (mut outbox, now) = busy();
-    add(&mut outbox, 1, now);
-    assert_eq!(leave(&mut outbox, now), [1]);
+    let (mut outbox, now) = busy_with_a_batch_out();
     add(&mut outbox, ENOUGH, now);
     assert_eq!(leave(&mut outbox, now), [ENOUGH]);
     outbox.add(dispatch("orders", now.checked_sub(HOLD).unwrap()), now);
