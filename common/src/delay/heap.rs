@@ -122,6 +122,18 @@ impl DelayHeap {
         slots.into_iter().map(|slot| self.vacate(slot)).collect()
     }
 
+    /// Removes the tasks to claim that are due after `from` and at `until`, latest first, at most `max` of them. Other
+    /// entries stay.
+    pub fn pop_latest_claims(&mut self, from: UnixMicros, until: UnixMicros, max: usize) -> Vec<Entry> {
+        if from >= until {
+            return Vec::new();
+        }
+        let latest = self.order.range((from, u32::MAX)..=(until, u32::MAX)).rev();
+        let claims = latest.filter(|(_, slot)| self.slots[*slot as usize].kind == WakeKind::Claim);
+        let slots: Vec<u32> = claims.map(|(_, slot)| *slot).take(max).collect();
+        slots.into_iter().map(|slot| self.vacate(slot)).collect()
+    }
+
     /// Looks at no entry that is due after `until`.
     fn claim_slots(&self, until: UnixMicros) -> impl Iterator<Item = (UnixMicros, u32)> {
         let due = self.order.iter().copied().take_while(move |(wake_at, _)| *wake_at <= until);

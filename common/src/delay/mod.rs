@@ -1,10 +1,11 @@
-//! The next due tasks: the heap, its index of ids, how far ahead it is filled, and how far ahead it is emptied.
+//! The next due tasks: the heap, its index of ids, how far ahead it is filled, and how it is emptied.
 
 mod again;
 pub mod heap;
 pub mod horizon;
 mod index;
 mod lead;
+pub mod turn;
 
 pub use again::again;
 pub use lead::Lead;

@@ -18,7 +18,10 @@ use std::{
 };
 
 use common::{
-    delay::heap::{Entry, WakeKind},
+    delay::{
+        heap::{Entry, WakeKind},
+        turn::{self, Reach, Room},
+    },
     ids::{Epoch, ShardId, TaskId},
     time::UnixMicros,
 };
@@ -214,14 +217,10 @@ impl OwnedShards {
         self.state.lock().heap.claims_until(until).take(most).collect()
     }
 
-    /// Takes up to `most` keys out of the heap: those due by `until`, and tasks to claim that are due by
-    /// `claims_until`. From then on they are in flight.
-    pub fn take_due(&self, until: UnixMicros, claims_until: UnixMicros, most: usize) -> Vec<Entry> {
+    /// Takes keys out of the heap. From then on they are in flight.
+    pub fn take_due(&self, reach: Reach, room: Room) -> Vec<Entry> {
         let mut state = self.state.lock();
-        let mut entries = state.heap.pop_due(until, most);
-        if claims_until > until {
-            entries.extend(state.heap.pop_claims(claims_until, most - entries.len()));
-        }
+        let entries = turn::take(&mut state.heap, reach, room);
         for entry in &entries {
             state.in_flight.insert(entry.id, InFlight::default());
             state.in_doubt.remove(&entry.id);

@@ -62,6 +62,16 @@ fn tasks_to_claim_come_out_past_other_entries_that_stay() {
 }
 
 #[test]
+fn the_latest_tasks_to_claim_come_out_first_and_other_entries_stay() {
+    let mut heap = heap(10, &[(10, 1), (20, 2), (40, 4), (50, 5), (60, 6)]);
+    heap.push(Entry { kind: WakeKind::Deadline, ..claim(30, 3) });
+    assert_eq!(heap.pop_latest_claims(at(10), at(50), 2), [claim(50, 5), claim(40, 4)]);
+    assert_eq!(heap.pop_latest_claims(at(10), at(50), 9), [claim(20, 2)], "neither what is due at `from` nor later");
+    assert_eq!(heap.pop_latest_claims(at(60), at(10), 9), []);
+    assert_eq!(drained(&mut heap), [10, 30, 60]);
+}
+
+#[test]
 fn an_id_is_in_once_at_its_earliest_moment() {
     let mut heap = heap(10, &[(20, 1), (30, 1), (10, 1), (15, 1)]);
     assert_eq!(heap.len(), 1);

@@ -15,6 +15,7 @@ use common::{
     delay::{
         Lead,
         heap::{Entry, WakeKind},
+        turn::{Reach, Room},
     },
     ids::TaskId,
     time::UnixMicros,
@@ -152,17 +153,22 @@ impl<S: Statements> Dispatcher<S> {
     fn turn(&self) -> Turn {
         let now = clock::instant();
         let longest = now + LONGEST_SLEEP;
-        let room = self.room().min(self.pace.batch);
-        let at = self.claims.database.sql.clock().at(now).filter(|_| room > 0);
+        let room = self.room(self.pace.batch);
+        let at = self.claims.database.sql.clock().at(now).filter(|_| room.most > 0);
         let Some(at) = at else { return Turn::SleepUntil(longest) };
         let ahead = self.ahead(at);
         let begins = ahead.first_claim.is_some_and(|due| due <= at.plus(ahead.begin()));
         let claims = if begins { ahead.claims } else { Duration::ZERO };
-        let entries = self.claims.database.owned_shards.take_due(at.plus(ahead.others), at.plus(claims), room);
-        if entries.is_empty() {
-            return Turn::SleepUntil(self.next_look(now, &ahead).min(longest));
+        let reach = Reach { now: at, until: at.plus(ahead.others), claims_until: at.plus(claims) };
+        let entries = self.claims.database.owned_shards.take_due(reach, room);
+        if !entries.is_empty() {
+            return Turn::Wake(Batch { entries, ahead: ahead.claims });
         }
-        Turn::Wake(Batch { entries, ahead: ahead.claims })
+        if room.overdue == 0 {
+            // The head waits for room, but a task behind it may come due any moment.
+            return Turn::SleepUntil(now + BETWEEN_CLAIMS);
+        }
+        Turn::SleepUntil(self.next_look(now, &ahead).min(longest))
     }
 
     /// When the heap must be looked at again, if nothing changes in it.
@@ -181,8 +187,9 @@ impl<S: Statements> Dispatcher<S> {
         head.checked_sub(ahead.others).unwrap_or(head).min(claim_at.unwrap_or(look_at)).min(look_at)
     }
 
-    fn room(&self) -> usize {
-        self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight())
+    /// The room for up to `most` entries.
+    fn room(&self, most: usize) -> Room {
+        Room::of(self.pace.window, self.claims.database.owned_shards.in_flight(), most)
     }
 
     /// Wakes each kind of entry in its own way. Entries that are not handed on are no longer in flight.
@@ -240,7 +247,7 @@ impl<S: Statements> Dispatcher<S> {
     fn ahead(&self, at: UnixMicros) -> Ahead {
         let now = clock::instant();
         let lead = self.lead.lock().clone();
-        let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), self.room());
+        let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), self.room(usize::MAX).most);
         let first_claim = crowd.first().copied();
         let ahead = Ahead { others: lead.stride(now), claims: lead.ahead_of(crowd, now), first_claim };
         self.claims

@@ -16,6 +16,12 @@ fn owned() -> OwnedShards {
     owned
 }
 
+/// Takes what is due at `until` out of the heap.
+fn take(owned: &OwnedShards, until: UnixMicros) -> Vec<Entry> {
+    let reach = Reach { now: UnixMicros::FIRST, until, claims_until: until };
+    owned.take_due(reach, Room { most: 10, overdue: 10 })
+}
+
 #[test]
 fn only_shards_that_are_owned_and_not_draining_get_into_the_heap() {
     let owned = owned();
@@ -32,11 +38,11 @@ fn a_task_in_flight_is_not_taken_twice_and_comes_back_when_it_came_due_meanwhile
     let owned = owned();
     let id = id(1);
     owned.offer([entry(id, 5)]);
-    assert_eq!(owned.take_due(UnixMicros::new(10), UnixMicros::new(10), 10).len(), 1);
+    assert_eq!(take(&owned, UnixMicros::new(10)).len(), 1);
     owned.offer([entry(id, 7)]);
-    assert!(owned.take_due(UnixMicros::new(10), UnixMicros::new(10), 10).is_empty());
+    assert!(take(&owned, UnixMicros::new(10)).is_empty());
     owned.end([id]);
-    assert_eq!(owned.take_due(UnixMicros::new(10), UnixMicros::new(10), 10), [entry(id, 7)]);
+    assert_eq!(take(&owned, UnixMicros::new(10)), [entry(id, 7)]);
 }
 
 #[test]
@@ -46,7 +52,7 @@ fn a_rescue_takes_the_place_of_what_a_nudge_has_put_into_the_heap() {
     owned.offer([entry(id, 5)]);
     owned.end_unknown([id], UnixMicros::new(20));
     assert_eq!(
-        owned.take_due(UnixMicros::new(20), UnixMicros::new(20), 10).iter().map(|entry| entry.kind).collect::<Vec<_>>(),
+        take(&owned, UnixMicros::new(20)).iter().map(|entry| entry.kind).collect::<Vec<_>>(),
         [WakeKind::Rescue]
     );
 }
@@ -70,12 +76,12 @@ fn a_stale_entry_does_not_take_the_place_of_a_rescue() {
     let owned = owned();
     let id = id(1);
     owned.offer([entry(id, 5)]);
-    owned.take_due(UnixMicros::new(10), UnixMicros::new(10), 10);
+    take(&owned, UnixMicros::new(10));
     owned.offer([entry(id, 7)]);
     owned.end_unknown([id], UnixMicros::new(50));
-    assert!(owned.take_due(UnixMicros::new(49), UnixMicros::new(49), 10).is_empty());
+    assert!(take(&owned, UnixMicros::new(49)).is_empty());
     let rescue = Entry { wake_at: UnixMicros::new(50), id, kind: WakeKind::Rescue };
-    assert_eq!(owned.take_due(UnixMicros::new(50), UnixMicros::new(50), 10), [rescue]);
+    assert_eq!(take(&owned, UnixMicros::new(50)), [rescue]);
 }
 
 #[tokio::test]
@@ -83,7 +89,7 @@ async fn a_drain_waits_for_what_is_in_flight() {
     let owned = std::sync::Arc::new(owned());
     let id = id(1);
     owned.offer([entry(id, 5)]);
-    owned.take_due(UnixMicros::new(10), UnixMicros::new(10), 10);
+    take(&owned, UnixMicros::new(10));
     let shards = [ShardId::new(1)];
     owned.stop_claiming(&shards);
     let draining = std::sync::Arc::clone(&owned);
@@ -149,14 +155,14 @@ fn what_is_in_doubt_outlives_a_cut_that_is_given_up() {
     let owned = owned();
     let (shard, early, late) = (ShardId::new(1), id(1), id(1));
     owned.offer([entry(late, 5)]);
-    owned.take_due(UnixMicros::new(10), UnixMicros::new(10), 10);
+    take(&owned, UnixMicros::new(10));
     owned.end_unknown([early], UnixMicros::new(50));
     owned.stop_claiming(&[shard]);
     owned.end_unknown([late], UnixMicros::new(60));
-    assert!(owned.take_due(UnixMicros::LAST, UnixMicros::LAST, 10).is_empty());
+    assert!(take(&owned, UnixMicros::LAST).is_empty());
     owned.resume_claiming(shard, Epoch::from_store(1));
     let rescued = |owned: &OwnedShards| -> BTreeSet<TaskId> {
-        let taken = owned.take_due(UnixMicros::FIRST, UnixMicros::FIRST, 10);
+        let taken = take(&owned, UnixMicros::FIRST);
         taken.iter().filter(|entry| entry.kind == WakeKind::Rescue).map(|entry| entry.id).collect()
     };
     assert_eq!(rescued(&owned), BTreeSet::from([early, late]));

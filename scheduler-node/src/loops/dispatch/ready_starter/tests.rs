@@ -1,4 +1,11 @@
-use common::{delay::heap::WakeKind, ids::TaskId, queue::QueueBook};
+use common::{
+    delay::{
+        heap::WakeKind,
+        turn::{Reach, Room},
+    },
+    ids::TaskId,
+    queue::QueueBook,
+};
 
 use super::*;
 use crate::{loops::tests::Loops, store::tests::fixture};
@@ -98,7 +105,8 @@ async fn what_a_lost_pick_has_started_is_woken_when_the_pick_has_certainly_ended
     starter.turns.lock().insert(queue.clone(), turn(&doubt));
     starter.look(&queue, true).await.expect("one task still waits");
     let now = fixture::now(&loops.test.pool).await;
-    let woken = owned.take_due(now, now, 10);
+    let reach = Reach { now, until: now, claims_until: now };
+    let woken = owned.take_due(reach, Room { most: 10, overdue: 10 });
     assert_eq!(woken.len(), 2, "{woken:?}");
     assert!(woken.iter().all(|entry| entry.kind == WakeKind::Rescue && ids.contains(&entry.id)));
     assert!(starter.turns.lock()[&queue].doubt.is_none());

@@ -1,0 +1,68 @@
+//! Which entries leave the heap next: the earliest, and in a backlog those that come due now too.
+//!
+//! A burst in one queue may take seconds to claim. If all tasks went by their due times, those of every other queue
+//! would wait until its last one is claimed. So while the earliest entry is overdue, half of what leaves comes from the
+//! other end: tasks that come due now. The oldest keep their half, so none of them starves. Facebook's "adaptive LIFO"
+//! treats requests alike (Maurer, "Fail at Scale", ACM Queue 2015).
+//!
+//! For the same reason the overdue may not fill the window. A part of it stays free for tasks that come due now.
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use super::heap::{DelayHeap, Entry};
+use crate::time::UnixMicros;
+
+/// In a backlog, a task counts as one that comes due now until it is late by so much. It is more than a slow claim
+/// takes, whose successors would otherwise join the backlog, and little for the tasks of a burst.
+const ON_TIME: Duration = Duration::from_millis(250);
+
+/// The moments up to which entries leave the heap.
+#[derive(Clone, Copy, Debug)]
+pub struct Reach {
+    pub now: UnixMicros,
+    /// For entries of any kind.
+    pub until: UnixMicros,
+    /// For tasks to claim.
+    pub claims_until: UnixMicros,
+}
+
+/// The number of entries that may leave the heap; `overdue` is no more than `most`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub most: usize,
+    /// The most of them that leave by their due times, the overdue among them.
+    pub overdue: usize,
+}
+
+impl Room {
+    /// The room that a window leaves. A quarter of it takes only tasks that come due now.
+    pub fn of(window: usize, in_flight: usize, most: usize) -> Self {
+        let left = |of: usize| of.saturating_sub(in_flight).min(most);
+        Self { most: left(window), overdue: left(window - window / 4) }
+    }
+}
+
+/// Removes the entries that leave next.
+pub fn take(heap: &mut DelayHeap, reach: Reach, room: Room) -> Vec<Entry> {
+    let is_backlog = heap.next_due().is_some_and(|due| due < reach.now);
+    if !is_backlog {
+        return earliest(heap, reach, room.overdue);
+    }
+    let mut entries = heap.pop_due(reach.until, room.overdue.min(room.most.div_ceil(2)));
+    let left = room.overdue - entries.len();
+    entries.extend(heap.pop_latest_claims(reach.now.minus(ON_TIME), reach.claims_until, room.most - entries.len()));
+    let left = left.min(room.most - entries.len());
+    entries.extend(earliest(heap, reach, left));
+    entries
+}
+
+fn earliest(heap: &mut DelayHeap, reach: Reach, most: usize) -> Vec<Entry> {
+    let mut entries = heap.pop_due(reach.until, most);
+    if reach.claims_until > reach.until {
+        entries.extend(heap.pop_claims(reach.claims_until, most - entries.len()));
+    }
+    entries
+}

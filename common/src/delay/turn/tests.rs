@@ -1,0 +1,114 @@
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::*;
+use crate::{
+    delay::heap::WakeKind,
+    ids::{ShardId, TaskId},
+};
+
+/// The present of these tests.
+const NOW: UnixMicros = UnixMicros::new(10_000_000);
+
+/// A moment so long after the present.
+fn at_ms(ahead_ms: i64) -> UnixMicros {
+    UnixMicros::new(NOW.micros() + ahead_ms * 1_000)
+}
+
+fn entry(ahead_ms: i64, number: u16, kind: WakeKind) -> Entry {
+    let id = TaskId::mint(Uuid::from_u128(u128::from(number) << 64), ShardId::new(0));
+    Entry { wake_at: at_ms(ahead_ms), id, kind }
+}
+
+/// A heap of tasks to claim that are due so long after the present.
+fn heap(ahead_ms: impl IntoIterator<Item = i64>) -> DelayHeap {
+    let mut heap = DelayHeap::new(100_000);
+    for (ahead_ms, number) in ahead_ms.into_iter().zip(0..) {
+        heap.push(entry(ahead_ms, number, WakeKind::Claim));
+    }
+    heap
+}
+
+/// Entries of any kind leave 30 ms ahead, and tasks to claim 100 ms.
+fn reach() -> Reach {
+    Reach { now: NOW, until: at_ms(30), claims_until: at_ms(100) }
+}
+
+fn room(most: usize) -> Room {
+    Room { most, overdue: most }
+}
+
+/// How long after the present those are due that leave the heap, in milliseconds.
+fn taken(heap: &mut DelayHeap, room: Room) -> Vec<i64> {
+    take(heap, reach(), room).iter().map(|entry| (entry.wake_at.micros() - NOW.micros()) / 1_000).collect()
+}
+
+#[test]
+fn without_a_backlog_the_earliest_leave() {
+    let mut heap = heap([80, 10, 50, 120]);
+    heap.push(entry(40, 9, WakeKind::Deadline));
+    assert_eq!(taken(&mut heap, room(2)), [10, 50]);
+    assert_eq!(taken(&mut heap, room(9)), [80], "a deadline waits for its moment, and a task for its lead");
+}
+
+#[test]
+fn tasks_that_come_due_during_a_burst_do_not_wait_for_its_last_one() {
+    let mut heap = heap(std::iter::repeat_n(-1, 1_000).chain([20, 60]));
+    assert_eq!(taken(&mut heap, room(10)), [-1, -1, -1, -1, -1, 60, 20, -1, -1, -1]);
+}
+
+#[test]
+fn the_oldest_keep_half_of_each_claim() {
+    let mut heap = heap(-500..500);
+    let (oldest, latest) = (-500..-450, 51..=100);
+    assert_eq!(taken(&mut heap, room(100)), oldest.chain(latest.rev()).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_task_that_is_late_waits_for_the_older_ones() {
+    let late = -i64::try_from(ON_TIME.as_millis()).unwrap();
+    let mut heap = heap([late - 2, late - 1, late]);
+    assert_eq!(taken(&mut heap, Room { most: 2, overdue: 1 }), [late - 2]);
+}
+
+#[test]
+fn the_last_quarter_of_a_window_takes_only_what_comes_due_now() {
+    assert_eq!(Room::of(100, 0, 50), Room { most: 50, overdue: 50 });
+    assert_eq!(Room::of(100, 60, 50), Room { most: 40, overdue: 15 });
+    assert_eq!(Room::of(100, 80, 50), Room { most: 20, overdue: 0 });
+    assert_eq!(Room::of(100, 200, 50), Room { most: 0, overdue: 0 });
+    assert_eq!(Room::of(1, 0, 50), Room { most: 1, overdue: 1 }, "the smallest window takes a task");
+    let mut heap = heap([-300, -2, 20]);
+    assert_eq!(taken(&mut heap, Room { most: 5, overdue: 0 }), [20, -2]);
+}
+
+proptest! {
+    #[test]
+    fn every_entry_leaves_once_and_within_its_reach(
+        wakes in prop::collection::vec((-1_000_i64..200, 0_usize..4), 0..200),
+        most in 1_usize..40,
+        overdue in 1_usize..40,
+    ) {
+        let kinds = [WakeKind::Claim, WakeKind::Deadline, WakeKind::Rescue, WakeKind::Look];
+        let mut heap = DelayHeap::new(1_000);
+        for ((ahead_ms, kind), number) in wakes.iter().zip(0..) {
+            heap.push(entry(*ahead_ms, number, kinds[*kind]));
+        }
+        let room = Room { most, overdue: overdue.min(most) };
+        let mut left = Vec::new();
+        loop {
+            let first = heap.next_due();
+            let entries = take(&mut heap, reach(), room);
+            prop_assert!(entries.len() <= most);
+            let Some(oldest) = entries.first() else { break };
+            if first < Some(NOW) {
+                prop_assert_eq!(Some(oldest.wake_at), first, "the oldest never starve");
+            }
+            left.extend(entries);
+        }
+        let reached = |kind| if kind == WakeKind::Claim { at_ms(100) } else { at_ms(30) };
+        prop_assert!(left.iter().all(|entry| entry.wake_at <= reached(entry.kind)));
+        let expected = wakes.iter().filter(|(ahead_ms, kind)| at_ms(*ahead_ms) <= reached(kinds[*kind])).count();
+        prop_assert_eq!(left.len(), expected);
+    }
+}
