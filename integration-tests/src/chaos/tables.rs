@@ -16,8 +16,6 @@ const FINISHED_WITHIN: Duration = Duration::from_secs(240);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// A message may be on its way to its consumer after its row is finished.
 const ARRIVED_WITHIN: Duration = Duration::from_secs(15);
-/// Fire times are decided this long ahead, and a moment for the last decision to be made.
-const DECIDED_AHEAD: Duration = Duration::from_secs(5);
 
 const ROWS: &str = "
 SELECT live, id::text AS task, shard, queue, state::text AS state, attempt,
@@ -34,7 +32,6 @@ pub(super) async fn settle(stage: &Stage) -> Result<()> {
     while pause_schedule(stage).await.is_err() && Instant::now() < deadline {
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    tokio::time::sleep(DECIDED_AHEAD).await;
     while open(stage).await.is_none_or(|open| open > 0) && Instant::now() < deadline {
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -53,14 +50,18 @@ async fn pause_schedule(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// How many tasks are unfinished, and how many submissions in SQL are not tasks yet.
+const OPEN: &str = "
+SELECT (SELECT count(*) FROM duetime.task)
+     + (SELECT count(*) FROM duetime.inbox WHERE error IS NULL)
+     + (SELECT count(*) FROM duetime.fire)";
+
+/// How many tasks are unfinished, and how many submissions in SQL and decided fire times are not tasks yet. The first
+/// database has the fire times and is read first, so a task that is made meanwhile is counted once at least.
 async fn open(stage: &Stage) -> Option<i64> {
     let mut open = 0;
     for database in 0..stage.sandbox.database_count() {
         let mut connection = stage.primary(database).await.ok()?;
-        let count =
-            "SELECT (SELECT count(*) FROM duetime.task) + (SELECT count(*) FROM duetime.inbox WHERE error IS NULL)";
-        open += sqlx::query_scalar::<_, i64>(count).fetch_one(&mut connection).await.ok()?;
+        open += sqlx::query_scalar::<_, i64>(OPEN).fetch_one(&mut connection).await.ok()?;
     }
     Some(open)
 }

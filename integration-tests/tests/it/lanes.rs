@@ -65,7 +65,7 @@ async fn turn(sandbox: &Sandbox, queue: &str, what: &str) -> Result<()> {
 }
 
 /// Waits until `count` tasks of the queue are `ready`.
-async fn until_ready(sandbox: &Sandbox, queue: &str, count: i64) -> Result<()> {
+pub(crate) async fn until_ready(sandbox: &Sandbox, queue: &str, count: i64) -> Result<()> {
     until("they wait for room", Duration::from_secs(20), || async {
         let view = sandbox.client(0).queue(queue).await.ok()?;
         (view["counts"]["ready"].as_i64()? == count).then_some(())

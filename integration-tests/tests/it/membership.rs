@@ -59,9 +59,15 @@ async fn a_node_that_joins_takes_its_share_and_one_that_leaves_gives_it_back() {
 async fn tasks_that_come_due_while_no_node_runs_fire_when_one_is_back() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        load(sandbox, &[0], Load::new("mail", 200).due_in_ms(1_000..4_000), Duration::from_secs(3)).await?;
+        load(sandbox, &[0], Load::new("mail", 200).due_in_ms(1_000..8_000), Duration::from_secs(3)).await?;
         ensure!(sandbox.node(0).stop(STOP_WITHIN).await?.success());
-        lasts(Duration::from_secs(3)).await;
+        let stopped = sandbox.ledger.progress();
+        ensure!(stopped.due < stopped.accepted, "every task was due before the node had stopped: {stopped:?}");
+        until("every task is due", STOP_WITHIN, || async {
+            let now = sandbox.ledger.progress();
+            (now.due >= now.accepted).then_some(())
+        })
+        .await?;
         sandbox.restart(0).await?;
         ensure!(sandbox.ledger.wait_all(Duration::from_secs(15)).await, "tasks are outstanding");
         Ok(())

@@ -126,6 +126,7 @@ async fn a_cluster_is_upgraded_and_rolled_back_node_by_node_while_tasks_fire() -
         ensure!(lateness.max_ms <= GAP_MS, "{lateness}; {by_queue:?}");
         let client = sandbox.live()?;
         schedule::turn(&client, "s", "pause").await?;
+        schedule::all_made(sandbox).await?;
         let made = schedule::made(&client, "s", "pulse").await?;
         let left_out = schedule::left_out(&made);
         ensure!(left_out.is_empty() && made.len() >= 10, "left out: {left_out:?} of {}", made.len());

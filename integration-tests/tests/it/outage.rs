@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use integration_tests::{
     clock::{now_ms, now_us},
     load::Load,
     sandbox::Sandbox,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::{Connection, Executor, PgConnection};
 
 use crate::{confirm, flows, id_of, lasts, load, scenario, stream::Stream, submit};
@@ -41,10 +41,18 @@ async fn losing_all_of_etcd_stops_no_owner() {
     .await;
 }
 
+/// Each shard and its owner.
+async fn owners(sandbox: &Sandbox) -> Result<Vec<(Value, Value)>> {
+    let report = sandbox.live()?.cluster().await?;
+    let shards = report["shards"].as_array().context("the report lists the shards")?;
+    Ok(shards.iter().map(|shard| (shard["shard"].clone(), shard["owner"].clone())).collect())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_etcd_moves_no_shard() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
+        let before = owners(sandbox).await?;
         let freeze = sandbox.lease_ttl() * 3;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), freeze + Duration::from_secs(8));
         // When etcd wakes, every lease may have expired at once.
@@ -53,6 +61,8 @@ async fn a_frozen_etcd_moves_no_shard() {
         sandbox.etcd().resume(0)?;
         stream.await?;
         sandbox.settled().await?;
+        let after = owners(sandbox).await?;
+        ensure!(after == before, "shards moved: {before:?} -> {after:?}");
         ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
         let lateness = sandbox.ledger.judge().lateness;
         ensure!(lateness.max_ms < 2_000.0, "{lateness}");
@@ -61,14 +71,16 @@ async fn a_frozen_etcd_moves_no_shard() {
     .await;
 }
 
-/// Longer than a statement waits for a lock: claims and repairs fail or take as long.
-const LOCKED_FOR: Duration = Duration::from_secs(3);
+/// Longer than a statement waits for a lock: claims and repairs fail or take as long. The first second of it is before
+/// the due time.
+const LOCKED_FOR: Duration = Duration::from_millis(3_500);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_that_were_moved_fire_at_their_new_time_although_their_table_was_locked_at_the_old_one() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let (client, due_ms) = (sandbox.client(0), now_ms() + 5_000);
+        // Sixty requests fit in, on a busy machine too.
+        let (client, due_ms) = (sandbox.client(0), now_ms() + 12_000);
         let mut numbers = Vec::new();
         for _ in 0..30 {
             numbers.push(submit(&client, &sandbox.ledger, "mail", due_ms, &json!({})).await?);
@@ -78,11 +90,12 @@ async fn tasks_that_were_moved_fire_at_their_new_time_although_their_table_was_l
             client.change(&id_of(&sandbox.ledger, *number)?, &json!({ "due_at": later_ms })).await?;
             sandbox.ledger.moved(*number, later_ms);
         }
-        let until_due = u64::try_from(due_ms - now_ms() - 500).unwrap_or(0);
-        lasts(Duration::from_millis(until_due)).await;
         let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
+        let until_due_ms = u64::try_from(due_ms - now_ms() - 1_000).context("the requests took too long")?;
+        lasts(Duration::from_millis(until_due_ms)).await;
         let mut transaction = connection.begin().await?;
         transaction.execute("LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").await?;
+        ensure!(now_ms() < due_ms, "the table was locked after the old due time");
         lasts(LOCKED_FOR).await;
         transaction.rollback().await?;
         // Due 2.5 s from now.

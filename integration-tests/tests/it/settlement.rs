@@ -136,16 +136,18 @@ async fn silence_past_the_deadline_is_a_failed_attempt() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn heartbeats_keep_an_attempt_alive_beyond_its_deadline() {
+    // Beats 1 s apart for 7 s: a stall of 4 s ends no attempt.
+    const DEADLINE_MS: i64 = 5_000;
+    const PAUSE: Duration = Duration::from_secs(1);
     scenario(Sandbox::builder(), async |sandbox| {
         let beat = |progress: i32| Step::Report(json!({ "status": "running", "progress": progress, "worker": "w1" }));
-        let pause = Step::Wait(Duration::from_millis(700));
         let mut steps = Vec::new();
-        for progress in [20, 40, 60, 80] {
-            steps.extend([beat(progress), pause.clone()]);
+        for progress in [10, 20, 30, 40, 50, 60, 70] {
+            steps.extend([beat(progress), Step::Wait(PAUSE)]);
         }
         steps.extend([Step::Report(json!({ "status": "succeeded" })), Step::Ack]);
         let script = move |_: &_| Answer(steps.clone());
-        sandbox.consume("sums", &policy("result", 3, 1_500), script).await?;
+        sandbox.consume("sums", &policy("result", 3, DEADLINE_MS), script).await?;
         let numbers = submit_some(sandbox, "sums", 5, 1).await?;
         let first = id_of(&sandbox.ledger, numbers[0])?;
         in_state(&sandbox.client(0), &first, "running").await?;

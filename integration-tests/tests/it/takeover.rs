@@ -1,8 +1,8 @@
 //! A node whose process ends is replaced long before its lease ends; a node that only looks dead keeps its shards.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use integration_tests::{
     clock::now_us,
     load::Load,
@@ -50,6 +50,47 @@ async fn fires(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
+/// By their nodes, the links through which the others reach the nodes' ports. With each, the number of starts of other
+/// nodes that have to reach it: each start connects once.
+type Links = BTreeMap<usize, (Proxy, usize)>;
+
+/// Starts nodes that do not run, each behind a new link.
+async fn start_behind_links(sandbox: &Sandbox, links: &mut Links, numbers: &[usize]) -> Result<()> {
+    for (_, starts) in links.values_mut() {
+        *starts += numbers.len();
+    }
+    for number in numbers {
+        let node = sandbox.node(*number);
+        let port = node.url().rsplit(':').next().and_then(|port| port.parse().ok()).context("a port")?;
+        let link = Proxy::start(port).await?;
+        node.set("DUETIME_HTTP__ADVERTISE", &format!("http://127.0.0.1:{}", link.port()));
+        node.start()?;
+        links.insert(*number, (link, sandbox.nodes().len() - 1));
+    }
+    for number in numbers {
+        sandbox.node(*number).wait_ready(SOON).await?;
+    }
+    sandbox.settled().await
+}
+
+/// Starts all nodes again behind links. They stop first, so that no former start reaches a link.
+async fn all_behind_links(sandbox: &Sandbox) -> Result<Links> {
+    for node in sandbox.nodes() {
+        node.stop(SOON).await?;
+    }
+    let (mut links, all) = (Links::new(), Vec::from_iter(0..sandbox.nodes().len()));
+    start_behind_links(sandbox, &mut links, &all).await?;
+    Ok(links)
+}
+
+/// Waits until each node has reached all others: only a port that a node has reached counts as closed afterwards.
+async fn all_reached(links: &Links) -> Result<()> {
+    until("each node has reached the others", SOON, || async {
+        links.values().all(|(link, starts)| link.taken() >= *starts).then_some(())
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_node_fires_again_before_the_lease_of_its_former_start_ends() {
     scenario(Sandbox::builder().compared().nodes(1).lease_ttl(ENDLESS), async |sandbox| {
@@ -70,25 +111,24 @@ async fn a_restarted_node_fires_again_before_the_lease_of_its_former_start_ends(
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_nodes_are_replaced_before_their_leases_end() {
     scenario(Sandbox::builder().compared().lease_ttl(ENDLESS), async |sandbox| {
+        let mut links = all_behind_links(sandbox).await?;
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 100));
         let master = sandbox.master().await?;
         // An owner, the master, and then all but one node at the same time: no freeze holds that up.
         for victims in [vec![(master + 1) % 3], vec![master], vec![master, (master + 1) % 3]] {
-            // Two seconds: a node counts as ended only where its port was reached before, and each looks once a second.
-            flows(sandbox, 200).await?;
+            all_reached(&links).await?;
             for victim in &victims {
                 sandbox.kill(*victim);
+                // A dropped link refuses connections, as a host does whose process has ended.
+                links.remove(victim);
             }
             for victim in &victims {
                 sandbox.node(*victim).wait_ended(SOON).await?;
             }
             sandbox.settled().await?;
             fires(sandbox).await?;
-            for victim in &victims {
-                sandbox.restart(*victim).await?;
-            }
-            sandbox.settled().await?;
+            start_behind_links(sandbox, &mut links, &victims).await?;
             fires(sandbox).await?;
         }
         stream.end().await?;
@@ -120,25 +160,11 @@ async fn a_node_stopped_for_five_seconds_keeps_its_shards() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_cannot_reach_one_another_keep_their_shards() {
     scenario(Sandbox::builder().compared(), async |sandbox| {
+        let links = all_behind_links(sandbox).await?;
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let mut links = Vec::new();
-        for node in sandbox.nodes() {
-            let port = node.url().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
-            let link = Proxy::start(port).await?;
-            node.stop(SOON).await?;
-            node.set("DUETIME_HTTP__ADVERTISE", &format!("http://127.0.0.1:{}", link.port()));
-            node.start()?;
-            node.wait_ready(SOON).await?;
-            links.push(link);
-        }
-        sandbox.settled().await?;
         let before = sandbox.owned().await;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 150), STOP * 2);
-        // Only a port that a node has reached counts as closed afterwards.
-        until("each node has reached the two others", SOON, || async {
-            links.iter().all(|link| link.taken() >= 2).then_some(())
-        })
-        .await?;
+        all_reached(&links).await?;
         // A dropped link refuses connections, as a host does whose process has ended.
         drop(links);
         lasts(STOP).await;

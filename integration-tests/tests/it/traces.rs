@@ -18,12 +18,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use self::collector::{Collector, Span};
-use crate::{in_state, lasts, scenario, until};
+use crate::{in_state, scenario, until};
 
 const SOON: Duration = Duration::from_secs(30);
-
-/// Longer than a node's export interval for spans.
-const EXPORTED: Duration = Duration::from_secs(3);
 
 fn config(endpoint: &str) -> String {
     format!("[telemetry]\nlog = \"info,scheduler_node=debug\"\nformat = \"json\"\notlp_endpoint = {endpoint:?}\n")
@@ -314,21 +311,37 @@ async fn a_task_without_a_trace_says_nothing_of_one_and_a_quiet_one_stays_quiet(
         sandbox.put_queues(&[("sums", json!({ "settle": "result" }))]).await?;
         let mut hand = Hand::open(sandbox).await?;
         let quiet = traceparent(3).replace("-01", "-00");
+        let (task, done) = (json!({ "queue": "sums", "payload": 1 }), json!({ "status": "succeeded" }));
+        let mut untraced = Vec::new();
         for (caller, carried) in
             [(None, None), (Some("00-nonsense"), None), (Some(quiet.as_str()), Some(quiet.clone()))]
         {
-            let id = submit(sandbox, 0, caller, &json!({ "queue": "sums", "payload": 1 })).await?;
+            let id = submit(sandbox, 0, caller, &task).await?;
             let message = hand.take("sums").await?;
             ensure!(traceparent_of(&message) == carried, "{message:?}");
-            hand.answer(&message, None, &json!({ "status": "succeeded" })).await?;
+            hand.answer(&message, None, &done).await?;
             in_state(&sandbox.client(1), &id, "succeeded").await?;
+            untraced.push(id);
         }
-        lasts(EXPORTED).await;
+        // Each node exports its spans in their order. So when a later span of each has come, so have all of the tasks
+        // above.
+        for (node, trace) in [8, 9, 10].into_iter().enumerate() {
+            let caller = traceparent(trace);
+            submit(sandbox, node, Some(&caller), &task).await?;
+            let message = hand.take("sums").await?;
+            hand.answer(&message, None, &done).await?;
+            spans(&collector, &caller, 3).await?;
+        }
         ensure!(collector.of_trace(trace_id(&quiet)).is_empty());
-        for client in sandbox.clients() {
-            ensure!(client.metric("duetime_spans_exported_total").await? == Some(0.0), "a span was exported");
-        }
-        Ok(())
+        ensure!(untraced.iter().all(|id| collector.of_task(id).is_empty()), "a span was exported");
+        until("the three spans of each later task are counted, and no more", SOON, || async {
+            let mut exported = 0.0;
+            for client in sandbox.clients() {
+                exported += client.metric("duetime_spans_exported_total").await.ok()??;
+            }
+            (exported == 9.0).then_some(())
+        })
+        .await
     })
     .await;
 }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use futures::future::BoxFuture;
 use integration_tests::{
     client::Client,
@@ -20,6 +20,18 @@ const FIRES_WITHIN: Duration = Duration::from_secs(90);
 /// The window of a rule, and the time the cluster takes to recover.
 const SILENT_WITHIN: Duration = Duration::from_secs(90);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// The limit for a step of a cause, on a busy machine.
+const HAPPENS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Waits until `check` holds, which a cause needs before it goes on.
+pub(super) async fn until<F: Future<Output = bool>>(what: &str, check: impl Fn() -> F) -> Result<()> {
+    let deadline = Instant::now() + HAPPENS_WITHIN;
+    while !check().await {
+        ensure!(Instant::now() < deadline, "{what}: not within {HAPPENS_WITHIN:?}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
 
 /// A cause, the alerts that it sets off, and how to inject and heal it.
 pub(super) struct Cause {

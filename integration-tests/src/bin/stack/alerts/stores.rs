@@ -1,7 +1,5 @@
 //! Causes that concern the stores and the links to them.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use futures::{FutureExt, future};
 use integration_tests::sandbox::{Proxy, Sandbox};
@@ -9,7 +7,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{
-    scene::{Cause, Scene},
+    scene::{Cause, Scene, until},
     tasks::tasks,
 };
 
@@ -198,7 +196,7 @@ async fn restored(scene: &Scene<'_>) -> Result<()> {
     server.restart().await?;
     // A mark follows the first task that is accepted.
     let marks = cluster.node(0).client().metric(MARKS).await?;
-    until_marked(cluster, marks).await;
+    until_marked(cluster, marks).await?;
     server.stop().await?;
     server.put_back(&backup).await?;
     server.restart().await?;
@@ -208,12 +206,13 @@ async fn restored(scene: &Scene<'_>) -> Result<()> {
     scene.client()?.call::<Value>(Method::POST, path, None).await.map(drop).context("accepting the loss")
 }
 
-async fn until_marked(cluster: &Sandbox, before: Option<f64>) {
+async fn until_marked(cluster: &Sandbox, before: Option<f64>) -> Result<()> {
     let client = cluster.node(0).client();
-    while client.metric(MARKS).await.ok().flatten() <= before {
+    until("a node marks the position of the database", || async {
         client.batch(&tasks("steady", 1, 500)).await.ok();
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+        client.metric(MARKS).await.ok().flatten() > before
+    })
+    .await
 }
 
 async fn etcd_gone(scene: &Scene<'_>) -> Result<()> {
@@ -231,15 +230,30 @@ async fn etcd_gone(scene: &Scene<'_>) -> Result<()> {
 async fn broker_gone(scene: &Scene<'_>) -> Result<()> {
     let cluster = scene.cluster();
     let ways = || (0..cluster.nodes().len()).map(|node| &cluster.links(node).rabbit);
+    let before = unconfirmed(cluster).await;
     scene.client()?.batch(&tasks("steady", 1_000, 1_500)).await?;
     scene.injected();
     // Messages published now stay in flight, and their outcome will be unknown.
     ways().for_each(Proxy::cut);
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let published =
+        until("messages are published and not confirmed", || async { unconfirmed(cluster).await > before }).await;
     cluster.rabbit().kill();
     ways().for_each(Proxy::heal);
     scene.fired().await;
-    cluster.rabbit().restart().await
+    cluster.rabbit().restart().await?;
+    published
+}
+
+/// Rises when messages were sent and no confirm has come for a second: their lane is closed. Then their outcome is
+/// unknown.
+async fn unconfirmed(cluster: &Sandbox) -> f64 {
+    let mut sum = 0.0;
+    for client in cluster.clients() {
+        for metric in ["duetime_lanes_closed", "duetime_publish_unknown_total"] {
+            sum += client.metric(metric).await.ok().flatten().unwrap_or(0.0);
+        }
+    }
+    sum
 }
 
 async fn broker_full(scene: &Scene<'_>) -> Result<()> {

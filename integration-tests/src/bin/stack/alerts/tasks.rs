@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     rules::HEAP_ENTRIES,
-    scene::{Cause, Scene},
+    scene::{Cause, Scene, until},
 };
 
 const NO_TASK: Cause = Cause {
@@ -240,7 +240,11 @@ async fn frozen(scene: &Scene<'_>) -> Result<()> {
     });
     let path = "/v1/schedules/pulse";
     client.call::<Value>(Method::PUT, path, Some(&schedule)).await?;
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    until("the schedule fires", || async {
+        let shown = client.call::<Value>(Method::GET, path, None).await;
+        shown.is_ok_and(|schedule| schedule["last_fire_at"].is_string())
+    })
+    .await?;
     scene.injected();
     for node in 0..cluster.nodes().len() {
         cluster.pause(node)?;

@@ -166,6 +166,7 @@ mod tests {
         // Long enough for a shell to start on a busy machine: a deadline before that would show nothing.
         let mut within = Duration::from_millis(200);
         while fs::read_to_string(&file).unwrap_or_default().trim().is_empty() {
+            assert!(within < Duration::from_secs(60), "the program has not begun");
             let error = peer.ended(peer.command("install"), "install", within, "").await.unwrap_err();
             assert!(error.to_string().contains("does not end within"), "{error:#}");
             within *= 2;

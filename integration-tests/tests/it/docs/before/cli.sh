@@ -5,7 +5,6 @@ printf '%s\n' '{"queue":"mails","payload":{"to":"bob"},"delay_ms":600000}' '{"qu
 duetime queue set old-mails settle=confirm
 duetime queue set jobs settle=result max_attempts=1
 duetime queue set notes settle=confirm
-sleep 1    # by then it is in force on every node
 later() { duetime submit "$1" --delay 1h | cut -d" " -f1; }
 delivered() {
     local id

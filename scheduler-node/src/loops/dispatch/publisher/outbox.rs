@@ -31,7 +31,7 @@ const MESSAGES_PER_BATCH: usize = 256;
 const ENOUGH: usize = 64;
 
 /// The longest wait for the end of a batch: about the time in which a busy broker confirms one.
-const HOLD: Duration = Duration::from_millis(5);
+pub(super) const HOLD: Duration = Duration::from_millis(5);
 
 /// The rate is that of so long a time: the last one that has passed.
 pub(super) const SPAN: Duration = Duration::from_millis(100);
