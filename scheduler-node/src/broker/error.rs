@@ -8,6 +8,7 @@ use crate::causes::explained;
 
 pub(super) const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
+const RESOURCE_LOCKED: u16 = 405;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -60,9 +61,9 @@ impl Error {
         }
     }
 
-    /// Whether the broker keeps this user from the thing, or says that it is not there.
+    /// Whether the broker keeps this user or this connection from the thing, or says that it is not there.
     pub(super) fn is_refused_access(&self) -> bool {
-        matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND))
+        matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND | RESOURCE_LOCKED))
     }
 
     /// The code with which the broker refused, in AMQP's numbering (404 not found, 406 precondition failed, ...).
