@@ -51,7 +51,8 @@ impl Returned {
 }
 
 impl<S: Statements, B: Publish> Publisher<S, B> {
-    /// Takes the returned and the refused messages out of a batch's outcomes, so that they do not count against its lane.
+    /// Takes the returned and the refused messages out of a batch's outcomes, so that they do not count against its
+    /// lane.
     pub(super) fn take_returned(
         &self,
         queue: &Queue,
