@@ -157,6 +157,12 @@ impl Intake {
                     exchange.name,
                     refusal.explained()
                 )),
+                // A queue without a leader keeps silent. A connection that is not read opens no further channel.
+                Err(silence @ Error::Silent { .. }) if self.link.is_connected() => Some(format!(
+                    "RabbitMQ does not answer for the queue of the delay exchange `{}`, so it delays no messages ({})",
+                    exchange.name,
+                    silence.explained()
+                )),
                 Err(error) => return Err(error),
             };
             self.troubles.note(&exchange.name, trouble);

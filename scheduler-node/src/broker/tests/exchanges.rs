@@ -96,6 +96,27 @@ async fn an_exchange_whose_queue_another_connection_has_for_itself_is_reported_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exchange_whose_queue_does_not_answer_is_reported_and_the_connection_comes_up_all_the_same() {
+    let mut bench = Bench::with_delay_exchange("late").await;
+    let mut received = bench.broker.received();
+    // As if the queue had no leader.
+    let process = |verb: &str| [format!("sys:{verb}('{}_{QUEUE}')", bench.vhost)];
+    bench.rabbit.eval(&process("suspend")).await.unwrap();
+    bench.drop_connections().await;
+    until_troubled(&bench, 1).await;
+    bench.until_up().await;
+    let hand = bench.hand().await;
+    hand.publish("duetime.results", b"{}", BasicProperties::default()).await;
+    let resumed = process("resume");
+    bench.next().await;
+
+    bench.rabbit.eval(&resumed).await.unwrap();
+    until_troubled(&bench, 0).await;
+    hand.publish(QUEUE, b"{}", BasicProperties::default()).await;
+    timeout(LONG, received.recv()).await.expect("the queue is read again").expect("the broker lives");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exchange_with_another_type_is_reported_until_it_is_gone_or_right() {
     let bench = Bench::with_delay_exchange("late").await;
     until_troubled(&bench, 0).await;
