@@ -95,7 +95,7 @@ crate::labelled! {
         Failed = "failed",
         /// The consumer reported that another attempt is not worth it.
         Discarded = "discarded",
-        /// The broker had no queue for the message.
+        /// The broker had no queue for the message, or refused it.
         Unroutable = "unroutable",
     }
 }
@@ -149,8 +149,9 @@ impl TaskSnapshot<'_> {
         self.failed(FailureReason::Rejected, now, rand01, None)
     }
 
-    /// The broker has returned the publish of `attempt`: no queue is bound for it. Nothing of this copy was
-    /// delivered. An earlier copy had no report or rejection either, for then the task would not be `dispatching`.
+    /// The broker has returned the publish of `attempt`, because no queue is bound for it, or has refused it. Nothing
+    /// of this copy was delivered. An earlier copy had no report or rejection either, for then the task would not be
+    /// `dispatching`.
     pub fn after_return(&self, attempt: Attempt, rule: Unroutable) -> Verdict {
         if !CONFIRMED_FROM.contains(&self.state) || attempt != self.attempt {
             return Verdict::Ignore;

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use common::{ids::ClusterId, wire::amqp::CLUSTER};
+use lapin::protocol::AMQPError;
 
 use crate::causes::explained;
 
 pub(super) const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
+const RESOURCE_LOCKED: u16 = 405;
+pub(super) const PRECONDITION_FAILED: u16 = 406;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -60,9 +63,9 @@ impl Error {
         }
     }
 
-    /// Whether the broker keeps this user from the thing, or says that it is not there.
+    /// Whether the broker keeps this user or this connection from the thing, or says that it is not there.
     pub(super) fn is_refused_access(&self) -> bool {
-        matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND))
+        matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND | RESOURCE_LOCKED))
     }
 
     /// The code with which the broker refused, in AMQP's numbering (404 not found, 406 precondition failed, ...).
@@ -70,10 +73,15 @@ impl Error {
         let Self::Refused { source, .. } = self else {
             return None;
         };
-        match source.kind() {
-            lapin::ErrorKind::ProtocolError(error) => Some(error.get_id()),
-            _ => None,
-        }
+        reply(source).map(AMQPError::get_id)
+    }
+}
+
+/// The code and the text with which the broker closed a channel or the connection.
+pub(super) fn reply(error: &lapin::Error) -> Option<&AMQPError> {
+    match error.kind() {
+        lapin::ErrorKind::ProtocolError(reply) => Some(reply),
+        _ => None,
     }
 }
 

@@ -3,6 +3,9 @@
 //! The client pairs `basic.return` with the next confirm to arrive, whichever that is, so a single confirm
 //! proves nothing. One rule holds: when all confirms of a channel are in, so are all returns. Hence a batch is
 //! judged as a whole, by message id. A message that keeps its original id carries Duetime's id in a header.
+//!
+//! A broker that refuses a message closes the channel and does not name the message. It is known when it was the only
+//! one without a confirm.
 
 use std::{
     collections::HashSet,
@@ -12,15 +15,24 @@ use std::{
 
 use common::outcome::Outcome;
 use futures::{FutureExt, future::join_all};
-use lapin::{Channel, Confirmation, PublisherConfirm, options::BasicPublishOptions, types::ShortString};
+use lapin::{
+    Channel, Confirmation, PublisherConfirm,
+    options::BasicPublishOptions,
+    protocol::{AMQPError, AMQPErrorKind},
+    types::ShortString,
+};
 use parking_lot::Mutex;
 
 use super::{
     envelope,
+    error::{ACCESS_REFUSED, PRECONDITION_FAILED, reply},
     message::{Envelope, Outgoing},
     published::{NotTaken, Published},
     route::Route,
 };
+
+/// The words of a refusal over a routing key. A refusal of the whole exchange does not have them.
+const OF_A_KEY: &str = "access to topic '";
 
 /// The names that every message of a batch carries.
 pub(super) struct Address {
@@ -69,6 +81,8 @@ pub(super) struct Flight {
     returned: HashSet<String>,
     /// The reason why not all confirms came.
     trouble: Option<String>,
+    /// The broker's words when it closed the channel.
+    closed: Option<AMQPError>,
     awaited: Awaited,
     heard: LastConfirm,
 }
@@ -123,6 +137,7 @@ impl Flight {
             sent_at: None,
             returned: HashSet::new(),
             trouble: None,
+            closed: None,
             awaited: Awaited::default(),
             heard,
         }
@@ -147,16 +162,15 @@ impl Flight {
         *self.awaited.0.lock() = Some((range.start, Instant::now()));
         let sending = batch[range.clone()].iter().map(|outgoing| send_one(channel, address, outgoing));
         let sent = join_all(sending).await;
-        for (message, (confirm, at)) in self.messages[range].iter_mut().zip(sent) {
+        for (index, (confirm, at)) in range.zip(sent) {
             match confirm {
                 Ok(confirm) => {
+                    let message = &mut self.messages[index];
                     message.sent_at = Some(at);
                     message.confirm = Some(confirm);
                     self.sent_at.get_or_insert(at);
                 }
-                Err(error) => {
-                    self.trouble.get_or_insert_with(|| error.to_string());
-                }
+                Err(error) => self.fail(&error),
             }
         }
         fail::fail_point!("after_publish", |_| std::process::abort());
@@ -200,10 +214,15 @@ impl Flight {
                     self.returned.insert(id);
                 }
             }
-            Err(error) => {
-                self.trouble.get_or_insert_with(|| error.to_string());
-            }
+            Err(error) => self.fail(&error),
         }
+    }
+
+    fn fail(&mut self, error: &lapin::Error) {
+        self.trouble.get_or_insert_with(|| error.to_string());
+        // A message that was sent to the closed channel may have cost the connection too.
+        let closed = reply(error).filter(|reply| matches!(reply.kind(), AMQPErrorKind::Soft(_)));
+        self.closed = self.closed.take().or_else(|| closed.cloned());
     }
 
     /// Takes the confirms that are in, without a wait. `why` is the reason for not waiting for the others.
@@ -244,12 +263,32 @@ impl Flight {
         self.messages.iter().any(|message| message.confirmed.is_some())
     }
 
+    /// The broker's words, if it closed the channel over a message and not over the route of all.
+    pub(super) fn refusal(&self, batch: &[Outgoing]) -> Option<String> {
+        let closed = self.closed.as_ref()?;
+        let text = closed.get_message().as_str();
+        let is_of_a_message = match closed.get_id() {
+            PRECONDITION_FAILED => true,
+            // Without a key of its own, every message of the route is refused: a person has to grant the permission.
+            ACCESS_REFUSED => text.contains(OF_A_KEY) && batch.iter().all(|of| of.delivery.envelope.is_some()),
+            _ => false,
+        };
+        is_of_a_message.then(|| format!("{} {text}", closed.get_id()))
+    }
+
+    /// The index of the message that went to the broker and has no confirm, if it is the only one.
+    fn only_in_doubt(&self) -> Option<usize> {
+        let mut in_doubt = (0..self.begun).filter(|index| self.messages[*index].confirmed.is_none());
+        in_doubt.next().filter(|_| in_doubt.next().is_none())
+    }
+
     pub(super) fn judge(self, batch: &[Outgoing]) -> Vec<Published> {
         // An ack can hide a return only behind the return of another message. While confirms are missing and a
         // message was returned, any ack may hide one.
         let acks_count = self.is_whole() || self.returned.is_empty();
         let reason = self.trouble.as_deref().unwrap_or("its confirm may belong to another message");
-        let judge = |(message, outgoing): (&Message, &Outgoing)| {
+        let refused = self.only_in_doubt().zip(self.refusal(batch));
+        let judge = |(index, (message, outgoing)): (usize, (&Message, &Outgoing))| {
             let (id, attempt) = (outgoing.delivery.id, outgoing.delivery.attempt);
             let is_returned = !seeded!(TrustCleanConfirm)
                 && self.has_returns()
@@ -260,11 +299,16 @@ impl Flight {
                 (None, Some(copied)) => copied.clone(),
                 (Some(false), _) => Outcome::Refused(NotTaken::Nacked),
                 (Some(true), _) if acks_count => Outcome::Done(()),
-                _ => Outcome::Unknown(reason.to_owned()),
+                _ => match &refused {
+                    Some((of, reason)) if *of == index => {
+                        Outcome::Refused(NotTaken::Unacceptable { reason: reason.clone() })
+                    }
+                    _ => Outcome::Unknown(reason.to_owned()),
+                },
             };
             Published { id, attempt, sent_at: message.sent_at, outcome }
         };
-        self.messages.iter().zip(batch).map(judge).collect()
+        self.messages.iter().zip(batch).enumerate().map(judge).collect()
     }
 }
 

@@ -152,10 +152,16 @@ impl Intake {
             let trouble = match self.follow(exchange).await {
                 Ok(trouble) => trouble,
                 Err(refusal) if refusal.is_refused_access() => Some(format!(
-                    "this user may not use the queue of the delay exchange `{}`, so it delays no messages: grant the \
-                     permission ({})",
+                    "this node may not use the queue of the delay exchange `{}`, so it delays no messages: grant its \
+                     user the permission, or end the connection that has declared the queue for itself alone ({})",
                     exchange.name,
                     refusal.explained()
+                )),
+                // A queue without a leader keeps silent. A connection that is not read opens no further channel.
+                Err(silence @ Error::Silent { .. }) if self.link.is_connected() => Some(format!(
+                    "RabbitMQ does not answer for the queue of the delay exchange `{}`, so it delays no messages ({})",
+                    exchange.name,
+                    silence.explained()
                 )),
                 Err(error) => return Err(error),
             };

@@ -129,6 +129,7 @@ impl Broker {
             cluster: settings.cluster,
             exchange_troubles: ExchangeTroubles::default(),
             strangers: Arc::default(),
+            refusals: Arc::default(),
             confirm_within,
             metrics,
             stop: CancellationToken::new(),

@@ -7,14 +7,16 @@ use common::{
     outcome::Outcome,
 };
 
-/// The reason why the broker did not take a message. It is a reason to close the lane for a while. It does not
-/// mean that no queue has the message: of several queues behind one exchange, some may have it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The reason why the broker did not take a message. It does not mean that no queue has the message: of several
+/// queues behind one exchange, some may have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotTaken {
     /// No queue was bound for the route.
     Unroutable,
     /// A queue was full, or could not keep the message.
     Nacked,
+    /// The broker closed the channel over this message, and would do so over each copy. It is no fault of the route.
+    Unacceptable { reason: String },
 }
 
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use super::{
     published::Published,
     received::Received,
     route::Route,
-    routes::{Lane, Routes},
+    routes::{Lane, Refusals, Routes},
     topology::Strangers,
 };
 
@@ -31,7 +31,8 @@ pub(super) const CONFIRM_WITHIN: Duration = Duration::from_secs(30);
 const START_WITHIN: Duration = Duration::from_secs(5);
 
 /// A batch that can be sent.
-struct Run {
+struct Run<'a> {
+    route: &'a Route,
     lane: Arc<Lane>,
     address: Address,
     lease: Lease,
@@ -52,6 +53,7 @@ pub(super) struct Publisher {
     pub(super) channels: Arc<Channels>,
     pub(super) heard: LastConfirm,
     routes: Routes,
+    refusals: Arc<Refusals>,
     confirm_within: Duration,
     metrics: Arc<BrokerMetrics>,
 }
@@ -60,15 +62,35 @@ impl Publisher {
     pub(super) fn new(
         link: Arc<Link>,
         strangers: Arc<Strangers>,
+        refusals: Arc<Refusals>,
         confirm_within: Duration,
         metrics: Arc<BrokerMetrics>,
     ) -> Self {
         let channels = Arc::new(Channels::new(Arc::clone(&link)));
         let routes = Routes::new(Arc::clone(&link), strangers);
-        Self { link, channels, heard: LastConfirm::default(), routes, confirm_within, metrics }
+        Self { link, channels, heard: LastConfirm::default(), routes, refusals, confirm_within, metrics }
     }
 
+    /// Publishes the batch together or, on a route on which the broker lately refused a message, one by one: the broker
+    /// does not name the message, and leaves those around it without a confirm.
     pub(super) async fn publish(self: &Arc<Self>, route: &Route, batch: &[Outgoing]) -> Vec<Published> {
+        if !self.refusals.has_recent(route) {
+            return self.publish_together(route, batch).await;
+        }
+        let (begun, mut published) = (Instant::now(), Vec::with_capacity(batch.len()));
+        while let Some(one) = batch.get(published.len()..published.len() + 1) {
+            published.extend(self.publish_together(route, one).await);
+            let reason = match published.last().map(|last| &last.outcome) {
+                Some(Outcome::Unknown(reason)) => reason.clone(),
+                _ if begun.elapsed() > START_WITHIN => "the messages before it took too long".to_owned(),
+                _ => continue,
+            };
+            published.extend(not_sent(&batch[published.len()..], &reason));
+        }
+        published
+    }
+
+    async fn publish_together(self: &Arc<Self>, route: &Route, batch: &[Outgoing]) -> Vec<Published> {
         let run = match self.start(route, batch).await {
             Ok(run) => run,
             Err(reason) => return not_sent(batch, &reason),
@@ -87,7 +109,7 @@ impl Publisher {
     }
 
     /// Makes the route ready and takes a channel for a batch. An error says why the batch cannot be sent.
-    async fn start(&self, route: &Route, batch: &[Outgoing]) -> Result<Run, String> {
+    async fn start<'a>(&self, route: &'a Route, batch: &[Outgoing]) -> Result<Run<'a>, String> {
         if self.link.is_blocked() {
             return Err("the broker has blocked the connection".to_owned());
         }
@@ -99,18 +121,23 @@ impl Publisher {
             self.channels.lease().await
         };
         match tokio::time::timeout(START_WITHIN, start).await {
-            Ok(Ok(lease)) => Ok(Run { lane, address, lease }),
+            Ok(Ok(lease)) => Ok(Run { route, lane, address, lease }),
             Ok(Err(error)) => Err(error.explained()),
             Err(_) => Err("neither the queue nor a channel was ready in time".to_owned()),
         }
     }
 
     /// Sends the batch and waits for its confirms, until `lost` reports that they are lost.
-    async fn fly<F>(&self, run: Run, batch: &[Outgoing], lost: impl FnOnce(Arc<Lane>, Awaited) -> F) -> Vec<Published>
+    async fn fly<F>(
+        &self,
+        run: Run<'_>,
+        batch: &[Outgoing],
+        lost: impl FnOnce(Arc<Lane>, Awaited) -> F,
+    ) -> Vec<Published>
     where
         F: Future<Output = Option<(usize, Published)>>,
     {
-        let Run { lane, address, mut lease } = run;
+        let Run { route, lane, address, mut lease } = run;
         let begun = Instant::now();
         let mut flight = Flight::new(batch.len(), self.heard.clone());
         let lost = lost(Arc::clone(&lane), flight.awaited());
@@ -139,7 +166,11 @@ impl Publisher {
         if flight.is_whole() {
             lane.answered(begun);
         }
-        lane.learn(&flight);
+        if flight.refusal(batch).is_some() {
+            self.refusals.note(route);
+        } else {
+            lane.learn(&flight);
+        }
         self.end_lease(lease, &flight, !is_whole).await;
         flight.judge(batch)
     }

@@ -29,6 +29,30 @@ const DECLARATIONS: usize = 8;
 /// notified (3.10), and each waited for ever.
 const REST: Duration = Duration::from_secs(1);
 
+/// How long the messages of a route go alone after the broker refused one of them: longer than a closed lane waits.
+const ALONE_FOR: Duration = Duration::from_secs(60);
+
+/// The routes on which the broker lately refused a message, and when. It outlives a connection: such a refusal, met by
+/// a large batch, can cost one.
+#[derive(Default)]
+pub(super) struct Refusals(Mutex<HashMap<(String, String), Instant>>);
+
+impl Refusals {
+    pub(super) fn note(&self, route: &Route) {
+        let mut refusals = self.0.lock();
+        refusals.retain(|_, at| at.elapsed() < ALONE_FOR);
+        refusals.insert(key(route), Instant::now());
+    }
+
+    pub(super) fn has_recent(&self, route: &Route) -> bool {
+        self.0.lock().get(&key(route)).is_some_and(|at| at.elapsed() < ALONE_FOR)
+    }
+}
+
+fn key(route: &Route) -> (String, String) {
+    (route.exchange.clone(), route.routing_key.clone())
+}
+
 /// The states of the routes over one connection. A new connection starts without any.
 pub(super) struct Routes {
     link: Arc<Link>,
@@ -60,8 +84,7 @@ impl Routes {
     }
 
     pub(super) fn lane(&self, route: &Route) -> Arc<Lane> {
-        let key = (route.exchange.clone(), route.routing_key.clone());
-        Arc::clone(self.lanes.lock().entry(key).or_default())
+        Arc::clone(self.lanes.lock().entry(key(route)).or_default())
     }
 
     /// Declares the lane's queue unless this connection has already done so.

@@ -17,6 +17,7 @@ use super::{
     metrics::BrokerMetrics,
     publisher::Publisher,
     received::{DelayExchange, Received},
+    routes::Refusals,
     state::{Board, Role},
     topology::Strangers,
 };
@@ -35,6 +36,7 @@ pub(super) struct Shared {
     pub(super) cluster: Option<ClusterGate>,
     pub(super) exchange_troubles: ExchangeTroubles,
     pub(super) strangers: Arc<Strangers>,
+    pub(super) refusals: Arc<Refusals>,
     pub(super) confirm_within: Duration,
     pub(super) metrics: Arc<BrokerMetrics>,
     pub(super) stop: CancellationToken,
@@ -57,6 +59,7 @@ impl Shared {
         let publisher = Publisher::new(
             Arc::clone(link),
             Arc::clone(&self.strangers),
+            Arc::clone(&self.refusals),
             self.confirm_within,
             Arc::clone(&self.metrics),
         );

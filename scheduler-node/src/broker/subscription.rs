@@ -17,6 +17,7 @@ use super::{
     error::{Error, answer},
     hold::{HELD_BYTES, MemoryHold, MessageForm},
 };
+use crate::supervise::spawn_child;
 
 /// The interval at which deferred messages are given back while there are some.
 const DEFERRED_EVERY: Duration = Duration::from_millis(50);
@@ -51,7 +52,14 @@ impl Subscription {
         answer(|| "set the prefetch".to_owned(), ANSWER_WITHIN, qos).await?;
         let options = BasicConsumeOptions::default();
         let consume = channel.basic_consume(queue.as_str().into(), "".into(), options, FieldTable::default());
-        let consumer = answer(|| format!("consume from `{queue}`"), ANSWER_WITHIN, consume).await?;
+        let consumer = match answer(|| format!("consume from `{queue}`"), ANSWER_WITHIN, consume).await {
+            Ok(consumer) => consumer,
+            Err(error) => {
+                // Behind a late answer the consumer would take messages that this node does not read.
+                drop(spawn_child(async move { channel.close(200, "OK".into()).await }));
+                return Err(error);
+            }
+        };
         let hold = Arc::clone(link.hold());
         Ok(Self { queue, channel: Arc::new(channel), consumer, hold, deferred: VecDeque::new() })
     }

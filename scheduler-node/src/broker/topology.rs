@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::{
     connection::{ANSWER_WITHIN, Link},
-    error::{ACCESS_REFUSED, Error, answer},
+    error::{ACCESS_REFUSED, Error, PRECONDITION_FAILED, answer},
     received::DelayExchange,
     route::QueueDeclaration,
 };
@@ -31,8 +31,6 @@ const OWN_DELIVERY_LIMIT: i64 = 1_000_000;
 const INVALID_BYTES: i64 = 1 << 30;
 const INVALID_KEPT_MS: i64 = 14 * 86_400_000;
 const MAX_LENGTH: &str = "x-max-length";
-
-const PRECONDITION_FAILED: u16 = 406;
 
 /// The queues found with arguments other than Duetime's, so that each is logged once.
 #[derive(Debug, Default)]

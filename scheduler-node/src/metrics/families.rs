@@ -107,7 +107,7 @@ families! {
     );
     pub publish_unroutable: IntCounter = counter(
         "duetime_publish_unroutable_total",
-        "publishes that the broker could route to no queue, without the dropped ones",
+        "publishes that the broker could route to no queue or refuses, without the dropped ones",
     );
     pub publish_dropped: IntCounter = counter(
         "duetime_publish_dropped_total",

@@ -61,7 +61,8 @@ common::labelled! {
         Queue = "queue",
         /// An entry that even the quarantine refuses.
         Quarantine = "quarantine",
-        /// A task that died because no queue is bound for its message. Its own row has the reason.
+        /// A task that died because no queue is bound for its message, or the broker refuses it. Its own row has the
+        /// reason.
         Unroutable = "unroutable",
         /// A message that no AMQP client can parse.
         UnreadableMessage = "unreadable_message",

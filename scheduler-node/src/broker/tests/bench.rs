@@ -1,6 +1,11 @@
 //! A broker under test, and a second client at the same virtual host that inspects and meddles.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, resume_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
@@ -9,7 +14,7 @@ use common::{
     time::UnixMicros,
     wire::amqp::ExchangeType,
 };
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use integration_tests::sandbox::{Rabbit, shared};
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties,
@@ -141,6 +146,17 @@ impl Bench {
     }
 }
 
+/// Runs `test` on a bench with the server to itself, which takes messages of at most 1,000 bytes.
+pub(crate) async fn with_small_messages(test: impl AsyncFnOnce(&Bench)) {
+    let bench = Bench::alone(CONFIRM_WITHIN).await;
+    let limit = |bytes: usize| [format!("application:set_env(rabbit, max_message_size, {bytes})")];
+    bench.rabbit.eval(&limit(1_000)).await.unwrap();
+    let tested = AssertUnwindSafe(test(&bench)).catch_unwind().await;
+    // Other tests use the same server: the limit ends with this test, whatever it found.
+    bench.rabbit.eval(&limit(128 << 20)).await.unwrap();
+    tested.unwrap_or_else(|panic| resume_unwind(panic));
+}
+
 /// A second client.
 pub(crate) struct Hand {
     pub(crate) channel: Channel,
@@ -238,12 +254,13 @@ pub(crate) fn batch(queue: &str, len: usize) -> Vec<Outgoing> {
     std::iter::repeat_with(|| outgoing(queue)).take(len).collect()
 }
 
-/// The numbers of messages that were done, unroutable, nacked and unknown.
+/// The numbers of messages by their outcome.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) done: usize,
     pub(crate) unroutable: usize,
     pub(crate) nacked: usize,
+    pub(crate) unacceptable: usize,
     pub(crate) unknown: usize,
 }
 
@@ -254,6 +271,7 @@ pub(crate) fn tally<'a>(published: impl IntoIterator<Item = &'a Published>) -> T
             Outcome::Done(()) => tally.done += 1,
             Outcome::Refused(NotTaken::Unroutable) => tally.unroutable += 1,
             Outcome::Refused(NotTaken::Nacked) => tally.nacked += 1,
+            Outcome::Refused(NotTaken::Unacceptable { .. }) => tally.unacceptable += 1,
             Outcome::Unknown(_) => tally.unknown += 1,
         }
     }

@@ -67,24 +67,64 @@ async fn an_exchange_that_goes_gives_back_what_was_not_handed_over_and_nothing_c
     assert_eq!(bench.metrics.reconnects.get(), 0);
 }
 
+/// Waits until so many delay exchanges are in trouble.
+async fn until_troubled(bench: &Bench, count: usize) {
+    let troubles = bench.broker.exchange_troubles();
+    let reported = async {
+        while troubles.reasons().len() != count {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(LONG, reported).await.unwrap_or_else(|_| panic!("not {count}: {:?}", troubles.reasons()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exchange_whose_queue_another_connection_has_for_itself_is_reported_and_costs_no_connection() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    let exclusive = QueueDeclareOptions { exclusive: true, ..Default::default() };
+    hand.channel.queue_declare(QUEUE.into(), exclusive, FieldTable::default()).await.unwrap();
+    bench.broker.set_delay_exchanges(late());
+    until_troubled(&bench, 1).await;
+    let reasons = bench.broker.exchange_troubles().reasons();
+    assert!(reasons[0].contains("RESOURCE_LOCKED") && reasons[0].contains("`late`"), "{reasons:?}");
+    hand.publish("duetime.results", b"{}", BasicProperties::default()).await;
+    bench.next().await;
+    assert_eq!(bench.metrics.reconnects.get(), 0);
+    drop(hand);
+    until_troubled(&bench, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exchange_whose_queue_does_not_answer_is_reported_and_the_connection_comes_up_all_the_same() {
+    let mut bench = Bench::with_delay_exchange("late").await;
+    let mut received = bench.broker.received();
+    // As if the queue had no leader.
+    let process = |verb: &str| [format!("sys:{verb}('{}_{QUEUE}')", bench.vhost)];
+    bench.rabbit.eval(&process("suspend")).await.unwrap();
+    bench.drop_connections().await;
+    until_troubled(&bench, 1).await;
+    bench.until_up().await;
+    let hand = bench.hand().await;
+    hand.publish("duetime.results", b"{}", BasicProperties::default()).await;
+    let resumed = process("resume");
+    bench.next().await;
+
+    bench.rabbit.eval(&resumed).await.unwrap();
+    until_troubled(&bench, 0).await;
+    hand.publish(QUEUE, b"{}", BasicProperties::default()).await;
+    timeout(LONG, received.recv()).await.expect("the queue is read again").expect("the broker lives");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exchange_with_another_type_is_reported_until_it_is_gone_or_right() {
     let bench = Bench::with_delay_exchange("late").await;
-    let troubles = bench.broker.exchange_troubles();
-    let becomes = async |count: usize| {
-        let reported = async {
-            while troubles.reasons().len() != count {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        timeout(LONG, reported).await.unwrap_or_else(|_| panic!("not {count}: {:?}", troubles.reasons()));
-    };
-    becomes(0).await;
+    until_troubled(&bench, 0).await;
     let fanout = DelayExchange { name: "late".to_owned(), kind: ExchangeType::Fanout };
     bench.broker.set_delay_exchanges(vec![fanout]);
-    becomes(1).await;
+    until_troubled(&bench, 1).await;
     bench.broker.set_delay_exchanges(late());
-    becomes(0).await;
+    until_troubled(&bench, 0).await;
     bench.until_up().await;
     assert_eq!(bench.metrics.reconnects.get(), 0);
 }

@@ -8,4 +8,5 @@ mod faults;
 mod incoming;
 mod poison;
 mod publishing;
+mod refused;
 mod throughput;

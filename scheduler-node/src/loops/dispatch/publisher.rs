@@ -304,7 +304,9 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
 
     fn count(&self, queue: &QueueName, id: TaskId, attempt: Attempt, outcome: &Outcome<(), NotTaken>) {
         match outcome {
-            Outcome::Refused(NotTaken::Unroutable) => self.metrics.publish_unroutable.inc(),
+            Outcome::Refused(NotTaken::Unroutable | NotTaken::Unacceptable { .. }) => {
+                self.metrics.publish_unroutable.inc();
+            }
             Outcome::Refused(NotTaken::Nacked) => self.metrics.publish_nacked.inc(),
             Outcome::Done(()) | Outcome::Unknown(_) => self.metrics.publish_unknown.inc(),
         }
@@ -387,9 +389,11 @@ impl Place {
 /// The step that a publish ended with.
 fn outcome_of(one: &Published) -> history::Step {
     let (task, attempt) = (one.id, one.attempt);
-    match one.outcome {
+    match &one.outcome {
         Outcome::Done(()) => history::Step::Confirmed { task, attempt },
-        Outcome::Refused(NotTaken::Unroutable) => history::Step::Returned { task, attempt },
+        Outcome::Refused(NotTaken::Unroutable | NotTaken::Unacceptable { .. }) => {
+            history::Step::Returned { task, attempt }
+        }
         Outcome::Refused(NotTaken::Nacked) => history::Step::Nacked { task, attempt },
         Outcome::Unknown(_) => history::Step::Unknown { task, attempt },
     }

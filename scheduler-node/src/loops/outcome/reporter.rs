@@ -58,7 +58,7 @@ pub enum AttemptEvent {
         /// `None`: the report did not come over AMQP, and its sender was checked elsewhere.
         from: Option<Sender>,
     },
-    /// The broker returned the message because no queue is bound for it.
+    /// The broker returned the message because no queue is bound for it, or refuses it.
     Returned {
         attempt: Attempt,
         rule: Unroutable,

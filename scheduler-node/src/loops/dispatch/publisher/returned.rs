@@ -1,5 +1,5 @@
-//! Messages that the broker returned because no queue is bound for them. Each is handled by itself: it closes no
-//! lane for others.
+//! Messages that the broker returned because no queue is bound for them, and those that it refuses whatever the queue.
+//! Each is handled by itself: it closes no lane for others.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -28,7 +28,7 @@ use crate::{
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// A returned message and the fate of its task.
+/// A returned or refused message, and the fate of its task.
 #[derive(Debug)]
 pub(super) struct Returned {
     id: TaskId,
@@ -37,10 +37,22 @@ pub(super) struct Returned {
     due_at: UnixMicros,
     routing_key: String,
     rule: Unroutable,
+    /// The broker's words, if it refuses the message.
+    refusal: Option<String>,
+}
+
+impl Returned {
+    fn why(&self, exchange: &str) -> String {
+        match &self.refusal {
+            Some(refusal) => format!("RabbitMQ refuses the message: {refusal}"),
+            None => format!("no queue is bound to `{exchange}` for the routing key `{}`", self.routing_key),
+        }
+    }
 }
 
 impl<S: Statements, B: Publish> Publisher<S, B> {
-    /// Takes the returned messages out of a batch's outcomes, so that they do not count against its lane.
+    /// Takes the returned and the refused messages out of a batch's outcomes, so that they do not count against its
+    /// lane.
     pub(super) fn take_returned(
         &self,
         queue: &Queue,
@@ -51,12 +63,18 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let (mut returned, mut others) = (Vec::new(), Vec::with_capacity(published.len()));
         for one in published {
             let place = &places[&one.id];
-            let rule = self.rule(queue, place);
+            let refusal = match &one.outcome {
+                Outcome::Refused(NotTaken::Unacceptable { reason }) => Some(reason.clone()),
+                _ => None,
+            };
+            // No queue would make the broker take a message that it refuses.
+            let rule = if refusal.is_some() { Unroutable::SetAside } else { self.rule(queue, place) };
             // With one routing key for all, a return of everything means that the route is gone: the lane waits as
             // a whole. A queue that Duetime declares is declared again.
             let is_one_route = place.own_key.is_none() && (queue.policy.exchange.is_none() || !is_any_taken);
             let waits_as_one = rule == Unroutable::Wait && is_one_route;
-            if waits_as_one || !matches!(one.outcome, Outcome::Refused(NotTaken::Unroutable)) {
+            let is_returned = refusal.is_some() || matches!(one.outcome, Outcome::Refused(NotTaken::Unroutable));
+            if waits_as_one || !is_returned {
                 others.push(one);
                 continue;
             }
@@ -68,6 +86,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 due_at: place.due_at,
                 routing_key: key.unwrap_or_else(|| queue.name.to_string()),
                 rule,
+                refusal,
             });
         }
         (returned, others)
@@ -81,11 +100,11 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         queue.policy.unroutable()
     }
 
-    /// Ends the tasks of returned messages as their rule says. Waiting ones are looked at again, each by itself.
+    /// Ends the tasks of these messages as their rule says. Waiting ones are looked at again, each by itself.
     pub(super) async fn end_returned(&self, queue: &QueueName, exchange: &str, returned: Vec<Returned>) {
-        let Some(first) = returned.first() else { return };
-        let (messages, rule, routing_key) = (returned.len(), first.rule, &first.routing_key);
-        tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "the broker returned messages: no queue is bound for them");
+        for refused in [false, true] {
+            log(queue, exchange, returned.iter().filter(|one| one.refusal.is_some() == refused));
+        }
         let mut ending: BTreeMap<DatabaseIndex, Vec<(TaskId, AttemptEvent)>> = BTreeMap::new();
         for one in returned {
             if one.rule == Unroutable::Drop {
@@ -98,8 +117,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 database.look_again([one.id], waiting(database, one.due_at));
                 continue;
             }
-            let why = format!("no queue is bound to `{exchange}` for the routing key `{}`", one.routing_key);
-            let event = AttemptEvent::Returned { attempt: one.attempt, rule: one.rule, why };
+            let event = AttemptEvent::Returned { attempt: one.attempt, rule: one.rule, why: one.why(exchange) };
             ending.entry(one.database).or_default().push((one.id, event));
         }
         for (index, events) in ending {
@@ -113,6 +131,20 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                     database.look_again(ids, LONGEST_HOLD);
                 }
             }
+        }
+    }
+}
+
+/// Logs messages that are all returned, or all refused.
+fn log<'a>(queue: &QueueName, exchange: &str, mut messages: impl Iterator<Item = &'a Returned>) {
+    let Some(first) = messages.next() else { return };
+    let (Returned { rule, routing_key, .. }, messages) = (first, 1 + messages.count());
+    match &first.refusal {
+        Some(reason) => {
+            tracing::warn!(%queue, exchange, routing_key, messages, reason, "the broker refuses messages; their tasks end");
+        }
+        None => {
+            tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "the broker returned messages: no queue is bound for them");
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{
     *,
 };
 use crate::{
-    broker::tests::bench::{self, Bench, LONG, batch, route_with_length, tally},
+    broker::tests::bench::{self, Bench, LONG, batch, route_with_length, tally, with_small_messages},
     loops::tests::Loops,
     store::change::{Guarded, Keep},
     supervise::spawn_child,
@@ -95,6 +95,11 @@ async fn claimed(loops: &Loops, queue: &Queue) -> Dispatch {
     let claim = loops.test.database.task_claim(&ids[..1], &loops.fences, Duration::ZERO, &open, i64::MAX);
     let delivery = claim.await.unwrap().deliveries.remove(0);
     loops.counter.databases.home().sql.ping().await.unwrap();
+    of(delivery)
+}
+
+/// A delivery that was claimed now and is due.
+fn of(delivery: Delivery) -> Dispatch {
     let now = Instant::now();
     Dispatch { database: DatabaseIndex::HOME, delivery, publish_at: now, claimed_at: now }
 }
@@ -113,6 +118,34 @@ async fn a_task_that_a_full_queue_refuses_stays_claimed_and_cannot_be_cancelled(
     let keep = Keep::of(&loops.counter.books.load());
     let cancel = loops.test.database.task_cancel(id, &keep).await.unwrap();
     assert!(!matches!(cancel, Guarded::Done(_)), "a claimed task was cancelled");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_whose_message_rabbitmq_refuses_is_dead_with_the_reason_and_its_neighbours_are_published() {
+    with_small_messages(async |bench| {
+        let loops = Loops::new().await;
+        let queue = Queue::with_defaults(QueueName::new("mails"));
+        let ids = loops.three(|task| task.queue = queue.name.clone()).await;
+        let large = "UPDATE duetime.task SET payload = convert_to(repeat('x', 2000), 'UTF8') WHERE id = $1";
+        sqlx::query(large).bind(ids[1].uuid()).execute(&loops.test.pool).await.unwrap();
+        let (database, open) = (&loops.test.database, BTreeSet::new());
+        let publisher = publisher(&loops, bench.broker.clone(), &queue, LONG);
+        let claimed = database.task_claim(&ids, &loops.fences, Duration::ZERO, &open, i64::MAX).await.unwrap();
+        database.ping().await.unwrap();
+        publisher.publish(&queue.name, claimed.deliveries.into_iter().map(of).collect()).await;
+        bench.until_up().await;
+        let rescued = database.task_rescue(&ids[1..], &loops.fences).await.unwrap();
+        publisher.publish(&queue.name, rescued.deliveries.into_iter().map(of).collect()).await;
+
+        assert_eq!(loops.test.state_of(ids[1]).await.as_deref(), Some("dead"));
+        let error = "SELECT history->0->>'error' FROM duetime.archive WHERE id = $1";
+        let error: String = sqlx::query_scalar(error).bind(ids[1].uuid()).fetch_one(&loops.test.pool).await.unwrap();
+        assert!(error.starts_with("RabbitMQ refuses the message: 406 PRECONDITION_FAILED"), "{error}");
+        let there: BTreeSet<String> = bench.hand().await.take_all(queue.name.as_str()).await.into_iter().collect();
+        assert_eq!(there, [ids[0], ids[2]].map(|id| format!("{id}:1")).into());
+        assert!(publisher.lanes.is_open(&queue.name, Instant::now()), "the refusal closes no lane");
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
