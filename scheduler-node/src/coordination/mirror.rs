@@ -54,6 +54,8 @@ pub struct Mirror {
     coordination: Coordination,
     views: watch::Sender<Arc<ClusterView>>,
     picture: Picture,
+    /// etcd refused the last attempt to read; only the first refusal is logged.
+    refused: bool,
 }
 
 /// The reason why a watch ended without an error.
@@ -67,7 +69,7 @@ enum End {
 impl Mirror {
     pub fn new(coordination: Coordination) -> (Self, Views) {
         let (views, view) = watch::channel(Arc::new(ClusterView::default()));
-        (Self { coordination, views, picture: Picture::default() }, view)
+        (Self { coordination, views, picture: Picture::default(), refused: false }, view)
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -84,11 +86,22 @@ impl Mirror {
                     tokio::time::sleep(FIRST_PAUSE).await;
                 }
                 Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the watch ended; listing again");
+                    self.report(&error);
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
+        }
+    }
+
+    /// Logs the end of a watch. An outage is only a debug line: the client reports it.
+    fn report(&mut self, error: &Error) {
+        let is_known = matches!(error, Error::Unanswered { .. }) || std::mem::replace(&mut self.refused, true);
+        let error = error as &dyn std::error::Error;
+        if is_known {
+            tracing::debug!(error, "the watch ended; listing again");
+        } else {
+            tracing::warn!(error, "cannot read the cluster from etcd; keeping the last view, and retrying");
         }
     }
 
@@ -98,7 +111,11 @@ impl Mirror {
             let _work = at_work();
             self.list().await?;
             *pause = FIRST_PAUSE;
-            self.watch().await?
+            let opened = self.watch().await?;
+            if std::mem::take(&mut self.refused) {
+                tracing::info!("reads the cluster from etcd again");
+            }
+            opened
         };
         let endpoints = Arc::clone(&self.coordination.endpoints);
         let moved = endpoints.moved(endpoint);

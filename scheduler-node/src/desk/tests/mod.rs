@@ -228,6 +228,15 @@ async fn with_two_databases_among(views: Views) -> (Counter, [TestDatabase; 2]) 
     (counter_in(databases, PLAIN, access, nowhere(), views), tests)
 }
 
+/// The same with a third database, which does not exist.
+pub(crate) async fn with_two_of_three_databases() -> (Counter, [TestDatabase; 2]) {
+    let tests = [fixture::database().await, fixture::database().await];
+    tests[0].keep_shards(lower_half()).await;
+    tests[1].keep_shards(upper_half()).await;
+    let databases = [fixture::named("main", &tests[0].url), fixture::named("east", &tests[1].url)];
+    (counter(databases.into_iter().chain([fixture::unreachable_database("west")]).collect(), PLAIN), tests)
+}
+
 /// A counter whose second database does not exist.
 async fn with_one_of_two_gone() -> (Counter, TestDatabase) {
     let test = fixture::database().await;

@@ -70,6 +70,8 @@ pub struct Assigner {
     /// The assignment that was written and that the mirror does not show yet.
     written: Option<(AssignmentRecord, Instant)>,
     frozen: Vec<NodeName>,
+    /// The last attempt to write failed; only the first failure is logged.
+    failing: bool,
     /// The end of the freeze on the wall clock, for readers outside this loop.
     frozen_until: watch::Sender<Option<UnixMicros>>,
 }
@@ -102,6 +104,7 @@ impl Assigner {
             settled: None,
             written: None,
             frozen: Vec::new(),
+            failing: false,
             frozen_until: watch::Sender::default(),
         }
     }
@@ -250,7 +253,9 @@ impl Assigner {
         let diff = AssignmentDiff::between(&before, &next);
         let lease = self.session.borrow().lease?;
         let next = AssignmentRecord { term, assignment: next };
-        match self.coordination.assignment_write(previous, &next, lease).await {
+        let written = self.coordination.assignment_write(previous, &next, lease).await;
+        let is_first = !std::mem::replace(&mut self.failing, written.is_err());
+        match written {
             Ok(AssignmentWrite::Done) => {
                 tracing::info!(%term, moves = diff.len(), "wrote an assignment: {}", diff.to_string().replace('\n', "; "));
                 self.settled = Some((problem, Some(next.clone())));
@@ -264,8 +269,11 @@ impl Assigner {
                 Some(Instant::now() + RETRY)
             }
             Err(error) => {
-                if !matches!(error, Error::Unanswered { .. }) {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "could not write the assignment");
+                if is_first && !matches!(error, Error::Unanswered { .. }) {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "could not write the assignment; retrying"
+                    );
                 }
                 Some(Instant::now() + RETRY)
             }

@@ -14,18 +14,18 @@ mod work;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::AtomicI64},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use arc_swap::ArcSwap;
 use common::{
-    ids::{DatabaseIndex, DatabaseName, NodeId, ShardId},
-    shard::{MoveState, MoveStep, next_step},
+    ids::{DatabaseIndex, DatabaseName, Epoch, NodeId, ShardId},
+    shard::{MoveState, MoveStep, ShardStatus, next_step},
 };
 use parking_lot::Mutex;
 use tokio::{
     sync::{Semaphore, watch},
-    task::JoinSet,
+    task::{JoinError, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -43,8 +43,13 @@ use crate::{
 /// there are none.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The shards that a node works on at the same time. Two keep a database busy while another reads or waits.
+/// The shards that a node works on at the same time. Two keep a database busy while another reads or waits. A move that
+/// does not get on, or for which there is nothing to do yet, rests and gives its place to others.
 const SHARDS_AT_ONCE: usize = 2;
+
+/// Moves that do not get on, before no other one of their sources and targets begins. Most wait for a database, so more
+/// of them would only ask it more often.
+const HELD_UP_MOST: usize = 16;
 
 /// What is left in the source is deleted this long after the cut: by then each node's map shows the target.
 const CLEAN_AFTER: Duration = Duration::from_secs(5);
@@ -100,40 +105,76 @@ impl Mover {
     }
 
     pub async fn run(self, stop: CancellationToken) {
-        let mut works: JoinSet<ShardId> = JoinSet::new();
-        let mut busy = BTreeSet::new();
+        let mut works = JoinSet::new();
+        let mut begun = Begun::default();
         let mut glances = self.shared.databases.home().sql.glances();
         while !stop.is_cancelled() {
             while let Some(ended) = works.try_join_next() {
-                match ended {
-                    Ok(shard) => drop(busy.remove(&shard)),
-                    Err(error) => std::panic::resume_unwind(error.into_panic()),
-                }
+                begun.rest(ended);
             }
             {
                 let _work = at_work();
                 self.shared.look().await;
             }
-            for plan in self.shared.wanted(&busy) {
-                if busy.len() >= SHARDS_AT_ONCE {
-                    break;
-                }
-                busy.insert(plan.shard);
-                let work = Work::new(Arc::clone(&self.shared), &plan, stop.clone());
-                works.spawn(work.run());
+            begun.resting.retain(|shard, _| self.shared.is_to_move(*shard));
+            while let Some(plan) = self.shared.next(&begun) {
+                works.spawn(begun.begin(&self.shared, &plan, &stop).run());
             }
-            self.shared.tell(&busy);
+            self.shared.tell(&begun);
             tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(begun.pause()) => {}
                 Ok(()) = glances.changed() => {}
-                Some(ended) = works.join_next() => match ended {
-                    Ok(shard) => drop(busy.remove(&shard)),
-                    Err(error) => std::panic::resume_unwind(error.into_panic()),
-                },
+                Some(ended) = works.join_next() => begun.rest(ended),
                 () = stop.cancelled() => {}
             }
         }
         while works.join_next().await.is_some() {}
+    }
+}
+
+/// The shards whose moves have begun.
+#[derive(Debug, Default)]
+struct Begun {
+    /// Each of them has a place.
+    busy: BTreeSet<ShardId>,
+    /// They have given their places to others.
+    resting: BTreeMap<ShardId, Resting>,
+}
+
+/// A move that takes no place before `until`.
+#[derive(Debug)]
+struct Resting {
+    shard: ShardId,
+    until: Instant,
+    /// A move that does not get on goes on with this. `None`: the rows say where it goes on.
+    work: Option<Work>,
+}
+
+impl Begun {
+    fn begin(&mut self, shared: &Arc<Shared>, plan: &MoveRow, stop: &CancellationToken) -> Work {
+        self.busy.insert(plan.shard);
+        let rested = self.resting.remove(&plan.shard).and_then(|resting| resting.work);
+        // Another owner may have worked on the move since, and then the work does not know how far it is.
+        let rested = rested.filter(|work| work.own_since == shared.own_since(plan));
+        rested.unwrap_or_else(|| Work::new(Arc::clone(shared), plan, stop.clone()))
+    }
+
+    fn rest(&mut self, ended: Result<Resting, JoinError>) {
+        let resting = ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+        self.busy.remove(&resting.shard);
+        self.resting.insert(resting.shard, resting);
+    }
+
+    fn may_begin(&self, shard: ShardId) -> bool {
+        let has_rested = |resting: &Resting| resting.until <= Instant::now();
+        !self.busy.contains(&shard) && self.resting.get(&shard).is_none_or(has_rested)
+    }
+
+    /// The time until a move has rested, or until the next look.
+    fn pause(&self) -> Duration {
+        let now = Instant::now();
+        let left = self.resting.values().map(|resting| resting.until.saturating_duration_since(now));
+        left.filter(|left| !left.is_zero()).fold(LOOK_EVERY, Duration::min)
     }
 }
 
@@ -153,19 +194,50 @@ impl Shared {
         }
     }
 
-    /// The moves on which this node could work now, in the order of their shards.
-    fn wanted(&self, busy: &BTreeSet<ShardId>) -> Vec<MoveRow> {
+    /// The move to begin, if there is one and a place for it.
+    ///
+    /// A closed shard waits for no place, because its tasks wait. A move that did not get on goes before one that has
+    /// not begun, because its shard may be leaving, and then its writes cost more. But only one of these takes a place
+    /// while others wait: it may only ask a silent database again.
+    fn next(&self, begun: &Begun) -> Option<MoveRow> {
         let plans = self.plans.load();
+        let held_up = self.held_up.lock();
         let is_ripe = |plan: &MoveRow| plan.since_cut.is_none_or(|since| since >= CLEAN_AFTER);
-        let wanted = plans.values().filter(|plan| !busy.contains(&plan.shard) && is_ripe(plan) && self.owns(plan));
-        wanted.cloned().collect()
+        let wanted = plans.values().filter(|plan| begun.may_begin(plan.shard) && is_ripe(plan) && self.owns(plan));
+        let wanted: Vec<&MoveRow> = wanted.collect();
+        if let Some(closed) = wanted.iter().find(|plan| self.is_closed(plan.shard)) {
+            return Some((*closed).clone());
+        }
+        if begun.busy.len() >= SHARDS_AT_ONCE {
+            return None;
+        }
+        let (again, others): (Vec<&MoveRow>, Vec<_>) = wanted.iter().partition(|plan| held_up.contains(&plan.shard));
+        let longest = again.into_iter().min_by_key(|plan| begun.resting.get(&plan.shard).map(|resting| resting.until));
+        let plans_held_up = || held_up.iter().filter_map(|shard| plans.get(shard));
+        let is_like_one = |plan: &MoveRow| plans_held_up().any(|other| has_same_ends(plan, other));
+        let first = others.into_iter().find(|plan| held_up.len() < HELD_UP_MOST || !is_like_one(plan));
+        let is_one_under_way = begun.busy.iter().any(|shard| held_up.contains(shard));
+        if is_one_under_way { first.or(longest) } else { longest.or(first) }.cloned()
+    }
+
+    /// Whether the last part of the move is under way, as far as the map shows.
+    fn is_closed(&self, shard: ShardId) -> bool {
+        self.databases.places().of(shard).is_some_and(|place| place.status == ShardStatus::Gone)
+    }
+
+    /// Whether this node has the shard, and a move of it is asked for.
+    fn is_to_move(&self, shard: ShardId) -> bool {
+        self.plans.load().get(&shard).is_some_and(|plan| self.owns(plan))
     }
 
     fn owns(&self, plan: &MoveRow) -> bool {
-        [&plan.source, &plan.target].into_iter().any(|name| {
-            let database = self.named(name);
-            database.is_some_and(|(_, database)| database.owned_shards.own_since(plan.shard).is_some())
-        })
+        self.own_since(plan).is_some()
+    }
+
+    /// The epoch since which no other node has owned the shard.
+    fn own_since(&self, plan: &MoveRow) -> Option<Epoch> {
+        let mut databases = [&plan.source, &plan.target].into_iter().filter_map(|name| self.named(name));
+        databases.find_map(|(_, database)| database.owned_shards.own_since(plan.shard))
     }
 
     fn named(&self, name: &DatabaseName) -> Option<(DatabaseIndex, &NodeDatabase)> {
@@ -184,13 +256,17 @@ impl Shared {
         concerned.map(|plan| plan.shard).collect()
     }
 
-    fn tell(&self, busy: &BTreeSet<ShardId>) {
+    fn tell(&self, begun: &Begun) {
         let mut held_up = self.held_up.lock();
-        held_up.retain(|shard| busy.contains(shard));
+        held_up.retain(|shard| begun.busy.contains(shard) || begun.resting.contains_key(shard));
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.metrics.moves_under_way.set(gauge(busy.len()));
+        self.metrics.moves_under_way.set(gauge(begun.busy.union(&held_up).count()));
         self.metrics.moves_held_up.set(gauge(held_up.len()));
     }
+}
+
+fn has_same_ends(plan: &MoveRow, other: &MoveRow) -> bool {
+    plan.source == other.source && plan.target == other.target
 }
 
 /// The fences of a shard in its source and its target.

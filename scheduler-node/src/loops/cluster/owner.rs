@@ -73,6 +73,11 @@ const HOPELESS_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const FENCE_RETRY: Duration = Duration::from_millis(500);
 const FENCE_RETRY_LONGEST: Duration = Duration::from_secs(5);
 
+/// The pause after etcd did not do what an act asked for. It doubles with each further failure, up to
+/// `ETCD_RETRY_LONGEST`: no longer, because a shard may wait for its owner when etcd is back.
+const ETCD_RETRY: Duration = Duration::from_millis(500);
+const ETCD_RETRY_LONGEST: Duration = Duration::from_secs(2);
+
 /// The source of epochs.
 pub trait Fence: fmt::Debug + Send + Sync + 'static {
     /// Takes the fences of `shards` for `node`. After that no claim under an older epoch commits.
@@ -121,6 +126,8 @@ pub struct Owner<F> {
     acts: FuturesUnordered<BoxFuture<'static, ActResult>>,
     /// Shards with an act under way.
     busy: BTreeSet<ShardId>,
+    /// etcd did not do what an act asked for. Present until no act is necessary.
+    etcd_retry: Option<Retry>,
     /// Held fences of closed shards: the last part of a move was under way when this loop saw them.
     closed: BTreeSet<HeldFence>,
     log: Log,
@@ -139,11 +146,23 @@ struct OwnerDatabaseState<F> {
     retry: Option<Retry>,
 }
 
-/// A fence could not be taken; the next attempt comes at `at` or later.
+/// An attempt failed; the next one comes at `at` or later.
 #[derive(Clone, Copy, Debug)]
 struct Retry {
     at: Instant,
     pause: Duration,
+}
+
+impl Retry {
+    /// Pauses for `first`, or for twice the pause of `before`, up to `longest`.
+    fn after(before: Option<Self>, first: Duration, longest: Duration) -> Self {
+        let pause = before.map_or(first, |before| (before.pause * 2).min(longest));
+        Self { at: Instant::now() + pause, pause }
+    }
+
+    fn is_due(self) -> bool {
+        self.at <= Instant::now()
+    }
 }
 
 impl<F: Fence> Owner<F> {
@@ -173,6 +192,7 @@ impl<F: Fence> Owner<F> {
             leaving,
             acts: FuturesUnordered::new(),
             busy: BTreeSet::new(),
+            etcd_retry: None,
             closed: BTreeSet::new(),
             log: Log::default(),
         }
@@ -296,6 +316,10 @@ impl<F: Fence> Owner<F> {
 
     fn act(&mut self, actions: Vec<Action>, owned: &BTreeMap<ShardId, Epoch>) {
         let lease = self.session.borrow_and_update().lease;
+        if actions.is_empty() {
+            self.etcd_retry = None;
+        }
+        let is_pausing = self.etcd_retry.is_some_and(|retry| !retry.is_due());
         let (mut leaving, mut lost_keys) = (Vec::new(), Vec::new());
         let mut wanted: BTreeMap<usize, Vec<ShardId>> = BTreeMap::new();
         for action in actions {
@@ -307,6 +331,7 @@ impl<F: Fence> Owner<F> {
             }
             match (action, lease) {
                 (Action::Drop { .. }, _) => self.lose(shard),
+                _ if is_pausing => {}
                 (Action::Release { .. }, _) if owned.contains_key(&shard) => leaving.push(shard),
                 (Action::Release { .. }, _) => self.begin(shard, self.actor.clone().release_key(index, shard)),
                 (Action::Reregister { epoch, .. }, _) => lost_keys.push((shard, epoch)),
@@ -355,7 +380,7 @@ impl<F: Fence> Owner<F> {
     /// Creates the keys of shards, by the index of their database, many in one request.
     fn acquire(&mut self, wanted: BTreeMap<usize, Vec<ShardId>>, lease: LeaseId) {
         for (index, shards) in wanted {
-            if self.databases[index].retry.is_some_and(|retry| retry.at > Instant::now()) {
+            if self.databases[index].retry.is_some_and(|retry| !retry.is_due()) {
                 continue;
             }
             for shards in shards.chunks(KEYS_PER_TRANSACTION) {
@@ -368,13 +393,12 @@ impl<F: Fence> Owner<F> {
     /// Takes the fences of waiting keys, one statement at a time for each database. Keys that become ready
     /// meanwhile go into the next.
     fn take_fences(&mut self) {
-        let now = Instant::now();
         for (index, state) in self.databases.iter_mut().enumerate() {
             if state.fencing || state.created.is_empty() {
                 continue;
             }
             let keys = std::mem::take(&mut state.created);
-            if state.retry.is_some_and(|retry| retry.at > now) {
+            if state.retry.is_some_and(|retry| !retry.is_due()) {
                 for key in keys {
                     self.busy.remove(&key.shard);
                 }

@@ -1,10 +1,12 @@
-//! The mover on two real databases, without etcd and step by step.
+//! The mover on real databases without etcd.
 
 use super::{work::Ends, *};
 use crate::{
-    desk::tests::{Counter, nowhere, with_two_databases},
+    coordination::tests::{eventually, soon},
+    desk::tests::{Counter, nowhere, with_two_databases, with_two_of_three_databases},
     loops::cluster::session_keeper::SessionState,
     store::{
+        move_requests::{AskedMove, MovesAdded},
         move_rows::PageCursor,
         moves::CloseWait,
         submit::Sending,
@@ -13,10 +15,48 @@ use crate::{
             new_task, node,
         },
     },
+    supervise::spawn_child,
 };
-use common::{ids::Epoch, shard::move_progress::MovePhase, time::UnixMicros};
+use common::{
+    ids::Epoch,
+    shard::{map::FenceRow, move_progress::MovePhase},
+    time::UnixMicros,
+};
 
 const SHARD: ShardId = ShardId::new(0);
+
+fn mover(me: NodeId, databases: NodeDatabases) -> Mover {
+    let session = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
+    let (views, session) = (watch::channel(Arc::default()).1, watch::channel(session).1);
+    let metrics = Arc::new(Metrics::register(&prometheus::Registry::new()).unwrap());
+    Mover::new(me, databases, nowhere(), views, session, metrics)
+}
+
+fn asked(shard: ShardId, target: &str) -> AskedMove {
+    AskedMove { shard, source: DatabaseName::new("main"), target: DatabaseName::new(target) }
+}
+
+fn plan(shard: ShardId, target: &str) -> MoveRow {
+    MoveRow {
+        shard,
+        source: DatabaseName::new("main"),
+        target: DatabaseName::new(target),
+        step: MovePhase::Planned,
+        called_off_at: None,
+        requested_by: "a test".to_owned(),
+        requested_at: UnixMicros::new(0),
+        started_at: None,
+        cut: None,
+        since_cut: None,
+        page: None,
+        rows_total: None,
+        rows_copied: 0,
+        bytes_copied: 0,
+        node: None,
+        problem: None,
+        updated_at: UnixMicros::new(0),
+    }
+}
 
 /// A shard that its owner moves from the first database to the second.
 struct Moving {
@@ -36,29 +76,8 @@ impl Moving {
         let databases = counter.databases.clone();
         let (source, target) = (databases[source_index].clone(), databases[target_index].clone());
         source.owned_shards.adopt(&taken);
-        let session = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
-        let (views, session) = (watch::channel(Arc::default()).1, watch::channel(session).1);
-        let metrics = Arc::new(Metrics::register(&prometheus::Registry::new()).unwrap());
-        let mover = Mover::new(me, databases, nowhere(), views, session, metrics);
-        let plan = MoveRow {
-            shard: SHARD,
-            source: source.name().clone(),
-            target: target.name().clone(),
-            step: MovePhase::Planned,
-            called_off_at: None,
-            requested_by: "a test".to_owned(),
-            requested_at: UnixMicros::new(0),
-            started_at: None,
-            cut: None,
-            since_cut: None,
-            page: None,
-            rows_total: None,
-            rows_copied: 0,
-            bytes_copied: 0,
-            node: None,
-            problem: None,
-            updated_at: UnixMicros::new(0),
-        };
+        let mover = mover(me, databases);
+        let plan = plan(SHARD, "east");
         let work = Work::new(mover.shared, &plan, CancellationToken::new());
         let ends = Ends { source, source_index, target, target_index };
         Self { work, ends, epoch: taken[0].1, tests, _counter: counter }
@@ -95,4 +114,119 @@ async fn what_changes_after_the_last_round_is_in_the_target_when_it_opens() {
     assert!(moving.ends.target.owned_shards.own_since(SHARD).is_some(), "the target has the shard");
     assert_eq!(moving.tests[1].state_of(id).await.as_deref(), Some("dispatching"), "the claim came over");
     assert_eq!(moving.ends.target.owned_shards.in_doubt(SHARD), [id], "a rescue looks at it there");
+}
+
+#[tokio::test]
+async fn moves_to_a_database_that_is_away_leave_a_place_to_the_others() {
+    let (counter, tests) = with_two_of_three_databases().await;
+    let shards = [0, 1, 2, 3].map(ShardId::new);
+    let me = node("owner");
+    let main = &counter.databases[DatabaseIndex::HOME];
+    main.owned_shards.adopt(&main.sql.shard_acquire(&shards, &me).await.unwrap());
+    let targets = ["west", "west", "west", "east"];
+    let moves: Vec<AskedMove> = shards.into_iter().zip(targets).map(|(shard, target)| asked(shard, target)).collect();
+    assert_eq!(main.sql.move_add(&moves, "a test").await.unwrap(), MovesAdded::All);
+    let mover = mover(me, counter.databases.clone());
+    let shared = Arc::clone(&mover.shared);
+    let stop = CancellationToken::new();
+    let task = spawn_child(mover.run(stop.clone()));
+    let is_listed = || shared.plans.load().contains_key(&shards[3]);
+    eventually("the moves are listed", is_listed).await;
+    eventually("the move to the database that answers has ended", || !is_listed()).await;
+    assert!(counter.databases[DatabaseIndex::new(1)].owned_shards.own_since(shards[3]).is_some());
+    let all_held_up = BTreeSet::from([shards[0], shards[1], shards[2]]);
+    eventually("the others are held up", || *shared.held_up.lock() == all_held_up).await;
+    let gauges = || (shared.metrics.moves_under_way.get(), shared.metrics.moves_held_up.get());
+    eventually("they show", || gauges() == (3, 3)).await;
+    stop.cancel();
+    soon("the end of the mover", task).await.unwrap();
+    drop(tests);
+}
+
+/// The shard whose move takes the next place.
+fn next(shared: &Shared, busy: &[ShardId]) -> Option<ShardId> {
+    let begun = Begun { busy: busy.iter().copied().collect(), ..Begun::default() };
+    shared.next(&begun).map(|plan| plan.shard)
+}
+
+#[tokio::test]
+async fn a_closed_shard_waits_for_no_place() {
+    let moving = Moving::new().await;
+    let shared = &moving.work.shared;
+    shared.plans.store(Arc::new(BTreeMap::from([(SHARD, plan(SHARD, "east"))])));
+    let busy = [1, 2].map(ShardId::new);
+    assert_eq!(next(shared, &busy), None);
+    let row = |shard, status| FenceRow { shard, status, epoch: moving.epoch };
+    let of_main = |shard| row(shard, if shard == SHARD { ShardStatus::Gone } else { ShardStatus::Here });
+    let main = (0..64).map(ShardId::new).map(of_main).collect();
+    let east = (64..128).map(|shard| row(ShardId::new(shard), ShardStatus::Here));
+    let east = east.chain([row(SHARD, ShardStatus::Arriving)]).collect();
+    shared.databases.places().tell(&[Some(main), Some(east)]);
+    assert_eq!(next(shared, &busy), Some(SHARD));
+}
+
+#[tokio::test]
+async fn moves_that_do_not_get_on_are_few_and_take_one_of_two_places() {
+    let moving = Moving::new().await;
+    let shared = &moving.work.shared;
+    let shards: Vec<ShardId> = (0..30).map(ShardId::new).collect();
+    let (last, rest) = shards.split_last().unwrap();
+    let owned: Vec<_> = shards.iter().map(|shard| (*shard, moving.epoch)).collect();
+    moving.ends.source.owned_shards.adopt(&owned);
+    let plans = rest.iter().map(|shard| (*shard, plan(*shard, "west"))).chain([(*last, plan(*last, "east"))]);
+    shared.plans.store(Arc::new(plans.collect()));
+    shared.held_up.lock().extend(&shards[..HELD_UP_MOST - 1]);
+    assert_eq!(next(shared, &[]), Some(shards[0]), "the first place is for one of them");
+    assert_eq!(next(shared, &shards[..1]), Some(shards[HELD_UP_MOST - 1]), "the second is for another move");
+    shared.held_up.lock().insert(shards[HELD_UP_MOST - 1]);
+    assert_eq!(next(shared, &shards[..1]), Some(*last), "enough moves wait for that target");
+    shared.plans.store(Arc::new(rest.iter().map(|shard| (*shard, plan(*shard, "west"))).collect()));
+    assert_eq!(next(shared, &shards[..1]), Some(shards[1]), "no other move waits");
+    assert_eq!(next(shared, &shards[..2]), None);
+}
+
+/// Lets the database refuse each note of how far a move is, and count them.
+const REFUSE_NOTES: &str = "
+    CREATE SEQUENCE public.notes;
+    CREATE FUNCTION public.refuse_note() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM nextval('public.notes');
+        RAISE EXCEPTION 'a test refuses this note' USING ERRCODE = 'read_only_sql_transaction';
+    END $$;
+    CREATE TRIGGER refuse_note BEFORE UPDATE ON duetime.move FOR EACH ROW EXECUTE FUNCTION public.refuse_note();
+";
+
+/// Notes that a move tries to write in two seconds, if it rests between them.
+const NOTES_MOST: i64 = 8;
+
+#[tokio::test]
+async fn a_move_whose_cut_cannot_be_noted_rests_between_its_attempts() {
+    let mut moving = Moving::new().await;
+    let (home, source) = (&moving.tests[0], Arc::clone(&moving.tests[0].database));
+    assert_eq!(source.move_add(&[asked(SHARD, "east")], "a test").await.unwrap(), MovesAdded::All);
+    sqlx::raw_sql(REFUSE_NOTES).execute(&home.pool).await.unwrap();
+    let pool = home.pool.clone();
+    moving.copy().await;
+    let closed = source.move_close(SHARD, moving.epoch, CloseWait::Plain).await.unwrap().expect("the owner closes it");
+    moving.work.finish_cut(&moving.ends, closed).await.unwrap();
+    let mover = Mover { shared: Arc::clone(&moving.work.shared) };
+    let stop = CancellationToken::new();
+    let task = spawn_child(mover.run(stop.clone()));
+    let notes = || sqlx::query_scalar::<_, i64>("SELECT last_value FROM public.notes").fetch_one(&pool);
+    let before = notes().await.unwrap();
+    let tried = async {
+        while notes().await.unwrap() == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("an attempt to note the cut", tried).await;
+    let first = notes().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let more = notes().await.unwrap() - first;
+    assert!(more < NOTES_MOST, "{more} notes in two seconds");
+    sqlx::raw_sql("DROP TRIGGER refuse_note ON duetime.move").execute(&pool).await.unwrap();
+    let shared = &moving.work.shared;
+    eventually("the move has ended", || !shared.plans.load().contains_key(&SHARD)).await;
+    stop.cancel();
+    soon("the end of the mover", task).await.unwrap();
 }

@@ -12,7 +12,7 @@ use common::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Fences, Shared};
+use super::{Fences, LOOK_EVERY, Resting, Shared};
 use crate::{
     store::{
         Error,
@@ -59,6 +59,8 @@ pub(super) struct Work {
     pub(super) bytes_copied: i64,
     /// Since when this node has seen the shard leaving.
     pub(super) leaving_since: Option<Instant>,
+    /// The epoch since which no other node has owned the shard.
+    pub(super) own_since: Option<Epoch>,
     noted: Option<Instant>,
     problem: Option<String>,
     retry: Duration,
@@ -76,6 +78,7 @@ pub(super) struct Ends {
 impl Work {
     pub(super) fn new(shared: Arc<Shared>, plan: &MoveRow, stop: CancellationToken) -> Self {
         Self {
+            own_since: shared.own_since(plan),
             shared,
             shard: plan.shard,
             stop,
@@ -91,10 +94,9 @@ impl Work {
         }
     }
 
-    /// Works until the move has ended or belongs to another node. Returns the shard.
-    pub(super) async fn run(mut self) -> ShardId {
-        while !self.stop.is_cancelled() {
-            let Some(plan) = self.plan() else { break };
+    /// Works until the move has ended, belongs to another node, or does not get on.
+    pub(super) async fn run(mut self) -> Resting {
+        while let Some(plan) = self.plan().filter(|_| !self.stop.is_cancelled()) {
             let stepped = {
                 let _work = at_work();
                 self.step(&plan).await
@@ -109,28 +111,26 @@ impl Work {
                 Ok(Stepped::HeldUp(problem)) => problem,
                 Err(error) => explained(&error),
             };
-            self.held_up(problem).await;
+            return self.held_up(problem).await;
         }
         self.shared.held_up.lock().remove(&self.shard);
-        self.shard
+        Resting { shard: self.shard, until: Instant::now() + LOOK_EVERY, work: None }
     }
 
     pub(super) fn plan(&self) -> Option<MoveRow> {
         self.shared.plans.load().get(&self.shard).cloned()
     }
 
-    async fn held_up(&mut self, problem: String) {
+    async fn held_up(mut self, problem: String) -> Resting {
         if self.problem.as_ref() != Some(&problem) {
             tracing::warn!(shard = %self.shard, problem, "the move of a shard does not get on; retrying");
         }
         self.problem = Some(problem);
         self.shared.held_up.lock().insert(self.shard);
         self.note(None, None).await;
-        tokio::select! {
-            () = tokio::time::sleep(self.retry) => {}
-            () = self.stop.cancelled() => {}
-        }
+        let until = Instant::now() + self.retry;
         self.retry = (self.retry * 2).min(LONGEST_RETRY);
+        Resting { shard: self.shard, until, work: Some(self) }
     }
 
     /// Looks at the rows and does what comes next.

@@ -11,11 +11,10 @@ use common::{
     ids::{Epoch, ShardId},
 };
 use futures::FutureExt;
-use tokio::time::Instant;
 
 use super::{
-    DRAIN_TIMEOUT, FENCE_RETRY, FENCE_RETRY_LONGEST, Fence, HOPELESS_DRAIN_TIMEOUT, Owner, RELEASED_TOGETHER, Retry,
-    act::ActResult, log::Ranges,
+    DRAIN_TIMEOUT, ETCD_RETRY, ETCD_RETRY_LONGEST, FENCE_RETRY, FENCE_RETRY_LONGEST, Fence, HOPELESS_DRAIN_TIMEOUT,
+    Owner, RELEASED_TOGETHER, Retry, act::ActResult, log::Ranges,
 };
 use crate::{
     coordination::{Error, KEYS_PER_TRANSACTION, OwnerKey},
@@ -39,7 +38,7 @@ impl<F: Fence> Owner<F> {
 
     fn created(&mut self, index: usize, shards: &[ShardId], result: Result<Vec<OwnerKey>, Error>) {
         let keys = result.unwrap_or_else(|error| {
-            self.say("could not create owner keys", shards, &error);
+            self.failed("could not create owner keys", shards, &error);
             Vec::new()
         });
         // Where a key is missing, another node was quicker; the mirror is about to show which.
@@ -59,11 +58,10 @@ impl<F: Fence> Owner<F> {
                 taken.into_iter().collect()
             }
             Err(error) => {
-                let pause = state.retry.map_or(FENCE_RETRY, |retry| (retry.pause * 2).min(FENCE_RETRY_LONGEST));
                 if state.retry.is_none() {
                     tracing::warn!(error = &error as &dyn std::error::Error, "could not take the fence; retrying");
                 }
-                state.retry = Some(Retry { at: Instant::now() + pause, pause });
+                state.retry = Some(Retry::after(state.retry, FENCE_RETRY, FENCE_RETRY_LONGEST));
                 BTreeMap::new()
             }
         };
@@ -111,16 +109,19 @@ impl<F: Fence> Owner<F> {
             // Where a key is missing, another node owns the shard by now. The mirror is about to show that, and then
             // the shard is dropped.
             Ok(keys) => self.log.reregistered.extend(keys.iter().map(|key| key.shard)),
-            Err(error) => self.say("could not register again as the owner", shards, &error),
+            Err(error) => self.failed("could not register again as the owner", shards, &error),
         }
     }
 
     fn looked(&mut self, shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error>) {
-        // The next pass looks again at everything that is not released now.
+        // A later pass looks again at everything that is not released now.
         for shard in &shards {
             self.busy.remove(shard);
         }
-        let Ok(record) = result else { return };
+        let record = match result {
+            Ok(record) => record,
+            Err(error) => return self.failed("could not read the assignment; keeping the shards", &shards, &error),
+        };
         let assignment = record.map(|record| record.assignment).unwrap_or_default();
         let leaving = self.leaving.is_cancelled();
         let mut leaves: BTreeMap<usize, Vec<ShardId>> = BTreeMap::new();
@@ -172,16 +173,25 @@ impl<F: Fence> Owner<F> {
             Err(error) => {
                 // The shards go on as before. A node that has a key by now takes the fence, which ends it.
                 owned_shards.adopt(&owned);
-                self.say("could not delete owner keys; keeping the shards", shards, error);
+                self.failed("could not delete owner keys; keeping the shards", shards, error);
             }
         }
     }
 
-    /// Logs a failed act. The loop that noticed an outage of etcd first has reported it already, so that is only a
-    /// debug line.
+    /// Notes an act that etcd did not do. The next acts pause: until then the view is the same, and so is the answer.
+    fn failed(&mut self, what: &str, shards: &[ShardId], error: &Error) {
+        self.say(what, shards, error);
+        // Acts that began together fail together, and count once.
+        if self.etcd_retry.is_none_or(Retry::is_due) {
+            self.etcd_retry = Some(Retry::after(self.etcd_retry, ETCD_RETRY, ETCD_RETRY_LONGEST));
+        }
+    }
+
+    /// Logs a failed act, and its further attempts as debug lines. So is an outage of etcd: the loop that noticed it
+    /// first has reported it already.
     fn say(&self, what: &str, shards: &[ShardId], error: &Error) {
         let shards = Ranges(&shards.iter().copied().collect()).to_string();
-        if matches!(error, Error::Unanswered { .. } | Error::LeaseGone { .. }) {
+        if self.etcd_retry.is_some() || matches!(error, Error::Unanswered { .. } | Error::LeaseGone { .. }) {
             tracing::debug!(shards, error = error as &dyn std::error::Error, "{what}");
         } else {
             tracing::warn!(shards, error = error as &dyn std::error::Error, "{what}");

@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     coordination::{
         Mirror, Registered, Renewal,
-        tests::{SOON, coordination, kept_lease, member, node, shared_etcd},
+        tests::{SOON, coordination, kept_lease, member, node, shared_etcd, soon},
     },
     loops::cluster::session_keeper::SessionState,
     store::{
@@ -56,7 +56,8 @@ impl Scene {
         let session = test.database.nudges(Some(them.incarnation)).await.unwrap();
         let (mirror, mut views) = Mirror::new(coordination.clone());
         spawn_child(mirror.run(CancellationToken::new()));
-        views.wait_for(|view| view.members.len() == 2 && view.candidates.len() == 2).await.unwrap();
+        let is_complete = |view: &Arc<ClusterView>| view.members.len() == 2 && view.candidates.len() == 2;
+        soon("both members are shown", views.wait_for(is_complete)).await.unwrap();
         let joined =
             Session { standing: SessionState::Joined, lease: Some(lease), candidacy: Some(term), last_renewal: None };
         let registration = watch::Sender::new(joined).subscribe();
@@ -92,8 +93,27 @@ impl Scene {
         self.watcher.coordination.lease_renew(self.other.lease).await.unwrap() == Renewal::Alive
     }
 
-    fn end_session(&mut self) {
+    /// Ends the other's session. The database notices after a while.
+    async fn end_session(&mut self) {
         self.other.session = None;
+        self.presence("the other's session ends", |present| present == Some([].into())).await;
+    }
+
+    /// Ends the watcher's own session.
+    async fn end_own_session(&mut self) {
+        self.mine = None;
+        self.presence("its own session ends", |present| present.is_none()).await;
+    }
+
+    /// Waits until the database answers this to the watcher's question.
+    async fn presence(&self, what: &str, is_expected: impl Fn(Option<BTreeSet<Incarnation>>) -> bool) {
+        let (me, other) = (self.watcher.me.incarnation, self.other.node.incarnation);
+        let answered = async {
+            while !is_expected(self.watcher.home.present(me, &[other]).await.unwrap()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(what, answered).await;
     }
 
     fn close_port(&mut self) {
@@ -105,7 +125,7 @@ impl Scene {
 async fn a_member_whose_session_and_port_are_gone_loses_its_lease() {
     let mut scene = Scene::new().await;
     scene.look_until(Standing::Alive).await;
-    scene.end_session();
+    scene.end_session().await;
     scene.close_port();
     scene.look_until(Standing::Ended).await;
     assert!(!scene.is_registered().await);
@@ -117,7 +137,7 @@ async fn a_member_whose_session_and_port_are_gone_loses_its_lease() {
 async fn a_member_whose_session_alone_is_gone_keeps_its_lease() {
     let mut scene = Scene::new().await;
     scene.look_until(Standing::Alive).await;
-    scene.end_session();
+    scene.end_session().await;
     scene.stays().await;
 }
 
@@ -133,16 +153,9 @@ async fn a_member_whose_port_alone_is_refused_keeps_its_lease() {
 async fn a_watcher_without_a_session_of_its_own_judges_no_other() {
     let mut scene = Scene::new().await;
     scene.look_until(Standing::Alive).await;
-    scene.mine = None;
-    scene.end_session();
+    scene.end_session().await;
+    scene.end_own_session().await;
     scene.close_port();
-    let me = scene.watcher.me.incarnation;
-    let no_session = async {
-        while scene.watcher.home.present(me, &[]).await.unwrap().is_some() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(SOON, no_session).await.expect("its session ends");
     scene.stays().await;
 }
 
@@ -150,7 +163,7 @@ async fn a_watcher_without_a_session_of_its_own_judges_no_other() {
 async fn without_a_database_no_member_is_judged() {
     let mut scene = Scene::new().await;
     scene.look_until(Standing::Alive).await;
-    scene.end_session();
+    scene.end_session().await;
     scene.close_port();
     scene.watcher.home = fixture::unreachable_database(DatabaseName::new("main").as_str());
     scene.stays().await;
@@ -161,6 +174,6 @@ async fn a_member_whose_port_never_took_a_connection_keeps_its_lease() {
     let mut scene = Scene::new().await;
     scene.close_port();
     assert_eq!(scene.look().await, Standing::Unproven);
-    scene.end_session();
+    scene.end_session().await;
     scene.stays().await;
 }

@@ -1,5 +1,7 @@
+use common::cluster::AssignmentRecord;
+
 use super::*;
-use crate::clock;
+use crate::{clock, coordination::tests::etcdctl};
 
 #[tokio::test]
 async fn a_crashed_nodes_shards_move_after_its_lease_and_the_next_in_the_queue_is_master() {
@@ -112,17 +114,32 @@ async fn without_etcd_nothing_moves_and_afterwards_everything_is_as_before() {
 #[tokio::test]
 async fn an_etcd_that_has_lost_everything_is_told_again_who_owns_what() {
     let (etcd, folder) = own_etcd(1).await;
+    // The revision is far above all that the nodes will write into the new etcd.
+    let mut client = etcdctl(&etcd.endpoints()).await;
+    for _ in 0..100 {
+        client.put("elsewhere", "", None).await.unwrap();
+    }
     let world = World::on(etcd.endpoints());
     let (one, two) = (world.start("one").await, world.start("two").await);
-    balanced(&[&one, &two]).await;
-    let before = epochs(&[&one, &two]);
+    let nodes = [&one, &two];
+    balanced(&nodes).await;
+    let before = epochs(&nodes);
+    let revisions = nodes.map(|node| node.view().revision);
     etcd.kill(0);
     std::fs::remove_dir_all(folder.join("etcd-1").join("data")).unwrap();
     etcd.restart_all().await.unwrap();
-    balanced(&[&one, &two]).await;
-    eventually("there is an assignment again", || one.view().assignment.is_some()).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(epochs(&[&one, &two]), before);
+    eventually("both see the new etcd", || {
+        nodes.iter().zip(revisions).all(|(node, before)| node.view().revision < before)
+    })
+    .await;
+    eventually("the assignment names the owners", || {
+        let is_assigned =
+            |node: &TestNode, record: &AssignmentRecord| record.assignment.of(&node.me).eq(node.owned().into_keys());
+        nodes.iter().all(|node| node.view().assignment.as_ref().is_some_and(|record| is_assigned(node, record)))
+    })
+    .await;
+    balanced(&nodes).await;
+    assert_eq!(epochs(&nodes), before);
 }
 
 #[tokio::test]
@@ -143,10 +160,11 @@ async fn a_fence_taken_too_late_is_given_up() {
     slow.line.slow.as_ref().unwrap().add_permits(1_000);
     eventually("the statement is through", || !slow.line.statements.lock().is_empty()).await;
     eventually("the others' keys are seen", || slow.keyed() == 0).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    assert!(slow.owned().is_empty(), "took {:?} without a key", slow.owned());
     slow.coordination.lease_revoke(lease).await.unwrap();
     balanced(&[&slow]).await;
+    // A late fence that was kept is of the first epoch. One that was kept until the next look counts as acquired.
+    assert!(slow.owned().values().all(|epoch| *epoch == Epoch::from_store(2)), "{:?}", slow.owned());
+    assert_eq!(slow.coordination.metrics().acquisitions.get(), u64::from(SHARDS));
 }
 
 #[tokio::test]

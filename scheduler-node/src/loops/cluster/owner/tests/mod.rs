@@ -5,6 +5,7 @@
 mod chaos;
 mod faults;
 mod moves;
+mod outage;
 
 use std::{
     collections::BTreeMap,

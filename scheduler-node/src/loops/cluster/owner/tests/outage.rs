@@ -1,0 +1,127 @@
+//! Owners that start with something to do while etcd refuses connections. The view is the last one before.
+
+use common::{cluster::AssignmentRecord, shard::assign::Assignment};
+
+use super::*;
+use crate::coordination::{AssignmentWrite, LeaseId, tests::kept_lease};
+
+/// Requests without an answer in a second of an outage. A request is two of them, as a lone endpoint is tried twice.
+const FAILURES_MOST: u64 = 10;
+
+/// An owner without the other loops of a node, in a cluster of its own. The test writes what they would.
+struct Lone {
+    me: NodeId,
+    other: NodeId,
+    /// The connection of the mirror and of the test. The owner has one of its own, which counts its requests.
+    cluster: Coordination,
+    coordination: Coordination,
+    lease: LeaseId,
+    owned_shards: Arc<OwnedShards>,
+    views: Views,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Lone {
+    /// Every shard is assigned to the node, or else to another one.
+    async fn new(endpoints: &[String], prefix: &str, is_assigned: bool) -> Self {
+        let cluster = coordination(endpoints, prefix).await;
+        let lease = kept_lease(&cluster).await;
+        let (me, other) = (node("one"), node("two"));
+        for node in [&me, &other] {
+            cluster.member_put(&member(node), lease).await.unwrap();
+        }
+        let term = cluster.candidate_put(&me, lease).await.unwrap();
+        let owner = if is_assigned { &me } else { &other };
+        let assignment = Assignment { owners: vec![Some(owner.clone()); SHARDS as usize] };
+        let record = AssignmentRecord { term, assignment };
+        let written = cluster.assignment_write(None, &record, lease).await.unwrap();
+        assert_eq!(written, AssignmentWrite::Done);
+        let (mirror, views) = Mirror::new(cluster.clone());
+        let tasks = vec![spawn_child(mirror.run(CancellationToken::new()))];
+        let coordination = coordination(endpoints, prefix).await;
+        Self { me, other, cluster, coordination, lease, owned_shards: Arc::new(OwnedShards::new(100)), views, tasks }
+    }
+
+    /// Holds the fence of every shard.
+    fn owning(self) -> Self {
+        let fences: Vec<_> = ShardRange::all(SHARDS).iter().map(|shard| (shard, Epoch::from_store(1))).collect();
+        self.owned_shards.adopt(&fences);
+        self
+    }
+
+    /// Has the owner keys of the first `count` shards.
+    async fn keyed(self, count: usize) -> Self {
+        for shard in ShardRange::all(SHARDS).iter().take(count) {
+            self.cluster.owner_create(shard, &self.me, None, self.lease).await.unwrap().unwrap();
+        }
+        self
+    }
+
+    fn keys(&self) -> usize {
+        self.views.borrow().owners.values().filter(|owner| owner.node == self.me).count()
+    }
+
+    fn start(&mut self) {
+        let line =
+            Line { fences: Arc::default(), down: AtomicBool::new(false), slow: None, statements: Mutex::default() };
+        let database = OwnerDatabase {
+            name: main_database(),
+            owned_shards: Arc::clone(&self.owned_shards),
+            fence: Arc::new(line),
+        };
+        let places = Places::new(ByDatabase::default());
+        places.presume(&[ShardRange::all(SHARDS)], u16::try_from(SHARDS).unwrap());
+        let session =
+            Session { standing: SessionState::Joined, lease: Some(self.lease), candidacy: None, last_renewal: None };
+        let owner = Owner::new(
+            self.me.clone(),
+            self.coordination.clone(),
+            [database].into_iter().collect(),
+            places,
+            self.views.clone(),
+            watch::Sender::new(session).subscribe(),
+            watch::Sender::new(fit()).subscribe(),
+            CancellationToken::new(),
+        );
+        self.tasks.push(spawn_child(owner.run(CancellationToken::new())));
+    }
+
+    fn failures(&self) -> u64 {
+        self.coordination.metrics().request_failures.get()
+    }
+}
+
+impl Drop for Lone {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+#[tokio::test]
+async fn acts_that_etcd_does_not_answer_pause_and_are_done_after_the_outage() {
+    let (etcd, _) = own_etcd(1).await;
+    let (endpoints, all) = (etcd.endpoints(), SHARDS as usize);
+    let mut acquires = Lone::new(&endpoints, "/acquires", true).await;
+    let mut registers_again = Lone::new(&endpoints, "/registers-again", true).await.owning();
+    let mut releases = Lone::new(&endpoints, "/releases", false).await.owning().keyed(all).await;
+    // Each key without a fence is a request of its own.
+    let mut gives_up_key = Lone::new(&endpoints, "/gives-up-key", false).await.keyed(1).await;
+    for (lone, keys) in [(&acquires, 0), (&registers_again, 0), (&releases, all), (&gives_up_key, 1)] {
+        let is_shown = |view: &ClusterView| view.assignment.is_some() && view.members.contains_key(&lone.other.name);
+        eventually("the view is complete", || is_shown(&lone.views.borrow()) && lone.keys() == keys).await;
+    }
+    etcd.kill(0);
+    for lone in [&mut acquires, &mut registers_again, &mut releases, &mut gives_up_key] {
+        lone.start();
+    }
+    let lones = [&acquires, &registers_again, &releases, &gives_up_key];
+    eventually("each has tried", || lones.iter().all(|lone| lone.failures() > 0)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let failures = lones.map(|lone| lone.failures());
+    assert!(failures.iter().all(|count| *count < FAILURES_MOST), "requests to a dead etcd: {failures:?}");
+    etcd.restart_all().await.unwrap();
+    eventually("it has the fences", || acquires.owned_shards.owned().len() == all).await;
+    eventually("its keys are back", || registers_again.keys() == all).await;
+    eventually("it has given the shards up", || releases.owned_shards.owned().is_empty() && releases.keys() == 0).await;
+    eventually("it has given the key up", || gives_up_key.keys() == 0).await;
+}
