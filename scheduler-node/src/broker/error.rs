@@ -8,6 +8,7 @@ use crate::causes::explained;
 
 pub(super) const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
+const PRECONDITION_FAILED: u16 = 406;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -63,6 +64,11 @@ impl Error {
     /// Whether the broker keeps this user from the thing, or says that it is not there.
     pub(super) fn is_refused_access(&self) -> bool {
         matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND))
+    }
+
+    /// Whether the broker closed the channel over a message that it refuses.
+    pub(super) fn is_refused_message(&self) -> bool {
+        matches!(self.reply_code(), Some(ACCESS_REFUSED | PRECONDITION_FAILED))
     }
 
     /// The code with which the broker refused, in AMQP's numbering (404 not found, 406 precondition failed, ...).
