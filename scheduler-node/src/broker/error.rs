@@ -68,6 +68,11 @@ impl Error {
         matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND | RESOURCE_LOCKED))
     }
 
+    /// Whether the broker closed the channel over a message that it refuses.
+    pub(super) fn is_refused_message(&self) -> bool {
+        matches!(self.reply_code(), Some(ACCESS_REFUSED | PRECONDITION_FAILED))
+    }
+
     /// The code with which the broker refused, in AMQP's numbering (404 not found, 406 precondition failed, ...).
     pub(super) fn reply_code(&self) -> Option<u16> {
         let Self::Refused { source, .. } = self else {

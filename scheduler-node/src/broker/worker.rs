@@ -6,6 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use common::{
+    outcome::Outcome,
     task::{report::ResultBody, trace::HEADER_TRACEPARENT},
     wire::amqp::{
         HEADER_ATTEMPT, HEADER_DUE_MS, HEADER_KEY, HEADER_PARTITION_KEY, HEADER_RECEIPT, IN, RESULTS, result_key,
@@ -13,7 +14,7 @@ use common::{
 };
 use futures::{FutureExt, StreamExt};
 use lapin::{
-    BasicProperties, Channel, Consumer,
+    BasicProperties, Channel, Confirmation, Consumer,
     message::Delivery,
     options::{
         BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
@@ -32,6 +33,7 @@ use super::{
     login::Login,
     message::{PERSISTENT, json_of},
 };
+use crate::supervise::spawn_child;
 
 /// The longest wait for a report's confirm. Without one, the report may be lost and is sent again.
 const REPORTED_WITHIN: Duration = Duration::from_secs(30);
@@ -96,6 +98,13 @@ pub struct Reports {
     link: Arc<Link>,
     /// A channel in confirm mode. The broker closes a channel on which it refuses a message.
     channel: Arc<Mutex<Option<Channel>>>,
+}
+
+/// The message of a report.
+struct Report {
+    key: ShortString,
+    properties: BasicProperties,
+    json: Vec<u8>,
 }
 
 impl Worker {
@@ -235,10 +244,67 @@ impl std::fmt::Debug for Reports {
 }
 
 impl Reports {
-    /// Sends a report to the cluster. Returns when the broker has confirmed it.
-    pub async fn send(&self, subject: &Subject, body: &ResultBody) -> Result<(), String> {
+    /// Sends a report to the cluster. `Done`: the broker has confirmed it. `Refused`: the broker refuses this very
+    /// report, now and later.
+    pub async fn send(&self, subject: &Subject, body: &ResultBody) -> Outcome<()> {
+        let report = match Report::new(subject, body) {
+            Ok(report) => report,
+            Err(reason) => return Outcome::Refused(reason),
+        };
+        let sent = match self.channel().await {
+            Ok(channel) => report.publish(&channel).await,
+            Err(error) => Err(error),
+        };
+        match sent {
+            // The refusal may be about another report on the channel.
+            Err(error) if error.is_refused_message() => self.send_alone(report).await,
+            sent => outcome(sent),
+        }
+    }
+
+    /// Sends a report over a channel of its own. Runs to its end even if the caller goes away: a channel that closes
+    /// over frames which still wait to be written would leave them to the next channel with its number.
+    async fn send_alone(&self, report: Report) -> Outcome<()> {
+        let link = Arc::clone(&self.link);
+        let child = spawn_child(async move {
+            let sent = match link.confirming_channel().await {
+                Ok(channel) => {
+                    let sent = report.publish(&channel).await;
+                    if matches!(sent, Err(Error::Silent { .. })) {
+                        link.cut("the broker did not confirm a report in time");
+                    }
+                    sent
+                }
+                Err(error) => Err(error),
+            };
+            outcome(sent)
+        });
+        child.await.unwrap_or_else(|error| Outcome::Unknown(error.to_string()))
+    }
+
+    async fn channel(&self) -> Result<Channel, Error> {
+        let mut channel = self.channel.lock().await;
+        if let Some(open) = channel.as_ref().filter(|channel| channel.status().connected()) {
+            return Ok(open.clone());
+        }
+        Ok(channel.insert(self.link.confirming_channel().await?).clone())
+    }
+}
+
+/// The outcome of a report that was sent.
+fn outcome(sent: Result<Confirmation, Error>) -> Outcome<()> {
+    match sent {
+        Ok(confirmation) if confirmation.is_ack() => Outcome::Done(()),
+        Ok(_) => Outcome::Unknown("the broker did not confirm the report".to_owned()),
+        Err(error) if error.is_refused_message() => Outcome::Refused(error.explained()),
+        Err(error) => Outcome::Unknown(error.explained()),
+    }
+}
+
+impl Report {
+    /// An error names the value that no message can carry.
+    fn new(subject: &Subject, body: &ResultBody) -> Result<Self, String> {
         let json = serde_json::to_vec(body).map_err(|error| error.to_string())?;
-        let channel = self.channel().await.map_err(|error| error.explained())?;
         let mut headers = FieldTable::default();
         if let Some(attempt) = subject.attempt {
             headers.insert(HEADER_ATTEMPT.into(), attempt.into());
@@ -251,23 +317,17 @@ impl Reports {
             .with_content_type("application/json".into())
             .with_delivery_mode(PERSISTENT)
             .with_headers(headers);
-        let key = ShortString::try_new(result_key(&subject.queue)).map_err(|error| error.to_string())?;
-        let confirmed = async {
-            channel.basic_publish(IN.into(), key, BasicPublishOptions::default(), &json, properties).await?.await
-        };
-        match answer(|| "report".to_owned(), REPORTED_WITHIN, confirmed).await {
-            Ok(confirmation) if confirmation.is_ack() => Ok(()),
-            Ok(_) => Err("the broker did not confirm the report".to_owned()),
-            Err(error) => Err(error.explained()),
-        }
+        let key = ShortString::try_new(result_key(&subject.queue));
+        let key = key.map_err(|error| format!("the queue's name does not fit into a routing key: {error}"))?;
+        Ok(Self { key, properties, json })
     }
 
-    async fn channel(&self) -> Result<Channel, Error> {
-        let mut channel = self.channel.lock().await;
-        if let Some(open) = channel.as_ref().filter(|channel| channel.status().connected()) {
-            return Ok(open.clone());
-        }
-        Ok(channel.insert(self.link.confirming_channel().await?).clone())
+    async fn publish(&self, channel: &Channel) -> Result<Confirmation, Error> {
+        let (key, properties) = (self.key.clone(), self.properties.clone());
+        let confirmed = async {
+            channel.basic_publish(IN.into(), key, BasicPublishOptions::default(), &self.json, properties).await?.await
+        };
+        answer(|| "report".to_owned(), REPORTED_WITHIN, confirmed).await
     }
 }
 
@@ -276,7 +336,7 @@ impl Reply {
         AckHandle::new(&self.channel, self.delivery_tag, None).ack().await;
     }
 
-    /// Reports a failed attempt where the queue settles by rejections.
+    /// Ends the attempt as failed, without a report.
     pub fn reject(self) {
         // The first poll queues the frame.
         let _ = self.channel.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: false }).now_or_never();

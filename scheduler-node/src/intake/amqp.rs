@@ -24,6 +24,7 @@ use crate::{
     supervise::{at_work, spawn_child},
     working_set::{
         delay_rules::{DelayRules, RuleSet},
+        failures::Failures,
         retry::{Refused, until_done},
         set_aside::{Kept, Kind, SetAside, why},
     },
@@ -64,6 +65,8 @@ pub struct AmqpIntake {
     pub audit: Audit,
     pub metrics: Arc<Metrics>,
     pub set_aside: SetAside,
+    /// The passes that returned messages.
+    pub returned: Failures,
 }
 
 impl AmqpIntake {
@@ -191,8 +194,16 @@ impl AmqpIntake {
     }
 
     async fn give_back(&self, again: Vec<(Received, String)>) {
-        let Some((_, why)) = again.first() else { return };
-        tracing::warn!(messages = again.len(), why, "returned submitted messages to the broker for redelivery");
+        let Some((_, why)) = again.first() else {
+            if self.returned.end() {
+                tracing::info!("submitted messages are no longer returned to the broker");
+            }
+            return;
+        };
+        if self.returned.begin() {
+            tracing::warn!(why, "submitted messages are returned to the broker, again and again until they are taken");
+        }
+        tracing::debug!(messages = again.len(), why, "returned submitted messages to the broker for redelivery");
         tokio::time::sleep(PAUSE).await;
         for (received, _) in again {
             received.ack.requeue().await;
@@ -203,9 +214,52 @@ impl AmqpIntake {
 #[cfg(test)]
 mod tests {
     use common::{queue::Unroutable, wire::DelayRoute};
+    use lapin::{
+        BasicProperties,
+        types::{AMQPValue, FieldTable},
+    };
+    use prometheus::Registry;
 
     use super::*;
-    use crate::working_set::delay_rules::DelayRule;
+    use crate::{
+        audit::AuditMetrics,
+        broker::tests::bench::{Bench, LONG},
+        desk::tests::fresh,
+        working_set::{delay_rules::DelayRule, failures::tests::Log},
+    };
+
+    #[tokio::test]
+    async fn messages_that_are_returned_again_and_again_have_one_line_in_the_log() {
+        let log = Log::keep();
+        let (counter, test) = fresh().await;
+        test.fill_disk("INSERT", "task").await;
+        let bench = Bench::new().await;
+        let intake = AmqpIntake {
+            desk: counter.desk.clone(),
+            broker: bench.broker.clone(),
+            store: counter.store.clone(),
+            delay_rules: DelayRules::new([]),
+            default_exchange: true,
+            audit: Audit::new(AuditMetrics::register(&Registry::new()).unwrap()).0,
+            metrics: Arc::new(Metrics::register(&Registry::new()).unwrap()),
+            set_aside: SetAside::default(),
+            returned: Failures::default(),
+        };
+        let (received, stop) = (bench.broker.received(), CancellationToken::new());
+        let running = spawn_child(intake.run(received, stop.clone()));
+        let mut headers = FieldTable::default();
+        headers.insert("duetime-queue".into(), AMQPValue::LongString("mails".into()));
+        bench.hand().await.publish(SUBMIT, b"{}", BasicProperties::default().with_headers(headers)).await;
+        let returned = async {
+            while log.count("returned submitted messages to the broker for redelivery") < 3 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LONG, returned).await.expect("the message is delivered and returned again");
+        assert_eq!(log.count("WARN scheduler_node::intake::amqp"), 1);
+        stop.cancel();
+        tokio::time::timeout(LONG, running).await.expect("the intake ends").unwrap();
+    }
 
     /// Without this it would count as a submission of Duetime's own form, and be set aside.
     #[test]

@@ -119,6 +119,7 @@ impl Shared {
             outdated: Arc::clone(&self.outdated),
             set_aside: self.set_aside.clone(),
             nudge: Arc::default(),
+            unstored: Default::default(),
         }
     }
 }

@@ -55,6 +55,7 @@ impl Shared {
             audit,
             metrics: Arc::clone(&self.metrics),
             set_aside: self.set_aside.clone(),
+            returned: Default::default(),
         };
         let received = loops.broker.received();
         crews.intake.spawn(LoopKind::AmqpIntake, amqp_intake.run(received, self.stop.intake.clone()));

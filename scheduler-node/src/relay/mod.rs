@@ -10,6 +10,8 @@ mod command;
 mod finished_call;
 mod guard;
 mod identity;
+#[cfg(test)]
+mod tests;
 mod works;
 
 use std::{
@@ -19,12 +21,13 @@ use std::{
 
 use common::{
     ids::QueueName,
+    outcome::Outcome,
     relay::breaker::{Breaker, Room},
     task::report::{ReportStatus, ResultBody},
 };
 use tokio::{
     sync::{Semaphore, watch},
-    task::JoinSet,
+    task::{JoinError, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -100,8 +103,8 @@ struct Relay {
     calls: JoinSet<(Key, FinishedCall, Room)>,
     /// Limits the calls at a time, also when tasks are taken again after the loss of a connection.
     places: Arc<Semaphore>,
-    /// Reports on their way. Each ends when it is confirmed.
-    answers: JoinSet<Key>,
+    /// Reports on their way. Each ends when it is confirmed (`true`) or refused.
+    answers: JoinSet<(Key, bool)>,
     /// The handle for reports over the present connection.
     reports: watch::Sender<Option<Reports>>,
 }
@@ -153,7 +156,7 @@ impl Relay {
                     self.ended(key, ended).await;
                 }
                 Some(reported) = self.answers.join_next(), if !self.answers.is_empty() => {
-                    self.works.reported(&reported.expect("a report does not panic")).await;
+                    self.reported(reported).await;
                 }
                 () = reached(probe_at) => {}
                 () = stop.cancelled() => return Ok(()),
@@ -213,7 +216,12 @@ impl Relay {
         }
     }
 
-    /// Collects ended calls and confirmed reports while there is no connection.
+    async fn reported(&mut self, reported: Result<(Key, bool), JoinError>) {
+        let (key, is_confirmed) = reported.expect("a report does not panic");
+        self.works.reported(&key, is_confirmed).await;
+    }
+
+    /// Collects ended calls and ended reports while there is no connection.
     async fn pass(&mut self, time: Duration) {
         let over = tokio::time::sleep(time);
         tokio::pin!(over);
@@ -226,7 +234,7 @@ impl Relay {
                     self.ended(key, ended).await;
                 }
                 Some(reported) = self.answers.join_next(), if !self.answers.is_empty() => {
-                    self.works.reported(&reported.expect("a report does not panic")).await;
+                    self.reported(reported).await;
                 }
             }
         }
@@ -246,7 +254,7 @@ impl Relay {
         }
         let answered = async {
             while let Some(reported) = self.answers.join_next().await {
-                self.works.reported(&reported.expect("a report does not panic")).await;
+                self.reported(reported).await;
             }
         };
         if tokio::time::timeout(REPORTED_WITHIN, answered).await.is_err() {
@@ -269,7 +277,10 @@ async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Opti
             let current = reports.borrow().clone();
             if let (Some(subject), Some(current)) = (&handed.subject, current) {
                 // The next report makes up for a lost one.
-                let _ = current.send(subject, &ResultBody::new(ReportStatus::Running)).await;
+                let sent = current.send(subject, &ResultBody::new(ReportStatus::Running)).await;
+                if let Outcome::Refused(_) = sent {
+                    return std::future::pending().await;
+                }
             }
         }
     };
@@ -282,16 +293,28 @@ async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Opti
     ended
 }
 
-/// Sends a report over the present connection, again and again until it is confirmed.
-async fn answer(key: Key, subject: Subject, report: ResultBody, reports: watch::Receiver<Option<Reports>>) -> Key {
+/// Sends a report over the present connection, again and again until it is confirmed (`true`) or refused.
+async fn answer(
+    key: Key,
+    subject: Subject,
+    report: ResultBody,
+    reports: watch::Receiver<Option<Reports>>,
+) -> (Key, bool) {
     let mut is_logged = false;
     loop {
         let current = reports.borrow().clone();
         let sent = match current {
             Some(current) => current.send(&subject, &report).await,
-            None => Err("there is no connection".to_owned()),
+            None => Outcome::Unknown("there is no connection".to_owned()),
         };
-        let Err(reason) = sent else { return key };
+        let reason = match sent {
+            Outcome::Done(()) => return (key, true),
+            Outcome::Refused(reason) => {
+                tracing::warn!(task = key.0, attempt = key.1, reason, "a report is refused; its message is rejected");
+                return (key, false);
+            }
+            Outcome::Unknown(reason) => reason,
+        };
         if !std::mem::replace(&mut is_logged, true) {
             tracing::warn!(task = key.0, attempt = key.1, reason, "a report is unconfirmed; retrying");
         }

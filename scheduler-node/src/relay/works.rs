@@ -27,7 +27,7 @@ enum Stage {
     Called,
     /// The report is on its way.
     Ended,
-    /// The message may be acknowledged (or rejected, where no report is wanted).
+    /// The message may be acknowledged, or rejected where no report says how the call ended.
     Settled {
         is_success: bool,
     },
@@ -72,9 +72,9 @@ impl Works {
         None
     }
 
-    /// Notes that the broker has confirmed the report.
-    pub(super) async fn reported(&mut self, key: &Key) {
-        self.settled(key, true).await;
+    /// Notes that the broker has confirmed the report, or refuses it for good.
+    pub(super) async fn reported(&mut self, key: &Key, is_confirmed: bool) {
+        self.settled(key, is_confirmed).await;
     }
 
     async fn settled(&mut self, key: &Key, is_success: bool) {

@@ -114,6 +114,7 @@ impl Node {
             outdated: Arc::default(),
             set_aside: Default::default(),
             nudge: Arc::default(),
+            unstored: Default::default(),
         };
         let databases = NodeDatabases::new(vec![database.clone()], places.clone());
         let books: Books = Arc::new(ArcSwap::from_pointee(QueueBook::new(1, Rule::ALL.map(queue))));

@@ -226,9 +226,11 @@ impl Database {
     }
 
     /// Reads at most `most` schedules that have been due for a decision for longer than `lag`.
-    pub async fn schedule_due(&self, lag: Duration, most: i64) -> Result<DueSchedules, Error> {
+    pub async fn schedule_due(&self, lag: Duration, most: i64, left_alone: &[Revision]) -> Result<DueSchedules, Error> {
+        let left_alone: Vec<i64> = left_alone.iter().map(|revision| revision.0).collect();
         self.run(StoreOp::ScheduleDue, |pool| async move {
-            let query = sqlx::query(include_str!("queries/schedule_due.sql")).bind(interval(lag)).bind(most);
+            let query =
+                sqlx::query(include_str!("queries/schedule_due.sql")).bind(interval(lag)).bind(most).bind(left_alone);
             let rows = query.fetch_all(&pool).await?;
             let arrived = Instant::now();
             let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;

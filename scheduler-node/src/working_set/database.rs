@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
+    failures::Failures,
     owned_shards::OwnedShards,
     ready_queues::ReadyQueues,
     retry::{Done, Refused, until_done},
@@ -42,6 +43,8 @@ pub struct NodeDatabase<S = Arc<Database>> {
     pub set_aside: SetAside,
     /// The nudges to send to its other nodes.
     pub nudge: Arc<Mutex<Nudge>>,
+    /// The failures to store submitted tasks.
+    pub unstored: Failures,
 }
 
 impl<S: Statements> NodeDatabase<S> {

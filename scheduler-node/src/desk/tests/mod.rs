@@ -124,6 +124,7 @@ fn counter_in(
         outdated: Arc::default(),
         set_aside: SetAside::default(),
         nudge: Arc::default(),
+        unstored: Default::default(),
     };
     let databases = stores.iter().map(database).collect();
     let store = fixture::store(stores);

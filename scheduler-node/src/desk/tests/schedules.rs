@@ -19,6 +19,7 @@ use crate::{
         tests::fixture::TestDatabase,
     },
     supervise::spawn_child,
+    working_set::failures::tests::Log,
 };
 
 fn name(text: &str) -> ScheduleName {
@@ -402,4 +403,43 @@ async fn a_schedule_or_a_task_that_the_database_refuses_holds_up_no_other_schedu
     assert_eq!(kept.iter().filter(|source| *source == "fire").count(), 1, "{kept:?}");
     look(&firer).await;
     assert_eq!(test.quarantine().await.len(), 2, "it is checked again after a while");
+}
+
+#[tokio::test]
+async fn a_schedule_that_can_be_neither_decided_nor_postponed_is_left_alone_until_it_changes() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("poison"), hourly("")).await.expect("put");
+    set_back(&test, 1).await;
+    test.refuse("UPDATE", "schedule", "name", "poison").await;
+    let (firer, metrics) = firer(&counter, true);
+    for _ in 0..3 {
+        look(&firer).await;
+        assert_eq!(test.quarantine().await.len(), 1);
+    }
+    sqlx::query("DROP FUNCTION public.refuse() CASCADE").execute(&test.pool).await.unwrap();
+    look(&firer).await;
+    assert_eq!(made(&metrics), 0, "it is left alone");
+    counter.desk.schedule_put(name("poison"), hourly(r#","priority":1"#)).await.expect("put");
+    set_back(&test, 1).await;
+    look(&firer).await;
+    assert_eq!(made(&metrics), 1);
+}
+
+#[tokio::test]
+async fn decisions_that_cannot_be_written_have_one_line_in_the_log() {
+    let log = Log::keep();
+    let (counter, test) = fresh().await;
+    for schedule in ["a", "b"] {
+        counter.desk.schedule_put(name(schedule), hourly("")).await.expect("put");
+    }
+    set_back(&test, 1).await;
+    test.fill_disk("UPDATE", "schedule").await;
+    let (firer, metrics) = firer(&counter, true);
+    for _ in 0..3 {
+        look(&firer).await;
+    }
+    assert_eq!(log.count("outcome of a schedule decision unknown"), 1);
+    sqlx::query("DROP FUNCTION public.fill_disk() CASCADE").execute(&test.pool).await.unwrap();
+    look(&firer).await;
+    assert_eq!(made(&metrics), 2);
 }

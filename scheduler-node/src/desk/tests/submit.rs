@@ -15,7 +15,7 @@ use common::{
 use serde_json::json;
 
 use super::{PLAIN, Setup, counter, fresh, request, with_two_databases};
-use crate::store::tests::fixture;
+use crate::{store::tests::fixture, working_set::failures::tests::Log};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -203,4 +203,15 @@ async fn a_node_that_does_not_know_of_a_queues_new_placement_places_its_tasks_by
             sqlx::raw_sql("DELETE FROM duetime.task").execute(&test.pool).await.unwrap();
         }
     }
+}
+
+#[tokio::test]
+async fn tasks_that_a_database_cannot_store_have_one_line_in_the_log() {
+    let log = Log::keep();
+    let (counter, test) = fresh().await;
+    test.fill_disk("INSERT", "task").await;
+    for body in [r#"{"queue":"mail"}"#, r#"{"queue":"mail","key":"k"}"#, r#"{"queue":"mail"}"#] {
+        assert_eq!(counter.desk.submit(request(body)).await.expect_err("the disk is full").status, 503);
+    }
+    assert_eq!(log.count("could not store submitted tasks"), 1);
 }

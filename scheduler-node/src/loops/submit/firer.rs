@@ -11,18 +11,20 @@
 //! up later, as far back as each schedule says.
 
 use std::{
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use common::{
-    ids::TaskId,
+    ids::{ScheduleName, TaskId},
     schedule::{Fire, FireDecision, Overlap, overlaps},
     shard::route::bound_to,
     task::NewTask,
     time::UnixMicros,
 };
 use futures::StreamExt;
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -35,10 +37,13 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error, Fault, Store,
-        schedules::{DueSchedule, DueSchedules, FireRecord, ScheduleRecord, Unreadable},
+        schedules::{DueSchedule, DueSchedules, FireRecord, Revision, ScheduleRecord, Unreadable},
     },
     supervise::{at_work, spawn_child},
-    working_set::set_aside::{Kept, Kind, SetAside, why},
+    working_set::{
+        failures::Failures,
+        set_aside::{Kept, Kind, SetAside, why},
+    },
 };
 
 /// The value of the metrics' label `source`.
@@ -67,6 +72,10 @@ const POSTPONE_UNREADABLE: Duration = Duration::from_secs(60);
 /// The back-off of a schedule whose decision the database refuses. Its neighbours are decided meanwhile.
 const POSTPONE_REFUSED: Duration = Duration::from_secs(600);
 
+/// The most schedules that this node leaves alone because the database refuses to postpone them. Beyond it, the first
+/// of them are tried again.
+const LEFT_ALONE_MOST: usize = 1_000;
+
 /// Schedules read in one look, and decided fire times taken on. Their payloads come with them: 6 MiB at the most.
 const READ_AT_ONCE: i64 = 100;
 
@@ -89,6 +98,10 @@ pub struct Firer {
     metrics: Arc<Metrics>,
     set_aside: SetAside,
     making: Arc<Semaphore>,
+    /// The decisions with an unknown outcome.
+    unknown: Failures,
+    /// The schedules that could not be postponed, and the end of the back-off of each. A change of one ends it too.
+    left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
 }
 
 /// The reason why the state of a schedule's last task is unknown.
@@ -111,7 +124,8 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        Self { store, submitter, books, mastership, fitness, metrics, set_aside, making }
+        let (unknown, left_alone) = Default::default();
+        Self { store, submitter, books, mastership, fitness, metrics, set_aside, making, unknown, left_alone }
     }
 
     pub async fn run(self, stop: CancellationToken) {
@@ -180,7 +194,7 @@ impl Firer {
         let _work = at_work();
         let home = self.store.home();
         let lag = self.lag();
-        let due = home.schedule_due(lag, READ_AT_ONCE).await?;
+        let due = home.schedule_due(lag, READ_AT_ONCE, &self.left_alone()).await?;
         let (now, arrived, next_wake_at, found) = (due.now, due.arrived, due.next_wake_at, due.schedules.len());
         let woken = self.decide_all(due).await;
         let left = home.fire_take(HOLD, READ_AT_ONCE).await?;
@@ -216,7 +230,7 @@ impl Firer {
             Ok(calendar) => calendar,
             Err(error) => {
                 tracing::error!(schedule = %name, %error, "this version cannot read the calendar of a schedule");
-                self.postpone(&due.record, POSTPONE_UNREADABLE).await;
+                self.postpone(&name, due.record.revision, POSTPONE_UNREADABLE).await;
                 return None;
             }
         };
@@ -224,7 +238,7 @@ impl Firer {
             Ok(unfinished) => unfinished,
             Err(error) => {
                 tracing::debug!(schedule = %name, error = &error as &dyn std::error::Error, "cannot tell whether a schedule's last task is finished");
-                self.postpone(&due.record, POSTPONE).await;
+                self.postpone(&name, due.record.revision, POSTPONE).await;
                 return None;
             }
         };
@@ -260,7 +274,11 @@ impl Firer {
         let Some(shard_count) = self.store.places().shard_count() else { return };
         let ids: Vec<TaskId> = turn.fires.iter().map(|fire| self.mint(&record, *fire, shard_count)).collect();
         let name = &record.name;
-        match self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await {
+        let turned = self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await;
+        if turned.is_ok() && self.unknown.end() {
+            tracing::info!("decisions about schedules are written again");
+        }
+        match turned {
             Ok(Some(_)) => {}
             Ok(None) => {
                 tracing::debug!(schedule = %name, "a schedule was changed, or decided by another node, meanwhile");
@@ -269,12 +287,14 @@ impl Firer {
             Err(error) if error.fault() == Fault::Data => {
                 let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
                 self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(&error)).await;
-                return self.postpone(&record, POSTPONE_REFUSED).await;
+                return self.postpone(name, record.revision, POSTPONE_REFUSED).await;
             }
             Err(error) => {
                 // If the statement was committed, a node takes the fire times on after the hold; otherwise the
                 // schedule is still due.
-                tracing::warn!(schedule = %name, error = &error as &dyn std::error::Error, "outcome of a schedule decision unknown");
+                if self.unknown.begin() {
+                    tracing::warn!(schedule = %name, error = &error as &dyn std::error::Error, "outcome of a schedule decision unknown; retrying, together with any other decision that fails");
+                }
                 return;
             }
         }
@@ -367,13 +387,26 @@ impl Firer {
         Arc::clone(&self.making).acquire_many_owned(all).await.expect("it is never closed")
     }
 
-    async fn postpone(&self, record: &ScheduleRecord, later: Duration) {
-        let _ = self.store.home().schedule_postpone(&record.name, record.revision, later).await;
+    /// Postpones the next look at a schedule. Without the database, this node alone leaves it alone.
+    async fn postpone(&self, name: &ScheduleName, revision: Revision, later: Duration) {
+        if self.store.home().schedule_postpone(name, revision, later).await.is_err() {
+            let mut left_alone = self.left_alone.lock();
+            left_alone.push_back((revision, Instant::now() + later));
+            if left_alone.len() > LEFT_ALONE_MOST {
+                left_alone.pop_front();
+            }
+        }
+    }
+
+    fn left_alone(&self) -> Vec<Revision> {
+        let (mut left_alone, now) = (self.left_alone.lock(), Instant::now());
+        left_alone.retain(|(_, until)| *until > now);
+        left_alone.iter().map(|(revision, _)| *revision).collect()
     }
 
     async fn put_aside(&self, Unreadable { name, revision, why }: Unreadable) {
         tracing::error!(schedule = %name, error = %why, "this version cannot read a schedule");
-        let _ = self.store.home().schedule_postpone(&name, revision, POSTPONE_UNREADABLE).await;
+        self.postpone(&name, revision, POSTPONE_UNREADABLE).await;
     }
 
     async fn count(&self) {

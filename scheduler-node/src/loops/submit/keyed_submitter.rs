@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     batch::{Bounds, Job, SubmitError, answer, routed, run_batches, sources, take_tasks},
-    resend::{Known, handed_back, refused, until_known},
+    resend::{Known, handed_back, refused, stored, until_known},
 };
 use crate::{
     loops::{outcome::releaser::Releaser, upkeep::queue_reader::Books},
@@ -68,9 +68,12 @@ impl KeyedSubmitter {
         let window = Window::first(database);
         let routed = routed(&batch);
         let known = match database.task_put_within(&tasks, &holds, window, routed).await {
-            Ok(puts) => vec![(tasks.as_slice(), Known::Stored(puts))],
+            Ok(puts) => {
+                stored(&self.database);
+                vec![(tasks.as_slice(), Known::Stored(puts))]
+            }
             Err(error) => {
-                until_known(database, &tasks, Sending::First, (window, error), |part, _, window| {
+                until_known(&self.database, &tasks, Sending::First, (window, error), |part, _, window| {
                     let holds: Vec<Retention> = part.iter().map(hold).collect();
                     async move { database.task_put_within(part, &holds, window, routed).await }
                 })

@@ -7,10 +7,13 @@ use common::task::NewTask;
 use super::batch::SubmitError;
 use crate::{
     store::{
-        Database, Effect, Error, Fault,
+        Effect, Error, Fault,
         submit::{Sending, Window},
     },
-    working_set::set_aside::{Kind, SetAside},
+    working_set::{
+        database::NodeDatabase,
+        set_aside::{Kind, SetAside},
+    },
 };
 
 /// The pause between two sendings of a batch.
@@ -34,7 +37,7 @@ pub(super) enum Known<T> {
 /// task that the database refuses is separated from its neighbours. `first` is the kind of the failed
 /// sending. Returns the result of each part, in the order of the tasks.
 pub(super) async fn until_known<'a, T, F>(
-    database: &Database,
+    node_database: &NodeDatabase,
     tasks: &'a [NewTask],
     first: Sending,
     (window, error): (Window, Error),
@@ -43,7 +46,7 @@ pub(super) async fn until_known<'a, T, F>(
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let started = Instant::now();
+    let (started, database) = (Instant::now(), &node_database.sql);
     let mut known = Vec::new();
     // The first part is the last of the list.
     let mut parts = vec![(tasks, first, window, Err(error))];
@@ -76,7 +79,7 @@ where
         }
         if refused || late || !(unknown || error.is_contention()) {
             // The prober has said it once for all tasks.
-            if error.not_replicated().is_none() {
+            if error.not_replicated().is_none() && (refused || node_database.unstored.begin()) {
                 tracing::warn!(
                 database = %database.name(), tasks = part.len(), error = &error as &dyn std::error::Error,
                 "could not store submitted tasks"
@@ -90,6 +93,13 @@ where
         parts.push((part, sending, next, send(part, sending, next).await));
     }
     known
+}
+
+/// Notes that submitted tasks were stored.
+pub(super) fn stored(database: &NodeDatabase) {
+    if database.unstored.end() {
+        tracing::info!(database = %database.name(), "submitted tasks are stored again");
+    }
 }
 
 /// The answers for tasks that are handed back, because their shards may be in another database.

@@ -1,6 +1,7 @@
 -- Reads schedules whose `wake_at` has passed, the longest overdue first, with the time and the next `wake_at`; one
 -- row without a name: there is none. `pending`: the last task is decided and not known to be written.
--- $1 how long the statement leaves a due schedule to other nodes; $2 the limit of schedules.
+-- $1 how long the statement leaves a due schedule to other nodes; $2 the limit of schedules; $3 the revisions of
+-- schedules that this node leaves alone.
 SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
   FROM (SELECT (SELECT wake_at
                   FROM duetime.schedule
@@ -11,5 +12,6 @@ SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
                     s.created_at, s.updated_at, EXISTS (SELECT FROM duetime.fire AS f WHERE f.id = s.last_task) AS pending
                FROM duetime.schedule AS s
               WHERE s.wake_at <= statement_timestamp() - $1
+                AND s.revision <> ALL ($3::bigint[])
               ORDER BY s.wake_at
               LIMIT $2) AS due ON true

@@ -244,7 +244,13 @@ async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment
     }
     let mut connection = test.pool.acquire().await.unwrap();
     let cases = [
-        (include_str!("../queries/schedule_due.sql"), "interval, bigint", "'1 s', 100", "schedule_wake", "schedule"),
+        (
+            include_str!("../queries/schedule_due.sql"),
+            "interval, bigint, bigint[]",
+            "'1 s', 100, '{}'",
+            "schedule_wake",
+            "schedule",
+        ),
         (include_str!("../queries/fire_take.sql"), "interval, bigint", "'2 s', 100", "fire_wake", "fire"),
     ];
     for (sql, types, values, index, table) in cases {

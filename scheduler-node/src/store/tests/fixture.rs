@@ -72,6 +72,19 @@ impl TestDatabase {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
     }
 
+    /// Makes the database answer `event` (such as `INSERT`) on `table` as a server with a full disk does.
+    pub(crate) async fn fill_disk(&self, event: &str, table: &str) {
+        let sql = format!(
+            "CREATE FUNCTION public.fill_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 RAISE EXCEPTION 'a test has filled the disk' USING ERRCODE = '53100';
+             END $$;
+             CREATE TRIGGER fill_disk BEFORE {event} ON duetime.{table}
+                FOR EACH STATEMENT EXECUTE FUNCTION public.fill_disk()"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+    }
+
     /// Lets a minute pass for the note of the realm that uses the database.
     pub(crate) async fn silence_realm(&self) {
         let silent = "UPDATE duetime.realm SET seen_at = seen_at - interval '1 min'";

@@ -185,7 +185,7 @@ async fn two_that_take_on_at_the_same_moment_get_different_fire_times() {
 #[tokio::test]
 async fn what_is_due_is_read_with_the_next_moment_and_others_wait_their_time() {
     let test = database().await;
-    let none = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    let none = test.database.schedule_due(Duration::ZERO, 10, &[]).await.unwrap();
     assert!(none.schedules.is_empty() && none.next_wake_at.is_none());
     added(&test, "due").await;
     let soon = added(&test, "soon").await;
@@ -193,7 +193,7 @@ async fn what_is_due_is_read_with_the_next_moment_and_others_wait_their_time() {
         .execute(&test.pool)
         .await
         .unwrap();
-    let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[]).await.unwrap();
     assert_eq!(due.schedules.len(), 1);
     let found = due.schedules[0].as_ref().unwrap();
     assert_eq!((found.record.name.as_str(), found.pending), ("due", false));
@@ -201,12 +201,12 @@ async fn what_is_due_is_read_with_the_next_moment_and_others_wait_their_time() {
 
     test.database.schedule_postpone(&found.record.name, found.record.revision, Duration::ZERO).await.unwrap();
     test.database.schedule_postpone(&soon.name, found.record.revision, Duration::ZERO).await.unwrap();
-    assert!(test.database.schedule_due(Duration::from_secs(60), 10).await.unwrap().schedules.is_empty());
-    let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    assert!(test.database.schedule_due(Duration::from_secs(60), 10, &[]).await.unwrap().schedules.is_empty());
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[]).await.unwrap();
     assert_eq!(due.schedules.len(), 1, "a schedule changed after the read is not postponed");
 
     decide(&test, &due.schedules[0].as_ref().unwrap().record, fixture::fresh_id()).await.expect("decided");
-    let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[]).await.unwrap();
     assert!(due.schedules[0].as_ref().unwrap().pending, "its task is not known to be written");
 }
 
@@ -219,7 +219,7 @@ async fn one_that_cannot_be_read_does_not_keep_the_others_from_it() {
         .execute(&test.pool)
         .await
         .unwrap();
-    let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[]).await.unwrap();
     let (good, bad): (Vec<_>, Vec<_>) = due.schedules.into_iter().partition(Result::is_ok);
     assert_eq!((good.len(), bad.len()), (1, 1));
 }

@@ -17,7 +17,7 @@ use crate::{
         nudger::Nudger,
         submit::{
             batch::{Bounds, SubmitError, answer, routed, run_batches, sources, take_tasks},
-            resend::{Known, handed_back, refused, until_known},
+            resend::{Known, handed_back, refused, stored, until_known},
         },
     },
     store::{
@@ -72,6 +72,7 @@ impl Insert {
             }
         };
         fail::fail_point!("after_submit", |_| std::process::abort());
+        stored(&self.claim_on_insert.databases[self.index]);
         self.note(&tasks, counts, &written);
         answer(batch, &lengths, answers(&tasks, &written, Sending::First));
         let (dispatches, scheduled) = self.claim_on_insert.written(begun, &written, tasks);
@@ -87,17 +88,18 @@ impl Insert {
         tasks: Vec<NewTask>,
         first: (Window, Error),
     ) {
-        let database = self.database();
+        let node_database = &self.claim_on_insert.databases[self.index];
+        let database = &node_database.sql;
         let sources = sources(&batch, &lengths);
         let routed = routed(&batch);
-        let sent = until_known(database, &tasks, Sending::First, first, |part, sending, window| async move {
+        let sent = until_known(node_database, &tasks, Sending::First, first, |part, sending, window| async move {
             database.task_submit_within(part, sending, window, routed).await.map(|written| (written, sending))
         })
         .await;
         let mut given = Vec::with_capacity(tasks.len());
         for (part, stored) in sent {
             let sources = &sources[given.len()..][..part.len()];
-            refused(&self.claim_on_insert.databases[self.index].set_aside, part, &stored);
+            refused(&node_database.set_aside, part, &stored);
             match stored {
                 Known::Stored((written, sending)) => {
                     self.written(part, sources, &written);
@@ -136,7 +138,7 @@ impl Insert {
                 };
                 let sent = match send(tasks.as_slice(), Sending::Again, window).await {
                     Ok(stored) => vec![(tasks.as_slice(), Known::Stored(stored))],
-                    Err(error) => until_known(database, &tasks, Sending::Again, (window, error), send).await,
+                    Err(error) => until_known(&databases[index], &tasks, Sending::Again, (window, error), send).await,
                 };
                 let mut begin = 0;
                 for (part, stored) in sent {

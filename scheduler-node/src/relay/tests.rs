@@ -1,0 +1,109 @@
+//! Tests of a relay at a real RabbitMQ.
+
+use std::collections::BTreeMap;
+
+use common::wire::amqp::{HEADER_ATTEMPT, RESULTS};
+use lapin::{BasicProperties, types::FieldTable};
+use tokio::time::timeout;
+
+use super::*;
+use crate::broker::{
+    Source,
+    tests::bench::{Bench, Hand, LONG},
+};
+
+const QUEUE: &str = "jobs";
+const CONCURRENCY: u16 = 8;
+
+/// A bench with an empty queue of the relay, and the URL of a user with the rights that docs/security.md recommends
+/// for a relay of this queue.
+async fn bench() -> (Bench, Hand, String) {
+    let bench = Bench::new().await;
+    bench.until_taken(QUEUE).await;
+    let hand = bench.hand().await;
+    hand.take_all(QUEUE).await;
+    let (vhost, user) = (bench.vhost.as_str(), format!("relay-{}", bench.vhost));
+    for words in [
+        &["add_user", &user, "unused"][..],
+        &["set_permissions", "-p", vhost, &user, "^$", r"^duetime\.in$", "^jobs$"],
+        &["set_topic_permissions", "-p", vhost, &user, "duetime.in", r"^result\.jobs$", "^$"],
+    ] {
+        bench.rabbit.ctl(words).await.unwrap();
+    }
+    let url = bench.rabbit.url(vhost).replacen("guest:guest", &format!("{user}:unused"), 1);
+    (bench, hand, url)
+}
+
+/// Puts a message into the relay's queue that wants its report under the queue's name `kind`.
+async fn publish(hand: &Hand, task: &str, kind: &str) {
+    let mut headers = FieldTable::default();
+    headers.insert(HEADER_ATTEMPT.into(), 1.into());
+    let properties = BasicProperties::default()
+        .with_correlation_id(task.into())
+        .with_reply_to(RESULTS.into())
+        .with_type(kind.into())
+        .with_headers(headers);
+    hand.publish(QUEUE, b"{}", properties).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_whose_reports_are_refused_are_rejected_and_hold_up_no_other_task() {
+    let (mut bench, hand, url) = bench().await;
+    let (too_long, not_allowed) = ("x".repeat(250), "elsewhere");
+    let mut expected = BTreeMap::from([("ordinary".to_owned(), Source::Results)]);
+    for number in 0..CONCURRENCY {
+        let task = format!("refused-{number}");
+        publish(&hand, &task, if number % 2 == 0 { &too_long } else { not_allowed }).await;
+        expected.insert(task, Source::Rejected);
+    }
+    publish(&hand, "ordinary", QUEUE).await;
+
+    let settings = Settings {
+        amqp: Login::new(url.into()),
+        queue: QueueName::new(QUEUE),
+        target: Target::Command(Command {
+            program: "true".into(),
+            args: Vec::new(),
+            environment: Vec::new(),
+            identity: None,
+            timeout: LONG,
+        }),
+        concurrency: CONCURRENCY,
+        break_after: 1,
+        heartbeat: LONG,
+        grace: LONG,
+    };
+    let stop = CancellationToken::new();
+    let relay = crate::supervise::spawn_child(run(settings, stop.clone()));
+    let mut came = BTreeMap::new();
+    while came.len() < expected.len() {
+        let back = bench.next().await;
+        came.insert(back.correlation_id.clone().unwrap(), back.source);
+        back.ack.ack().await;
+    }
+    assert_eq!(came, expected);
+    stop.cancel();
+    timeout(LONG, relay).await.expect("the relay stops").unwrap();
+    assert_eq!(hand.depth(QUEUE).await, 0, "no message came back to the queue");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_that_shares_its_channel_with_a_refused_one_is_sent() {
+    let (mut bench, hand, url) = bench().await;
+    publish(&hand, "refused", "elsewhere").await;
+    publish(&hand, "good", QUEUE).await;
+    let mut worker = Worker::open(&Login::new(url.into()), QUEUE).await.unwrap();
+    worker.subscribe(2).await.unwrap();
+    let mut subjects = Vec::new();
+    for _ in 0..2 {
+        let handed = timeout(LONG, worker.next()).await.expect("a task comes").unwrap();
+        subjects.push(handed.task.subject.unwrap());
+    }
+    let (reports, body) = (worker.reports(), ResultBody::new(ReportStatus::Succeeded));
+    // Both open the channel first, and then send before the broker closes it.
+    let sent = tokio::join!(reports.send(&subjects[0], &body), reports.send(&subjects[1], &body));
+    assert!(matches!(sent, (Outcome::Refused(_), Outcome::Done(()))), "{sent:?}");
+    let back = bench.next().await;
+    assert_eq!((back.source, back.correlation_id.as_deref()), (Source::Results, Some("good")));
+    worker.close().await;
+}

@@ -1,0 +1,91 @@
+//! Notices when something begins to fail and when it works again. The log then has a line for each of the two, and none
+//! for the failures in between.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Failures and successes alternate where one of two databases is away, or one of two rows is locked. Failures are over
+/// when none has come for this long.
+const OVER_AFTER: Duration = Duration::from_secs(10);
+
+/// The time of the last failure. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Failures(Arc<Mutex<Option<Instant>>>);
+
+impl Failures {
+    /// Notes a failure. Returns whether it is the first.
+    pub fn begin(&self) -> bool {
+        let now = Instant::now();
+        self.0.lock().replace(now).is_none_or(|last| now - last >= OVER_AFTER)
+    }
+
+    /// Notes a success. Returns whether earlier failures are over, the first time.
+    pub fn end(&self) -> bool {
+        self.0.lock().take_if(|last| last.elapsed() >= OVER_AFTER).is_some()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io;
+
+    use tracing::subscriber::DefaultGuard;
+    use tracing_subscriber::EnvFilter;
+
+    use super::*;
+
+    /// Keeps what this crate logs on the thread of a test.
+    pub(crate) struct Log {
+        text: Text,
+        _guard: DefaultGuard,
+    }
+
+    #[derive(Clone, Default)]
+    struct Text(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Text {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(text);
+            Ok(text.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Log {
+        pub(crate) fn keep() -> Self {
+            let text = Text::default();
+            let writer = text.clone();
+            let log = tracing_subscriber::fmt()
+                .with_env_filter(EnvFilter::new("scheduler_node=debug"))
+                .with_ansi(false)
+                .with_writer(move || writer.clone());
+            Self { text, _guard: tracing::subscriber::set_default(log.finish()) }
+        }
+
+        /// The number of lines that have this text.
+        pub(crate) fn count(&self, text: &str) -> usize {
+            String::from_utf8_lossy(&self.text.0.lock()).lines().filter(|line| line.contains(text)).count()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_failure_counts_and_so_does_the_first_success_after_the_last_failure() {
+        let failures = Failures::default();
+        assert!(!failures.end(), "nothing has failed");
+        assert!(failures.begin());
+        for _ in 0..5 {
+            tokio::time::advance(OVER_AFTER / 2).await;
+            assert!(!failures.end() && !failures.begin(), "they alternate");
+        }
+        tokio::time::advance(OVER_AFTER).await;
+        assert!(failures.end());
+        assert!(!failures.end() && failures.begin(), "the next ones count anew");
+        tokio::time::advance(OVER_AFTER).await;
+        assert!(failures.begin(), "nothing was tried in between");
+    }
+}
