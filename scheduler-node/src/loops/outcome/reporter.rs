@@ -5,6 +5,7 @@
 //! broker.
 
 mod incoming;
+mod line;
 #[cfg(test)]
 mod tests;
 mod trace;
