@@ -172,8 +172,8 @@ impl Desk {
             match reported {
                 Reported::Applied { .. } => {}
                 Reported::Stale { state, attempt: newest } => return Err(stale(attempt, state, newest)),
-                // A report over HTTP needs no voucher: its token was authenticated.
-                Reported::Missing | Reported::Untrusted { .. } => {
+                // A report over HTTP needs no voucher, because its token was authenticated. It is no deadline either.
+                Reported::Missing | Reported::Passed | Reported::Untrusted { .. } => {
                     let task = desk.get(id).await?;
                     return Err(stale(attempt, task.state, task.attempt));
                 }

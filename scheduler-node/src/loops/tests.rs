@@ -69,13 +69,13 @@ use crate::{
 };
 
 pub(super) const SUCCEED: AfterConfirm = AfterConfirm::Succeed { keep_ms: 60_000 };
-const DELIVER: AfterConfirm = AfterConfirm::Deliver { timeout_ms: 60_000 };
+pub(super) const DELIVER: AfterConfirm = AfterConfirm::Deliver { timeout_ms: 60_000 };
 
 /// Longer than anything takes on a busy machine.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// The queue whose rows a test's database refuses.
-const POISON: &str = "poison";
+pub(super) const POISON: &str = "poison";
 
 /// The confirm of a first attempt.
 pub(super) fn confirmed(id: TaskId, verdict: AfterConfirm) -> Confirmed {

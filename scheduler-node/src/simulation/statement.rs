@@ -213,7 +213,9 @@ pub fn deliver(tasks: &[Deliver]) -> Statement<()> {
 
 /// `task_finish.sql`.
 pub fn finish(tasks: &[Finish]) -> Statement<Finished> {
-    compare_and_set(
+    // The loops write deadlines apart from other events.
+    let skips_locked = tasks.iter().all(|task| task.at_deadline);
+    let statement = compare_and_set(
         tasks.to_vec(),
         |task| task.id,
         |task, row, now| {
@@ -224,12 +226,14 @@ pub fn finish(tasks: &[Finish]) -> Statement<Finished> {
         },
         |table, task, _| table.archive(task.id, task.final_state),
         |ids| Finished { ids, succeeded: Vec::new() },
-    )
+    );
+    Statement { skips_locked, ..statement }
 }
 
 /// `task_retry.sql`.
 pub fn retry(tasks: &[Retry]) -> Statement<Vec<TaskId>> {
-    compare_and_set(
+    let skips_locked = tasks.iter().all(|task| task.at_deadline);
+    let statement = compare_and_set(
         tasks.to_vec(),
         |task| task.id,
         |task, row, now| {
@@ -245,7 +249,8 @@ pub fn retry(tasks: &[Retry]) -> Statement<Vec<TaskId>> {
             }
         },
         |ids| ids,
-    )
+    );
+    Statement { skips_locked, ..statement }
 }
 
 /// `task_extend.sql`.

@@ -58,6 +58,7 @@ common::labelled! {
         TaskExpired = "task_expired",
         TaskSetAside = "task_set_aside",
         TaskStanding = "task_standing",
+        TaskHeld = "task_held",
         TaskRead = "task_read",
         TaskList = "task_list",
         TaskCensus = "task_census",

@@ -56,7 +56,7 @@ impl StoreOp {
             MoveClose | MoveReopen | MoveOpen | MoveReturn | MoveDrop => PoolKind::Fire,
             TaskPreload | TaskClaim | TaskPick | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => PoolKind::Fire,
             TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskSetAside | TaskStanding => PoolKind::Fire,
-            TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge | PresenceRead => PoolKind::Fire,
+            TaskHeld | TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge | PresenceRead => PoolKind::Fire,
             QueueRevision | QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
             ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount | FireTake | FireDone => PoolKind::Fire,
 

@@ -251,6 +251,16 @@ impl Database {
         Ok(expired.into_iter().map(|(_, queue)| queue).collect())
     }
 
+    /// Those of `ids` whose rows another transaction holds. It waits for none of them.
+    pub async fn task_held(&self, ids: &[TaskId]) -> Result<Vec<TaskId>, Error> {
+        let ids = super::uuids(ids);
+        self.run(StoreOp::TaskHeld, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/task_held.sql")).bind(ids).fetch_all(&pool).await?;
+            rows.iter().map(|row| super::task_id(row, "id")).collect()
+        })
+        .await
+    }
+
     /// Reads the current states of `ids`. Finished tasks are missing from the answer.
     pub async fn task_standing(&self, ids: &[TaskId]) -> Result<Vec<StandingRow>, Error> {
         let ids = super::uuids(ids);

@@ -94,6 +94,7 @@ statements! {
     async fn task_retry(&self, tasks: &[Retry]) -> Vec<TaskId>;
     async fn task_extend(&self, tasks: &[Extend]) -> Vec<TaskId>;
     async fn task_standing(&self, ids: &[TaskId]) -> Vec<StandingRow>;
+    async fn task_held(&self, ids: &[TaskId]) -> Vec<TaskId>;
     async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> ReleaseCheck;
     async fn task_set_aside(&self, id: TaskId, attempt: Attempt) -> ();
     async fn quarantine_add(&self, message: &Quarantined) -> ();

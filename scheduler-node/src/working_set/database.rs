@@ -1,6 +1,11 @@
 //! One database as the loops see it: its statements, and what this node holds of it.
 
-use std::{collections::BTreeMap, ops::Index, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Index,
+    sync::Arc,
+    time::Duration,
+};
 
 pub use common::ids::DatabaseIndex;
 use common::{
@@ -8,7 +13,10 @@ use common::{
     time::UnixMicros,
 };
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::{
+    sync::Notify,
+    time::{Interval, MissedTickBehavior},
+};
 
 use super::{
     failures::Failures,
@@ -25,6 +33,10 @@ use crate::{
 
 /// The pause before a task whose claim has no known outcome is looked at again.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The pause before rows that another transaction holds are tried again. A try waits for no lock, so an open
+/// transaction costs one small statement in this time, however long it lasts.
+const HELD_AGAIN: Duration = Duration::from_secs(1);
 
 /// The pause before a refused row is tried again: an operator who removes the cause need not tell the node.
 pub const LEFT_ALONE: Duration = Duration::from_secs(600);
@@ -85,6 +97,13 @@ impl<S: Statements> NodeDatabase<S> {
         let refused = parked.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });
         self.set_aside(kind, refused.collect()).await;
     }
+}
+
+/// Ticks whenever rows that another transaction holds are to be tried again.
+pub fn held_again() -> Interval {
+    let mut again = tokio::time::interval(HELD_AGAIN);
+    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    again
 }
 
 /// Every database that the node uses.
@@ -163,6 +182,30 @@ impl<S> NodeDatabases<S> {
     /// Where the shards are.
     pub fn places(&self) -> &Places {
         &self.places
+    }
+}
+
+impl<S: Statements> NodeDatabases<S> {
+    /// Those of `ids` whose rows another transaction holds. A row of a database that does not answer counts as free:
+    /// its write meets the same failure.
+    pub async fn held(&self, ids: impl IntoIterator<Item = TaskId>) -> BTreeSet<TaskId> {
+        let (parts, _) = self.divide(ids, |id| *id);
+        let mut held = BTreeSet::new();
+        for (index, part) in parts {
+            match self[index].sql.task_held(&part).await {
+                Ok(ids) => held.extend(ids),
+                Err(error) => {
+                    tracing::debug!(database = %error.database, error = &error as &dyn std::error::Error, "could not check which rows are locked");
+                }
+            }
+        }
+        held
+    }
+
+    /// Whether another transaction holds the row of each of `ids`.
+    pub async fn are_held(&self, ids: Vec<TaskId>) -> Vec<bool> {
+        let held = self.held(ids.iter().copied()).await;
+        ids.iter().map(|id| held.contains(id)).collect()
     }
 }
 

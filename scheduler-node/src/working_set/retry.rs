@@ -3,6 +3,9 @@
 //! An outage says nothing about the rows, so the write is repeated. A refusal of the data never passes and says
 //! nothing about the neighbours, so the batch is split until the refused row stands alone. The caller sets that row
 //! aside (see [`super::set_aside`]).
+//!
+//! A row that another transaction holds may stay so for minutes. A loop that writes tasks takes it out of the batch and
+//! tries it again later.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -41,6 +44,22 @@ pub struct Done<'a, I, T> {
     /// The rows of parts that the database refused because a shard has moved to another one. Nothing of them is
     /// written; the caller divides them again by the places of their shards.
     pub moved: Vec<&'a I>,
+    /// The rows that another transaction holds. They are not written; the caller tries them again later.
+    pub held: Vec<&'a I>,
+}
+
+impl<'a, I, T> Done<'a, I, T> {
+    /// Takes the rows that are held out of `part`. Returns the parts between them.
+    fn take_held(&mut self, part: &'a [I], held: &[bool]) -> Vec<&'a [I]> {
+        self.held.extend(part.iter().zip(held).filter(|(_, is_held)| **is_held).map(|(item, _)| item));
+        let mut begin = 0;
+        let free = held.split(|is_held| *is_held).map(|free| {
+            let part = &part[begin..begin + free.len()];
+            begin += free.len() + 1;
+            part
+        });
+        free.collect()
+    }
 }
 
 /// The result of a batch that was tried once.
@@ -76,12 +95,28 @@ fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool) -> Next {
 }
 
 /// Writes `items` with `write` until each is written, refused, or belongs in another database. `what`
-/// names them in the log, which has only the first failure.
+/// names them in the log, which has only the first failure. It waits for locks as long as others hold them, so it
+/// suits rows that no application locks.
 pub async fn until_done<'a, I, T, F>(what: &str, items: &'a [I], write: impl Fn(&'a [I]) -> F) -> Done<'a, I, T>
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let mut done = Done { answers: Vec::new(), refused: Vec::new(), moved: Vec::new() };
+    until_done_or_held(what, items, |_| std::future::ready(Vec::new()), write).await
+}
+
+/// As [`until_done`], but leaves out the rows that another transaction holds. `held` finds out after contention, for
+/// each row of a part; an empty answer means none. So one lock costs the batch one wait.
+pub async fn until_done_or_held<'a, I, T, F, H>(
+    what: &str,
+    items: &'a [I],
+    held: impl Fn(&'a [I]) -> H,
+    write: impl Fn(&'a [I]) -> F,
+) -> Done<'a, I, T>
+where
+    F: Future<Output = Result<T, Error>>,
+    H: Future<Output = Vec<bool>>,
+{
+    let mut done = Done { answers: Vec::new(), refused: Vec::new(), moved: Vec::new(), held: Vec::new() };
     let mut parts: VecDeque<(&[I], u32)> = VecDeque::from([(items, 0)]);
     let (mut pause, mut logged) = (FIRST_PAUSE, false);
     while let Some((part, failures)) = parts.pop_front() {
@@ -102,6 +137,11 @@ where
         };
         if !std::mem::replace(&mut logged, true) {
             tracing::warn!(database = %error.database, rows = items.len(), error = &error as &dyn std::error::Error, "{what} could not be written; retrying");
+        }
+        let held = if error.is_contention() { held(part).await } else { Vec::new() };
+        if held.contains(&true) {
+            parts.extend(done.take_held(part, &held).into_iter().map(|free| (free, 0)));
+            continue;
         }
         match next(error.fault(), failures + 1, part.len(), !done.answers.is_empty()) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),

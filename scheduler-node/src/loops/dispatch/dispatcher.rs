@@ -31,10 +31,13 @@ use super::claims::ClaimHandler;
 use crate::{
     broker::BrokerState,
     clock,
-    loops::{outcome::reporter::Reporter, upkeep::queue_reader::Books},
+    loops::{
+        outcome::reporter::{Left, Reporter},
+        upkeep::queue_reader::Books,
+    },
     store::{Database, Error, Fault, Statements},
     supervise::at_work,
-    working_set::{lanes::Lanes, retry::try_each, set_aside::Kind},
+    working_set::{database::LOOK_AGAIN, lanes::Lanes, retry::try_each, set_aside::Kind},
 };
 
 /// Claims of one database under way: enough to hide a slow round trip, few enough to keep their order.
@@ -295,11 +298,17 @@ impl<S: Statements> Dispatcher<S> {
             tokio::time::sleep_until(instant.into()).await;
         }
         let ids: Vec<TaskId> = due.into_iter().map(|(id, _)| id).collect();
-        let left = self.reporter.deadlines(self.claims.index, &ids).await;
-        let (left, error) = left.map_or_else(Default::default, |(left, error)| (left, Some(error)));
+        let Left { passed, failed } = self.reporter.deadlines(self.claims.index, &ids).await;
+        let owned_shards = &self.claims.database.owned_shards;
+        let (failed, error) = failed.map_or_else(Default::default, |(failed, error)| (failed, Some(error)));
         if let Some(error) = error {
-            self.claims.unknown(&left, "could not settle deadlines", &error);
+            self.claims.unknown(&failed, "could not settle deadlines", &error);
         }
-        self.claims.database.owned_shards.end(ids.into_iter().filter(|id| !left.contains(id)));
+        owned_shards.end(ids.into_iter().filter(|id| !failed.contains(id)));
+        let wake_at = self.claims.now().plus(LOOK_AGAIN);
+        owned_shards.offer(passed.into_iter().map(|id| Entry { wake_at, id, kind: WakeKind::Deadline }));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@
 //! broker.
 
 mod incoming;
+mod line;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -126,10 +127,22 @@ pub enum Reported {
     },
     /// The report is about a finished attempt, or its task does not accept reports any more.
     Stale { state: TaskState, attempt: Attempt },
+    /// The write passed over the task, because another transaction holds it or has just changed it. The deadline is
+    /// looked at again.
+    Passed,
     /// No open task has this id.
     Missing,
     /// Nothing vouches for the message at this index of its batch.
     Untrusted { place: usize, why: String },
+}
+
+/// The tasks whose deadlines have passed and that are not ended yet.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// The write passed over them.
+    pub passed: Vec<TaskId>,
+    /// Their write failed, and may have been done.
+    pub failed: Option<(Vec<TaskId>, Error)>,
 }
 
 #[derive(Clone, Debug)]
@@ -182,7 +195,7 @@ impl<S: Statements> Reporter<S> {
 
     /// Ends tasks of the database at `index` whose deadlines have passed. A task whose end the database refuses is set
     /// aside. Returns the tasks that are left for another time.
-    pub async fn deadlines(&self, index: DatabaseIndex, ids: &[TaskId]) -> Option<(Vec<TaskId>, Error)> {
+    pub async fn deadlines(&self, index: DatabaseIndex, ids: &[TaskId]) -> Left {
         let database = &self.databases[index];
         let tried =
             try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect()))
@@ -195,7 +208,9 @@ impl<S: Statements> Reporter<S> {
                 None => database.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
             }
         }
-        tried.left.map(|(left, error)| (left.into_iter().copied().collect(), error))
+        let passed = tried.answers.into_iter().flatten().filter(|(_, answer)| *answer == Reported::Passed);
+        let failed = tried.left.map(|(left, error)| (left.into_iter().copied().collect(), error));
+        Left { passed: passed.map(|(id, _)| id).collect(), failed }
     }
 
     /// Applies returned messages to their tasks.
@@ -225,6 +240,7 @@ impl<S: Statements> Reporter<S> {
             looks = if overtaken.is_empty() { 0 } else { looks + 1 };
             for (id, stale) in overtaken {
                 match round.remove(&id) {
+                    Some(AttemptEvent::Deadline) => answers.push((id, Reported::Passed)),
                     Some(event) if looks < LOOKS => next.insert(0, (id, event)),
                     _ => answers.push((id, stale)),
                 }

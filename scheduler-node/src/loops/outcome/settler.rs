@@ -2,14 +2,15 @@
 //!
 //! No delivery waits for these writes, so they give way to due messages for a while. A confirm is a fact, so its
 //! write is repeated until the database takes it. Meanwhile the task stays in flight, so no node publishes it again. A
-//! task whose confirm the database refuses is set aside. If this loop stops, the next owner publishes the tasks again
+//! row that another transaction holds is tried again at intervals, while others are written. A task whose confirm the
+//! database refuses is set aside. If this loop stops, the next owner publishes the tasks again
 //! whose confirms were not written.
 
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -34,9 +35,9 @@ use crate::{
     },
     supervise::at_work,
     working_set::{
-        database::{DatabaseIndex, NodeDatabases},
+        database::{DatabaseIndex, NodeDatabases, held_again},
         lanes::Lanes,
-        retry::until_done,
+        retry::until_done_or_held,
         set_aside::Kind,
     },
 };
@@ -95,25 +96,55 @@ pub struct Settler<S = Arc<Database>> {
 impl<S: Statements> Settler<S> {
     /// Runs until every sender is gone and everything is written, or until `stop` ends the wait.
     pub async fn run(self, mut confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
-        while let Some(first) = confirms.recv().await {
-            let _work = at_work();
-            tokio::time::sleep(GATHER).await;
-            let mut batch = first;
-            self.give_way(&mut batch, &mut confirms).await;
-            while batch.len() < BATCH
-                && let Ok(more) = confirms.try_recv()
-            {
-                batch.extend(more);
-            }
-            // All statements that touch several tasks take them in the order of their ids, so that no two deadlock.
-            batch.sort_unstable_by_key(|confirmed| confirmed.id);
-            for part in batch.chunks(BATCH) {
-                tokio::select! {
-                    biased;
-                    () = stop.cancelled() => return,
-                    () = self.settle(part) => {}
+        // As bounded as the window, because their tasks stay in flight.
+        let mut held = Vec::new();
+        let (mut again, mut is_open) = (held_again(), true);
+        while is_open || !held.is_empty() {
+            let is_wary = !held.is_empty();
+            let (_work, mut batch) = tokio::select! {
+                biased;
+                () = stop.cancelled(), if is_wary => return,
+                _ = again.tick(), if is_wary => (at_work(), std::mem::take(&mut held)),
+                first = confirms.recv(), if is_open => match first {
+                    Some(first) => (at_work(), self.gather(first, &mut confirms).await),
+                    None => {
+                        is_open = false;
+                        continue;
+                    }
                 }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = self.settle_all(&mut batch, &mut held, is_wary) => {}
             }
+        }
+    }
+
+    /// Gathers the confirms of one write, from the first on.
+    async fn gather(&self, first: Vec<Confirmed>, confirms: &mut mpsc::Receiver<Vec<Confirmed>>) -> Vec<Confirmed> {
+        tokio::time::sleep(GATHER).await;
+        let mut batch = first;
+        self.give_way(&mut batch, confirms).await;
+        while batch.len() < BATCH
+            && let Ok(more) = confirms.try_recv()
+        {
+            batch.extend(more);
+        }
+        batch
+    }
+
+    /// Writes confirms, and moves those to `held` whose rows another transaction holds. `is_wary`: it asks for such
+    /// rows first, because there were some a moment ago.
+    async fn settle_all(&self, batch: &mut Vec<Confirmed>, held: &mut Vec<Confirmed>, is_wary: bool) {
+        if is_wary {
+            let ids = self.databases.held(batch.iter().map(|confirmed| confirmed.id)).await;
+            held.extend(batch.extract_if(.., |confirmed| ids.contains(&confirmed.id)));
+        }
+        // All statements that touch several tasks take them in the order of their ids, so that no two deadlock.
+        batch.sort_unstable_by_key(|confirmed| confirmed.id);
+        for part in batch.chunks(BATCH) {
+            held.extend(self.settle(part).await);
         }
     }
 
@@ -136,7 +167,8 @@ impl<S: Statements> Settler<S> {
         }
     }
 
-    async fn settle(&self, batch: &[Confirmed]) {
+    /// Writes confirms. Returns those whose rows another transaction holds; their tasks stay in flight.
+    async fn settle(&self, batch: &[Confirmed]) -> Vec<Confirmed> {
         let (mut finishing, mut open) = (Vec::new(), Vec::new());
         for confirmed in batch {
             match confirmed.verdict {
@@ -144,60 +176,83 @@ impl<S: Statements> Settler<S> {
                 AfterConfirm::Deliver { timeout_ms } => open.push((confirmed, timeout_ms)),
             }
         }
-        let ((), succeeded) = tokio::join!(self.deliver(&open), self.finish(&finishing));
+        let (mut ids, (succeeded, unfinished)) = tokio::join!(self.deliver(&open), self.finish(&finishing));
+        ids.extend(unfinished);
         fail::fail_point!("after_settle", |_| std::process::abort());
+        let (held, ended): (Vec<&Confirmed>, Vec<_>) = batch.iter().partition(|confirmed| ids.contains(&confirmed.id));
         for (_, database) in self.databases.indexed() {
-            database.owned_shards.end(batch.iter().map(|confirmed| confirmed.id));
+            database.owned_shards.end(ended.iter().map(|confirmed| confirmed.id));
         }
         for (index, succeeded) in succeeded {
             self.releaser.succeeded(&self.databases[index], &succeeded).await;
         }
+        held.into_iter().cloned().collect()
     }
 
     /// Writes rows until each is written or refused, each in the place of its shard. Rows that no place takes in time
-    /// are left to a rescue. Returns the answers of each database.
+    /// are left to a rescue. Returns the answers of each database, and the tasks whose rows another transaction holds.
     async fn write<R: Clone, T, F>(
         &self,
         rows: Vec<R>,
         name: impl Fn(&R) -> (TaskId, Attempt),
         write: impl Fn(S, Vec<R>) -> F,
-    ) -> Vec<(DatabaseIndex, T)>
+    ) -> (Vec<(DatabaseIndex, T)>, BTreeSet<TaskId>)
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let mut answers = Vec::new();
+        let (mut answers, mut held) = (Vec::new(), BTreeSet::new());
         let mut parts = vec![(self.index, rows)];
         let mut refusals = 0;
         while !parts.is_empty() {
             let mut moved = Vec::new();
             for (index, rows) in parts {
                 let database = &self.databases[index];
-                let done = until_done(WHAT, &rows, |part| write(database.sql.clone(), part.to_vec())).await;
+                let are_held = |part: &[R]| {
+                    let ids: Vec<TaskId> = part.iter().map(|row| name(row).0).collect();
+                    async move { self.databases.are_held(ids).await }
+                };
+                let write_part = |part: &[R]| write(database.sql.clone(), part.to_vec());
+                let done = until_done_or_held(WHAT, &rows, are_held, write_part).await;
                 for refused in done.refused {
                     let (id, attempt) = name(refused.item);
                     database.set_attempt_aside(Kind::Confirm, id, attempt, &refused.error).await;
                 }
                 answers.extend(done.answers.into_iter().map(|answer| (index, answer)));
                 moved.extend(done.moved.into_iter().cloned());
+                held.extend(done.held.into_iter().map(|row| name(row).0));
             }
-            parts = match self.databases.divide_again(refusals, moved, |row| name(row).0).await {
-                Ok(parts) => parts,
-                Err(left) => {
-                    tracing::warn!(
-                        rows = left.len(),
-                        "no database takes these confirms, because a shard is moving; the next owner publishes their tasks again"
-                    );
-                    Vec::new()
-                }
-            };
+            parts = self.moved_parts(refusals, moved, &name).await;
             refusals += 1;
         }
-        answers
+        if !held.is_empty() {
+            tracing::warn!(
+                tasks = held.len(),
+                "other transactions lock tasks whose messages are confirmed; trying them again at intervals"
+            );
+        }
+        (answers, held)
     }
 
-    async fn deliver(&self, open: &[(&Confirmed, i64)]) {
+    /// The new places of rows whose shards have moved. Without one in time, they are left to a rescue.
+    async fn moved_parts<R>(
+        &self,
+        refusals: u32,
+        moved: Vec<R>,
+        name: impl Fn(&R) -> (TaskId, Attempt),
+    ) -> Vec<(DatabaseIndex, Vec<R>)> {
+        self.databases.divide_again(refusals, moved, |row| name(row).0).await.unwrap_or_else(|left| {
+            tracing::warn!(
+                rows = left.len(),
+                "no database takes these confirms, because a shard is moving; the next owner publishes their tasks again"
+            );
+            Vec::new()
+        })
+    }
+
+    /// Returns the tasks whose rows another transaction holds.
+    async fn deliver(&self, open: &[(&Confirmed, i64)]) -> BTreeSet<TaskId> {
         if open.is_empty() {
-            return;
+            return BTreeSet::new();
         }
         let tasks: Vec<Deliver> = open
             .iter()
@@ -208,12 +263,16 @@ impl<S: Statements> Settler<S> {
             })
             .collect();
         let name = |task: &Deliver| (task.id, task.attempt);
-        self.write(tasks, name, |database, part| async move { database.task_deliver(&part).await }).await;
+        self.write(tasks, name, |database, part| async move { database.task_deliver(&part).await }).await.1
     }
 
-    async fn finish(&self, finishing: &[(&Confirmed, i64)]) -> Vec<(DatabaseIndex, Vec<Succeeded>)> {
+    /// Returns the successes of each database, and the tasks whose rows another transaction holds.
+    async fn finish(
+        &self,
+        finishing: &[(&Confirmed, i64)],
+    ) -> (Vec<(DatabaseIndex, Vec<Succeeded>)>, BTreeSet<TaskId>) {
         if finishing.is_empty() {
-            return Vec::new();
+            return Default::default();
         }
         let tasks: Vec<Finish> = finishing
             .iter()
@@ -229,7 +288,8 @@ impl<S: Statements> Settler<S> {
             })
             .collect();
         let name = |task: &Finish| (task.id, task.attempt);
-        let answers = self.write(tasks, name, |database, part| async move { database.task_finish(&part).await }).await;
+        let (answers, held) =
+            self.write(tasks, name, |database, part| async move { database.task_finish(&part).await }).await;
         // Tasks that a report has finished meanwhile were counted there.
         let mut finished: HashSet<TaskId> = HashSet::new();
         let mut succeeded = Vec::new();
@@ -244,6 +304,6 @@ impl<S: Statements> Settler<S> {
         for (queue, count) in queues {
             self.metrics.finished(queue, TaskState::Succeeded.text(), count);
         }
-        succeeded
+        (succeeded, held)
     }
 }

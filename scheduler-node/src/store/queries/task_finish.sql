@@ -1,6 +1,7 @@
 -- Moves finished tasks to the archive in one statement, so that a task is always in exactly one of the two tables.
 -- Guard: this attempt, claimed at least once, and in one of the states that the event may end ($4, comma-separated).
--- A deadline ($10) ends a task only if no sign of life has moved its `wake_at` meanwhile.
+-- A deadline ($10) ends a task only if no sign of life has moved its `wake_at` meanwhile. At a deadline the statement
+-- skips a row that another transaction locks, so an application's open transaction delays its own task and no other.
 -- $1 ids; $2 attempts; $3 final states; $4 the states that the task may be in; $5 ms for which it is kept;
 -- $6 results; $7 history entries; $8 status codes; $9 status messages; $10 whether a deadline ends it (pairwise).
 -- Returns the ids that moved, and the name and partition key of each task with a key that succeeded: others may wait
@@ -9,11 +10,13 @@ WITH fact AS MATERIALIZED (
     SELECT * FROM unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[], $9::text[],
                          $10::boolean[])
         AS f (id, attempt, final, was, keep_ms, result, entry, status_code, status_msg, at_deadline)
+), free AS MATERIALIZED (
+    SELECT t.id FROM fact AS f JOIN duetime.task AS t ON t.id = f.id WHERE f.at_deadline FOR UPDATE OF t SKIP LOCKED
 ), gone AS (
     DELETE FROM duetime.task AS t
-     USING fact AS f
+     USING fact AS f LEFT JOIN free AS n ON n.id = f.id
      WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text = ANY(string_to_array(f.was, ','))
-       AND t.attempt > 0 AND (NOT f.at_deadline OR t.wake_at <= clock_timestamp())
+       AND t.attempt > 0 AND (NOT f.at_deadline OR t.wake_at <= clock_timestamp()) AND (NOT f.at_deadline OR n.id IS NOT NULL)
     RETURNING t.*, f.final, f.keep_ms, f.result, f.entry, f.status_code, f.status_msg
 )
 INSERT INTO duetime.archive (

@@ -85,6 +85,7 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
                 ),
             ),
             (include_str!("../queries/task_standing.sql"), "uuid[]", ids.clone()),
+            (include_str!("../queries/task_held.sql"), "uuid[]", ids.clone()),
             (
                 include_str!("../queries/bulk_cancel.sql"),
                 "uuid[], bigint, text[], bigint[]",

@@ -135,6 +135,18 @@ async fn a_deadline_ends_no_attempt_that_has_shown_a_sign_of_life_meanwhile() {
 }
 
 #[tokio::test]
+async fn only_the_rows_that_another_transaction_holds_are_listed_as_held() {
+    let test = fixture::database().await;
+    let ids = submitted(&test, 3).await;
+    let gone = fixture::fresh_id();
+    let asked = [ids[0], ids[1], ids[2], gone];
+    let lock = test.lock_row(ids[1]).await;
+    assert_eq!(test.database.task_held(&asked).await.unwrap(), [ids[1]]);
+    lock.release().await;
+    assert_eq!(test.database.task_held(&asked).await.unwrap(), []);
+}
+
+#[tokio::test]
 async fn an_unfinished_task_cannot_be_settled_before_it_was_claimed() {
     let test = fixture::database().await;
     let ids = submitted(&test, 1).await;

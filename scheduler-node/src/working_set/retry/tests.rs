@@ -50,6 +50,16 @@ fn what_strikes_every_row_is_no_fault_of_the_row() {
     assert_eq!(next(Fault::Bug, BUG_TRIES_ALONE, 1, false), Next::Refuse);
 }
 
+#[test]
+fn rows_that_are_held_leave_their_part_and_the_rows_between_them_stay_together() {
+    let items = [1, 2, 3, 4, 5];
+    let mut done: Done<'_, i32, ()> =
+        Done { answers: Vec::new(), refused: Vec::new(), moved: Vec::new(), held: Vec::new() };
+    let parts = done.take_held(&items, &[true, false, false, true, false]);
+    assert_eq!(parts, [&[][..], &[2, 3], &[5]]);
+    assert_eq!(done.held, [&1, &4]);
+}
+
 #[tokio::test]
 async fn neighbours_of_a_refused_row_are_written_once_each_although_an_outage_lies_between() {
     let written = RefCell::new(Vec::new());

@@ -12,6 +12,7 @@ const UNCLAIMED_STATED: &str = "`waiting`, `scheduled` or `ready`";
 const IN_FLIGHT: How = Itself("t.state::TEXT IN ('dispatching', 'delivered', 'running')");
 const HANDED_OVER: &str = "it has been handed over or may have been";
 const ATTEMPT: How = Itself("t.attempt = f.attempt");
+const SKIPS_AT_DEADLINE: How = Locked("free", "f.at_deadline");
 const AT_DEADLINE: How = Itself("(NOT f.at_deadline OR t.wake_at <= clock_timestamp())");
 
 const FENCE_STATED: &str = "locks the fence rows FOR SHARE where the presented epoch is still in force";
@@ -136,6 +137,7 @@ const SETTLES: &[Gate] = &[
             guard(HANDED_OVER, IN_FLIGHT),
             guard("the task is not to stop", Itself("NOT t.stopping")),
             guard("no sign of life has moved its `wake_at`", AT_DEADLINE),
+            guard("skips", SKIPS_AT_DEADLINE),
         ],
     ),
     gate(
@@ -150,6 +152,7 @@ const SETTLES: &[Gate] = &[
             ),
             guard("claimed at least once", Itself("t.attempt > 0")),
             guard("no sign of life has moved its `wake_at`", AT_DEADLINE),
+            guard("skips", SKIPS_AT_DEADLINE),
         ],
     ),
 ];

@@ -1,13 +1,11 @@
-//! Reads messages that come back from the broker, passes each to its database's channel, applies it, and acks it
-//! after the write.
-
-use std::collections::{HashMap, HashSet};
+//! Reads messages that come back from the broker, and passes each to the line of its database. Sets aside what cannot
+//! be read or trusted.
 
 use common::{
     ids::{Attempt, MessageId, NotAMessageId, TaskId},
     task::{
         TraceContext,
-        report::{ReportStatus, ResultBody},
+        report::ResultBody,
         trace::HEADER_TRACEPARENT,
         voucher::{Receipt, Voucher},
     },
@@ -16,38 +14,25 @@ use common::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{AttemptEvent, Reported, Reporter, Sender};
+use super::{AttemptEvent, Reporter, Sender};
 use crate::{
     audit::AuditEvent,
     broker::{Incoming, Source},
     by_database::ByDatabase,
-    store::{Error, Statements, quarantine::Quarantined},
+    store::{Statements, quarantine::Quarantined},
     supervise::at_work,
-    working_set::{
-        database::{DatabaseIndex, NodeDatabase},
-        retry::{Refused, until_done},
-        set_aside::{Kept, Kind, why},
-    },
 };
-
-/// Messages of one pass. All of them together need one read and at most three writes in each database.
-const BATCH: usize = 500;
 
 /// Messages that wait for one database: more than the broker delivers unacked from both of its queues.
 const WAITING: usize = 1_024;
 
-/// The name of these writes in the log. The broker keeps messages without an ack.
-const WHAT: &str = "consumers' reports";
-
 const BY_NAME: &str = "it came through the default exchange, which `amqp.default_door` = `false` forbids";
 
-const STOPPING: Reported = Reported::Applied { stopping: true };
-
 /// A message that was read: its task, the event, and the message itself with its ack.
-type ReadReport = (TaskId, AttemptEvent, Incoming);
+pub(super) type ReadReport = (TaskId, AttemptEvent, Incoming);
 
 /// A message that is to be set aside, and why.
-type Unreadable = (Incoming, String);
+pub(super) type Unreadable = (Incoming, String);
 
 /// The channels to the loops that apply reports, one for each database.
 #[derive(Clone, Debug, Default)]
@@ -68,14 +53,16 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Opens the line of the next database, and returns the loop that applies its reports until `stop`. Each database
-    /// has its own, so that an outage of one delays no reports of others.
+    /// has its own, so that an outage of one delays no reports of others. Each also sets its messages aside beside the
+    /// line: those go to the first database, which may be another one.
     pub fn add_line(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<S> {
         let (line, end) = mpsc::channel(WAITING);
+        let (aside, set_aside) = mpsc::channel(WAITING);
         let index = self.lines.0.push(line);
         let this = self.clone();
         async move {
             tokio::select! {
-                () = this.apply_all(index, end) => {}
+                _ = async { tokio::join!(this.apply_all(index, end, aside), this.set_all_aside(set_aside)) } => {}
                 () = stop.cancelled() => {}
             }
         }
@@ -145,14 +132,6 @@ impl<S: Statements> Reporter<S> {
         }
     }
 
-    /// Applies and acks the messages for one database, a batch at a time.
-    async fn apply_all(&self, index: DatabaseIndex, mut line: mpsc::Receiver<ReadReport>) {
-        let mut batch = Vec::with_capacity(BATCH);
-        while line.recv_many(&mut batch, BATCH).await > 0 {
-            self.apply_and_ack(index, std::mem::take(&mut batch)).await;
-        }
-    }
-
     fn read(&self, message: &Incoming) -> Result<(TaskId, AttemptEvent), String> {
         if let Some(trouble) = &message.trouble {
             return Err(trouble.reason.clone());
@@ -196,7 +175,7 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Notes in the audit a message that nothing vouches for, with its sender.
-    fn note_refused(&self, message: &Incoming, why: &str) {
+    pub(super) fn note_refused(&self, message: &Incoming, why: &str) {
         let about = message.correlation_id.as_ref().or(message.message_id.as_ref());
         let target = format!("{} {}", message.source.text(), about.map_or("", String::as_str));
         self.audit.record(AuditEvent::refused_message(message.user.as_deref(), target, why));
@@ -225,70 +204,4 @@ impl<S: Statements> Reporter<S> {
         self.metrics.quarantined.with_label_values(&[source]).inc();
         ack.ack().await;
     }
-
-    /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
-    /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
-    async fn refused(&self, database: &NodeDatabase<S>, told: &ReadReport, error: &Error) {
-        let (id, event, message) = told;
-        database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
-        let bare = [event.bare()];
-        let done = until_done(WHAT, &bare, |bare| self.apply_in_place(vec![(*id, bare[0].clone())])).await;
-        if let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) {
-            database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
-        }
-    }
-
-    async fn apply_and_ack(&self, index: DatabaseIndex, mut messages: Vec<ReadReport>) {
-        let _work = at_work();
-        for (place, (_, event, _)) in messages.iter_mut().enumerate() {
-            event.number(place);
-        }
-        let database = &self.databases[index];
-        let done = until_done(WHAT, &messages, |part| {
-            let events = part.iter().map(|(id, event, _)| (*id, event.clone())).collect();
-            self.apply_in_place(events)
-        })
-        .await;
-        if !done.moved.is_empty() {
-            tracing::warn!(messages = done.moved.len(), "no database takes these reports, because a shard is moving");
-        }
-        let is_moved = |message: &ReadReport| done.moved.iter().any(|left| std::ptr::eq(*left, message));
-        let moved: Vec<bool> = messages.iter().map(is_moved).collect();
-        for Refused { item, error } in &done.refused {
-            self.refused(database, item, error).await;
-        }
-        let (mut stopping, mut untrusted) = (HashSet::new(), HashMap::new());
-        for (id, answer) in done.answers.into_iter().flatten() {
-            match answer {
-                STOPPING => drop(stopping.insert(id)),
-                Reported::Untrusted { place, why } => drop(untrusted.insert(place, why)),
-                _ => {}
-            }
-        }
-        for (place, (id, event, message)) in messages.into_iter().enumerate() {
-            if moved[place] {
-                message.ack.requeue().await;
-                continue;
-            }
-            if let Some(why) = untrusted.remove(&place) {
-                self.note_refused(&message, &why);
-                self.set_aside(message, why).await;
-                continue;
-            }
-            if stopping.contains(&id)
-                && let AttemptEvent::Reported { attempt, body, .. } = &event
-                && body.status == ReportStatus::Running
-                && let Some(reply_to) = &message.reply_to
-            {
-                let order = serde_json::json!({ "id": id, "attempt": attempt, "stopping": true });
-                message.ack.reply(reply_to, &id.to_string(), order.to_string().as_bytes());
-            }
-            message.ack.ack().await;
-        }
-    }
-}
-
-fn kept(message: &Incoming) -> Kept {
-    let name = message.message_id.clone().or_else(|| message.correlation_id.clone());
-    Kept { name, headers: message.headers.clone(), body: message.body.clone() }
 }

@@ -1,5 +1,6 @@
 use common::{
-    ids::{Epoch, ShardId},
+    ids::{Epoch, QueueName, ShardId},
+    queue::{Queue, QueueBook, QueuePolicy, ReceiptPolicy},
     shard::{ShardStatus, map::FenceRow},
     wire::amqp::RESULTS,
 };
@@ -7,14 +8,16 @@ use lapin::{
     BasicProperties,
     types::{AMQPValue, FieldTable},
 };
+use prometheus::Registry;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
+    audit::AuditMetrics,
     broker::tests::bench,
-    loops::tests::{Loops, until},
-    store::Places,
+    loops::tests::{Loops, POISON, until},
+    store::{Places, tests::fixture},
     supervise::spawn_child,
 };
 
@@ -22,6 +25,85 @@ fn about(id: TaskId) -> BasicProperties {
     let mut headers = FieldTable::default();
     headers.insert("duetime-attempt".into(), AMQPValue::LongInt(1));
     BasicProperties::default().with_correlation_id(id.to_string().into()).with_headers(headers)
+}
+
+const SUCCEEDED: &[u8] = br#"{"status":"succeeded"}"#;
+
+/// Starts a reporter with its lines on the messages of `bench`.
+fn start(reporter: Reporter, bench: &mut bench::Bench) {
+    let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
+    let stop = CancellationToken::new();
+    for _ in reporter.databases.all().iter() {
+        spawn_child(reporter.add_line(stop.clone()));
+    }
+    spawn_child(reporter.run(incoming, stop));
+}
+
+/// Waits until so many messages of the queue of results have no ack, and no others are left in it.
+async fn until_unacked(bench: &bench::Bench, count: u32) {
+    until(|| async {
+        let words = ["list_queues", "--vhost", &bench.vhost, "name", "messages_unacknowledged", "messages"];
+        let queues = bench.rabbit.ctl(&words).await.expect("rabbitmqctl lists the queues");
+        queues.lines().any(|line| line == format!("{RESULTS}\t{count}\t{count}"))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_on_a_task_that_an_open_transaction_cancels_waits_and_other_reports_are_applied_and_acked() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    // The first attempt has failed. Its late success counts while the task waits for the second one.
+    let failed = "UPDATE duetime.task SET state = 'scheduled', wake_at = now() + interval '1 h' WHERE id = $1";
+    sqlx::query(failed).bind(ids[0].uuid()).execute(&loops.test.pool).await.unwrap();
+    let mut application = loops.test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN").execute(&mut *application).await.unwrap();
+    let cancel = sqlx::query("SELECT duetime.cancel($1)").bind(ids[0].uuid());
+    assert_eq!(cancel.fetch_all(&mut *application).await.unwrap().len(), 1);
+    let hand = bench.hand().await;
+    start(loops.reporter(), &mut bench);
+
+    hand.publish(RESULTS, SUCCEEDED, about(ids[0])).await;
+    loops.test.until_waiting(1).await;
+    for id in [ids[1], ids[2]] {
+        hand.publish(RESULTS, SUCCEEDED, about(id)).await;
+        until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
+    }
+    until_unacked(&bench, 1).await;
+    // Another report on it stays behind the first.
+    hand.publish(RESULTS, SUCCEEDED, about(ids[0])).await;
+    until_unacked(&bench, 2).await;
+
+    sqlx::raw_sql("ROLLBACK").execute(&mut *application).await.unwrap();
+    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
+    until_unacked(&bench, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_that_nothing_vouches_for_delays_no_other_while_the_first_database_is_away() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    let required = QueuePolicy { receipt: ReceiptPolicy::Required, ..QueuePolicy::default() };
+    let guarded = Queue { policy: required, ..Queue::with_defaults(QueueName::new(POISON)) };
+    let orders = Queue::with_defaults(QueueName::new("orders"));
+    loops.counter.books.store(Arc::new(QueueBook::new(1, [orders, guarded])));
+    // The tasks are in the second database.
+    let away = NodeDatabase { sql: fixture::unreachable_database("away"), ..loops.database().clone() };
+    let databases = vec![away, loops.database().clone()];
+    let places = Places::new(databases.iter().map(|database| database.sql.clone()).collect());
+    places.learn_shard_count(128);
+    let here = FenceRow { shard: ShardId::new(0), status: ShardStatus::Here, epoch: Epoch::NONE };
+    places.tell(&[None, Some(vec![here])]);
+    let (audit, mut notes) = Audit::new(AuditMetrics::register(&Registry::new()).unwrap());
+    let databases = NodeDatabases::new(databases, places);
+    let hand = bench.hand().await;
+    start(Reporter { databases, audit, ..loops.reporter() }, &mut bench);
+
+    hand.publish(RESULTS, SUCCEEDED, about(ids[1])).await;
+    notes.recv().await.expect("it is refused, and the quarantine does not take it yet");
+    hand.publish(RESULTS, SUCCEEDED, about(ids[0])).await;
+    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
+    until_unacked(&bench, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

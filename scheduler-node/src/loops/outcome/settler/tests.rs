@@ -5,8 +5,8 @@ use futures::FutureExt;
 use super::*;
 use crate::{
     clock,
-    loops::tests::{LONG, Loops, SUCCEED, confirmed, until},
-    supervise::{LoopKind, Pulse},
+    loops::tests::{DELIVER, LONG, Loops, SUCCEED, confirmed, until},
+    supervise::{LoopKind, Pulse, spawn_child},
 };
 
 #[tokio::test]
@@ -51,4 +51,48 @@ async fn a_settler_whose_database_hangs_is_stalled_until_it_goes_on() {
     tokio::join!(pulse.run(LoopKind::Settler, loops.settle(ids, SUCCEED)), go_on);
     assert_eq!(pulse.stalled(Instant::now() + LONG), BTreeSet::new(), "all is written");
     assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("succeeded"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_another_transaction_holds_stays_in_flight_and_other_confirms_are_written() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.database().owned_shards.begin(ids);
+    let lock = loops.test.lock_row(ids[1]).await;
+    let (settlements, confirms) = Settlements::channel();
+    settlements.confirmed(vec![confirmed(ids[1], SUCCEED)]).await;
+    let settling = spawn_child(loops.settler(100, &Arc::default()).run(confirms, CancellationToken::new()));
+    loops.test.until_waiting(1).await;
+
+    settlements.confirmed(vec![confirmed(ids[0], SUCCEED), confirmed(ids[2], DELIVER)]).await;
+    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
+    until(|| async { loops.test.state_of(ids[2]).await.as_deref() == Some("delivered") }).await;
+    let owned_shards = &loops.database().owned_shards;
+    until(|| async { owned_shards.in_flight() == 1 }).await;
+    assert!(owned_shards.is_in_flight(ids[1]), "no node may publish it again");
+    assert_eq!(loops.test.state_of(ids[1]).await.as_deref(), Some("dispatching"));
+
+    drop(settlements);
+    lock.release().await;
+    tokio::time::timeout(LONG, settling).await.expect("it ends once all is written").unwrap();
+    assert_eq!(loops.test.state_of(ids[1]).await.as_deref(), Some("succeeded"));
+    assert_eq!(owned_shards.in_flight(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_settler_that_is_stopped_waits_for_no_other_transaction() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let _lock = loops.test.lock_row(ids[1]).await;
+    let ((settlements, confirms), stop) = (Settlements::channel(), CancellationToken::new());
+    settlements.confirmed(ids.map(|id| confirmed(id, SUCCEED)).to_vec()).await;
+    drop(settlements);
+    let settling = spawn_child(loops.settler(100, &Arc::default()).run(confirms, stop.clone()));
+    for id in [ids[0], ids[2]] {
+        until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
+    }
+    assert!(!settling.is_finished(), "one confirm is not written");
+    stop.cancel();
+    tokio::time::timeout(LONG, settling).await.expect("it ends").unwrap();
+    assert_eq!(loops.test.state_of(ids[1]).await.as_deref(), Some("dispatching"));
 }

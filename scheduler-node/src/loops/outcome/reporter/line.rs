@@ -1,0 +1,199 @@
+//! The line of one database: applies the reports on its tasks, a batch at a time, and acks each after the write.
+//!
+//! A report whose row another transaction holds leaves the line and waits without an ack. It is tried again at
+//! intervals, so an application's open transaction delays the reports on its own tasks and no others.
+
+use std::collections::{HashMap, HashSet};
+
+use common::{ids::TaskId, task::report::ReportStatus};
+use tokio::sync::mpsc;
+
+use super::{
+    AttemptEvent, Reported, Reporter,
+    incoming::{ReadReport, Unreadable},
+};
+use crate::{
+    broker::Incoming,
+    store::{Error, Statements},
+    supervise::at_work,
+    working_set::{
+        database::{DatabaseIndex, NodeDatabase, held_again},
+        retry::{Done, Refused, until_done_or_held},
+        set_aside::{Kept, Kind, why},
+    },
+};
+
+/// Messages of one pass. All of them together need one read and at most three writes in each database.
+const BATCH: usize = 500;
+
+/// The most reports that wait for other transactions, of one database. They take places in the prefetch, which is 500
+/// for all databases. Those beyond it go back to the broker once in each pause: they may come again as often as
+/// `OWN_DELIVERY_LIMIT` says, which is more than a week at this pace.
+const HELD_MOST: usize = 100;
+
+/// The name of these writes in the log. The broker keeps messages without an ack.
+const WHAT: &str = "consumers' reports";
+
+const STOPPING: Reported = Reported::Applied { stopping: true };
+
+/// The answers to a batch of reports, by their places in it.
+#[derive(Default)]
+struct Answers {
+    /// No database takes them, because a shard is moving.
+    moved: HashSet<usize>,
+    /// Another transaction holds their rows. The event is the one to try again.
+    held: HashMap<usize, AttemptEvent>,
+    untrusted: HashMap<usize, String>,
+    /// The tasks whose consumers must stop.
+    stopping: HashSet<TaskId>,
+}
+
+impl<S: Statements> Reporter<S> {
+    /// Applies and acks the messages for one database, a batch at a time.
+    pub(super) async fn apply_all(
+        &self,
+        index: DatabaseIndex,
+        mut line: mpsc::Receiver<ReadReport>,
+        aside: mpsc::Sender<Unreadable>,
+    ) {
+        let (mut batch, mut held) = (Vec::with_capacity(BATCH), Vec::new());
+        let mut again = held_again();
+        loop {
+            let is_wary = !held.is_empty();
+            tokio::select! {
+                biased;
+                _ = again.tick(), if is_wary => {
+                    return_surplus(&mut held).await;
+                    batch.append(&mut held);
+                }
+                count = line.recv_many(&mut batch, BATCH) => if count == 0 { return },
+            }
+            let _work = at_work();
+            if is_wary {
+                self.hold_back(&mut batch, &mut held).await;
+            }
+            held.extend(self.apply_and_ack(index, std::mem::take(&mut batch), &aside).await);
+        }
+    }
+
+    /// Moves the reports whose rows another transaction holds from `batch` to `held`. A report stays behind an earlier
+    /// one on its task.
+    async fn hold_back(&self, batch: &mut Vec<ReadReport>, held: &mut Vec<ReadReport>) {
+        let mut ids: HashSet<TaskId> = held.iter().map(|(id, ..)| *id).collect();
+        ids.extend(self.databases.held(batch.iter().map(|(id, ..)| *id)).await);
+        held.extend(batch.extract_if(.., |(id, ..)| ids.contains(id)));
+    }
+
+    /// Applies a batch and acks what is written. Returns the reports that another transaction holds up.
+    async fn apply_and_ack(
+        &self,
+        index: DatabaseIndex,
+        mut messages: Vec<ReadReport>,
+        aside: &mpsc::Sender<Unreadable>,
+    ) -> Vec<ReadReport> {
+        for (place, (_, event, _)) in messages.iter_mut().enumerate() {
+            event.number(place);
+        }
+        let done = until_done_or_held(
+            WHAT,
+            &messages,
+            |part| self.databases.are_held(part.iter().map(|(id, ..)| *id).collect()),
+            |part| self.apply_in_place(part.iter().map(|(id, event, _)| (*id, event.clone())).collect()),
+        )
+        .await;
+        let mut answers = self.answers(&self.databases[index], &messages, done).await;
+        let mut left = Vec::new();
+        for (place, (id, event, message)) in messages.into_iter().enumerate() {
+            if let Some(event) = answers.held.remove(&place) {
+                left.push((id, event, message));
+            } else if answers.moved.contains(&place) {
+                message.ack.requeue().await;
+            } else if let Some(why) = answers.untrusted.remove(&place) {
+                self.note_refused(&message, &why);
+                // The broker delivers fewer unacked messages than the channel holds, so this does not wait.
+                drop(aside.send((message, why)).await);
+            } else {
+                answer(id, &event, message, answers.stopping.contains(&id)).await;
+            }
+        }
+        left
+    }
+
+    /// Sorts the answers to `messages`, and sets aside what the database refuses.
+    async fn answers(
+        &self,
+        database: &NodeDatabase<S>,
+        messages: &[ReadReport],
+        done: Done<'_, ReadReport, Vec<(TaskId, Reported)>>,
+    ) -> Answers {
+        if !done.moved.is_empty() {
+            tracing::warn!(messages = done.moved.len(), "no database takes these reports, because a shard is moving");
+        }
+        if !done.held.is_empty() {
+            let database = database.name();
+            tracing::warn!(%database, messages = done.held.len(), "other transactions lock the tasks of these reports; trying them again at intervals");
+        }
+        let place_of = |report: &ReadReport| messages.iter().position(|message| std::ptr::eq(message, report));
+        let mut answers = Answers::default();
+        answers.moved.extend(done.moved.into_iter().filter_map(place_of));
+        answers.held.extend(done.held.into_iter().filter_map(|held| Some((place_of(held)?, held.1.clone()))));
+        for Refused { item, error } in done.refused {
+            if let Some(bare) = self.refused(database, item, &error).await {
+                answers.held.extend(place_of(item).map(|place| (place, bare)));
+            }
+        }
+        for (id, answer) in done.answers.into_iter().flatten() {
+            match answer {
+                STOPPING => drop(answers.stopping.insert(id)),
+                Reported::Untrusted { place, why } => drop(answers.untrusted.insert(place, why)),
+                _ => {}
+            }
+        }
+        answers
+    }
+
+    /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
+    /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success. Returns
+    /// the outcome if it is still to be written.
+    async fn refused(&self, database: &NodeDatabase<S>, told: &ReadReport, error: &Error) -> Option<AttemptEvent> {
+        let (id, event, message) = told;
+        database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
+        let bare = [event.bare()];
+        let done = until_done_or_held(
+            WHAT,
+            &bare,
+            |_| self.databases.are_held(vec![*id]),
+            |bare| self.apply_in_place(vec![(*id, bare[0].clone())]),
+        )
+        .await;
+        if let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) {
+            database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
+        }
+        done.held.into_iter().chain(done.moved).next().cloned()
+    }
+}
+
+/// Returns the newest reports beyond [`HELD_MOST`] to the broker.
+async fn return_surplus(held: &mut Vec<ReadReport>) {
+    for (_, _, message) in held.drain(held.len().min(HELD_MOST)..) {
+        message.ack.requeue().await;
+    }
+}
+
+/// Acks a report. A consumer that must stop gets the order with the answer to its heartbeat.
+async fn answer(id: TaskId, event: &AttemptEvent, message: Incoming, is_stopping: bool) {
+    if is_stopping
+        && let AttemptEvent::Reported { attempt, body, .. } = event
+        && body.status == ReportStatus::Running
+        && let Some(reply_to) = &message.reply_to
+    {
+        let order = serde_json::json!({ "id": id, "attempt": attempt, "stopping": true });
+        message.ack.reply(reply_to, &id.to_string(), order.to_string().as_bytes());
+    }
+    message.ack.ack().await;
+}
+
+fn kept(message: &Incoming) -> Kept {
+    let name = message.message_id.clone().or_else(|| message.correlation_id.clone());
+    Kept { name, headers: message.headers.clone(), body: message.body.clone() }
+}
