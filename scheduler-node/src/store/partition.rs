@@ -3,7 +3,7 @@
 use chrono::{Days, NaiveDate};
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Database, Error, StoreOp};
+use super::{Database, Error, Fault, StoreOp};
 
 /// Days of partitions made beyond the last day that any row may need. A node that cannot make
 /// one for a while loses nothing.
@@ -17,27 +17,46 @@ struct Partition {
 }
 
 /// The changes of one pass over the partitions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Turned {
     pub made: usize,
     pub dropped: usize,
+    /// The first partition that could not be made or dropped, and the reason.
+    pub failed: Option<(String, Error)>,
 }
 
 impl Database {
-    /// Makes the partitions that rows kept for up to `keep_days` need, and drops those whose day has passed.
+    /// Makes the partitions that rows kept for up to `keep_days` need, and drops those whose day has passed. A
+    /// failure to make one keeps none from being dropped. An error says that the database is away.
     pub async fn partitions_turn(&self, keep_days: u64) -> Result<Turned, Error> {
         let (today, present) = self.partitions_read().await?;
         let mut turned = Turned::default();
         for ahead in 0..=keep_days.saturating_add(1 + SPARE_DAYS) {
             let Some(day) = today.checked_add_days(Days::new(ahead)) else { break };
-            if !present.iter().any(|partition| partition.drop_on == day) {
-                self.partition_make(day).await?;
-                turned.made += 1;
+            if present.iter().any(|partition| partition.drop_on == day) {
+                continue;
+            }
+            match self.partition_make(day).await {
+                Ok(()) => turned.made += 1,
+                Err(error) if error.fault() == Fault::Outage => return Err(error),
+                Err(error) => {
+                    turned.failed = Some((partition_name(day), error));
+                    break;
+                }
             }
         }
-        for partition in present.iter().filter(|partition| partition.drop_on < today) {
-            self.partition_drop(partition).await?;
-            turned.dropped += 1;
+        let mut passed: Vec<Partition> = present.into_iter().filter(|partition| partition.drop_on < today).collect();
+        // PostgreSQL detaches one partition of a table at a time: each other waits for one that is half detached.
+        passed.sort_unstable_by_key(|partition| (!partition.half_detached, partition.drop_on));
+        for partition in &passed {
+            match self.partition_drop(partition).await {
+                Ok(()) => turned.dropped += 1,
+                Err(error) if error.fault() == Fault::Outage => return Err(error),
+                Err(error) => {
+                    turned.failed.get_or_insert_with(|| (partition_name(partition.drop_on), error));
+                    break;
+                }
+            }
         }
         Ok(turned)
     }
@@ -88,7 +107,11 @@ impl Database {
         let next = day.succ_opt().unwrap_or(NaiveDate::MAX);
         self.run(StoreOp::PartitionMake, |pool| async move {
             let create = format!("CREATE TABLE IF NOT EXISTS duetime.{name} (LIKE duetime.archive INCLUDING ALL)");
-            sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await?;
+            match sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await {
+                // Another node's CREATE committed meanwhile: the name is taken in PostgreSQL's own catalog.
+                Err(sqlx::Error::Database(answer)) if answer.is_unique_violation() => {}
+                other => _ = other?,
+            }
             let attach = format!(
                 "ALTER TABLE duetime.archive ATTACH PARTITION duetime.{name} FOR VALUES FROM ('{day}') TO ('{next}')"
             );

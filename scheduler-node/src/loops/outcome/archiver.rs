@@ -34,6 +34,13 @@ const EXPIRED_PER_PASS: i64 = 500;
 /// The interval between two checks of the partitions, which are made days ahead.
 const TURN_EVERY: Duration = Duration::from_secs(600);
 
+/// The pause after a pass that could not make or drop a partition. While such a try waits, which is 5 s at most, other
+/// nodes can make no partition.
+const TURN_AGAIN: Duration = Duration::from_secs(60);
+
+/// The failure in a row that is logged. The first may come from another node that turns the same partitions.
+const LOGGED_FAILURE: u32 = 2;
+
 /// Rows of the audit or the quarantine deleted in one statement, which takes some 20 ms.
 const FORGOTTEN: i64 = 2_000;
 
@@ -57,15 +64,15 @@ pub struct Archiver {
 
 impl Archiver {
     pub async fn run(self, stop: CancellationToken) {
-        let mut turned: Option<(Instant, u64)> = None;
-        let mut aside = Vec::new();
+        let mut next: Option<(Instant, u64)> = None;
+        let (mut failures, mut aside) = (0, Vec::new());
         loop {
             let keep_days = self.keep_days();
             // A queue that keeps its tasks for longer turns the partitions at once.
-            if turned.is_none_or(|(at, days)| at.elapsed() > TURN_EVERY || days < keep_days)
-                && self.turn(keep_days).await
+            if next.is_none_or(|(at, days)| Instant::now() >= at || days < keep_days)
+                && let Some(pause) = self.turn(keep_days, &mut failures).await
             {
-                turned = Some((Instant::now(), keep_days));
+                next = Some((Instant::now() + pause, keep_days));
                 self.forget(&stop).await;
             }
             if let Err(error) = self.expire(&mut aside).await {
@@ -85,21 +92,32 @@ impl Archiver {
         u64::try_from(longest_ms / DAY_MS + 1).unwrap_or(0).max(DEFAULT_KEEP_DAYS)
     }
 
-    /// Makes and drops partitions. Every node does so, and skips what another node has done already.
-    async fn turn(&self, keep_days: u64) -> bool {
+    /// Makes and drops partitions. Every node does so, and skips what another node has done already. Returns the pause
+    /// before the next time; `None`: the database did not answer. `failures` counts the failures in a row.
+    async fn turn(&self, keep_days: u64, failures: &mut u32) -> Option<Duration> {
         let _work = at_work();
-        match self.database.sql.partitions_turn(keep_days).await {
-            Ok(turned) => {
-                if turned.made + turned.dropped > 0 {
-                    tracing::info!(database = %self.database.name(), made = turned.made, dropped = turned.dropped, "archive partitions created and dropped");
-                }
-                true
-            }
+        let database = self.database.name();
+        let turned = match self.database.sql.partitions_turn(keep_days).await {
+            Ok(turned) => turned,
             Err(error) => {
-                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not create or drop archive partitions; retrying");
-                false
+                tracing::debug!(%database, error = &error as &dyn std::error::Error, "could not create or drop archive partitions; retrying");
+                return None;
             }
+        };
+        if turned.made + turned.dropped > 0 {
+            tracing::info!(%database, made = turned.made, dropped = turned.dropped, "archive partitions created and dropped");
         }
+        let Some((partition, error)) = turned.failed else {
+            if std::mem::take(failures) >= LOGGED_FAILURE {
+                tracing::info!(%database, "archive partitions can be created and dropped again");
+            }
+            return Some(TURN_EVERY);
+        };
+        *failures += 1;
+        if *failures == LOGGED_FAILURE {
+            tracing::warn!(%database, partition, error = &error as &dyn std::error::Error, "could not create or drop an archive partition; retrying every minute. The likely cause is an open transaction that has read `duetime.archive`");
+        }
+        Some(TURN_AGAIN)
     }
 
     /// Deletes old audit notes and old quarantined messages, and tokens that were revoked as long ago. The next
@@ -171,3 +189,6 @@ impl Archiver {
         Ok(tried.answers.into_iter().flatten().collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

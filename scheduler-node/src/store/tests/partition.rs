@@ -1,43 +1,108 @@
 //! The archive's daily partitions.
 
-use chrono::{Days, NaiveDate};
+use std::sync::Arc;
 
-use super::fixture;
+use chrono::{Days, NaiveDate};
+use sqlx::{Executor, Postgres, pool::PoolConnection};
+
+use super::fixture::{self, TestDatabase};
 use crate::store::partition::Turned;
 
-#[tokio::test]
-async fn partitions_are_made_ahead_once_and_dropped_when_their_day_has_passed() {
-    let test = fixture::database().await;
+/// Makes the partition of a day that has passed. Returns its name.
+async fn passed(test: &TestDatabase, days_ago: u64) -> String {
     let today: NaiveDate =
         sqlx::query_scalar("SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date").fetch_one(&test.pool).await.unwrap();
-    let past = today.checked_sub_days(Days::new(2)).unwrap();
+    let past = today.checked_sub_days(Days::new(days_ago)).unwrap();
     let name = format!("archive_{}", past.format("%Y%m%d"));
     let create = format!(
         "CREATE TABLE duetime.{name} PARTITION OF duetime.archive FOR VALUES FROM ('{past}') TO ('{}')",
         past.succ_opt().unwrap()
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&test.pool).await.unwrap();
-    assert_eq!(test.database.partitions_turn(1).await.unwrap(), Turned { made: 0, dropped: 1 });
-    let gone: bool = sqlx::query_scalar("SELECT to_regclass($1) IS NULL")
-        .bind(format!("duetime.{name}"))
+    name
+}
+
+async fn exists(test: &TestDatabase, partition: &str) -> bool {
+    sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
+        .bind(format!("duetime.{partition}"))
         .fetch_one(&test.pool)
         .await
-        .unwrap();
-    assert!(gone);
+        .unwrap()
+}
+
+/// Opens a transaction that has read the archive.
+async fn read_the_archive(test: &TestDatabase) -> PoolConnection<Postgres> {
+    let mut reader = test.pool.acquire().await.unwrap();
+    reader.execute("BEGIN; SELECT count(*) FROM duetime.archive; SELECT count(*) FROM duetime.task").await.unwrap();
+    reader
+}
+
+#[track_caller]
+fn assert_turned(turned: &Turned, made: usize, dropped: usize) {
+    assert!(turned.failed.is_none() && (turned.made, turned.dropped) == (made, dropped), "{turned:?}");
+}
+
+#[tokio::test]
+async fn partitions_are_made_ahead_once_and_dropped_when_their_day_has_passed() {
+    let test = fixture::database().await;
+    let name = passed(&test, 2).await;
+    assert_turned(&test.database.partitions_turn(1).await.unwrap(), 0, 1);
+    assert!(!exists(&test, &name).await);
     let further = test.database.partitions_turn(60).await.unwrap();
     assert!(further.made > 0);
-    assert_eq!(test.database.partitions_turn(60).await.unwrap(), Turned::default());
+    assert_turned(&test.database.partitions_turn(60).await.unwrap(), 0, 0);
 }
 
 #[tokio::test]
 async fn turning_partitions_waits_for_no_reader_and_no_writer() {
     let test = fixture::database().await;
-    let mut reader = test.pool.acquire().await.unwrap();
-    sqlx::raw_sql("BEGIN; SELECT count(*) FROM duetime.archive; SELECT count(*) FROM duetime.task")
-        .execute(&mut *reader)
-        .await
-        .unwrap();
+    let mut reader = read_the_archive(&test).await;
     // The server's lock timeout is 2 s: a lock that conflicts with the reader's would fail.
-    assert!(test.database.partitions_turn(80).await.unwrap().made > 0);
-    sqlx::raw_sql("COMMIT").execute(&mut *reader).await.unwrap();
+    let turned = test.database.partitions_turn(80).await.unwrap();
+    assert!(turned.made > 0 && turned.failed.is_none(), "{turned:?}");
+    reader.execute("COMMIT").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_partition_that_an_open_transaction_keeps_goes_after_its_end_and_others_are_made_meanwhile() {
+    let test = fixture::database().await;
+    let (earlier, later) = (passed(&test, 4).await, passed(&test, 2).await);
+    let mut reader = read_the_archive(&test).await;
+    let turned = test.database.partitions_turn(80).await.unwrap();
+    assert!(turned.made > 0 && turned.dropped == 0, "{turned:?}");
+    assert_eq!(turned.failed.expect("one is kept").0, earlier);
+
+    reader.execute("COMMIT").await.unwrap();
+    assert_turned(&test.database.partitions_turn(80).await.unwrap(), 0, 2);
+    assert!(!exists(&test, &earlier).await && !exists(&test, &later).await);
+}
+
+#[tokio::test]
+async fn a_partition_that_is_half_detached_goes_before_an_older_one() {
+    let test = fixture::database().await;
+    let half = passed(&test, 2).await;
+    let mut reader = read_the_archive(&test).await;
+    test.database.partitions_turn(1).await.unwrap().failed.expect("it is kept");
+    reader.execute("COMMIT").await.unwrap();
+    let is_half = "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = ('duetime.' || $1)::regclass";
+    assert!(sqlx::query_scalar::<_, bool>(is_half).bind(&half).fetch_one(&test.pool).await.unwrap());
+    let older = passed(&test, 4).await;
+    assert_turned(&test.database.partitions_turn(1).await.unwrap(), 0, 2);
+    assert!(!exists(&test, &half).await && !exists(&test, &older).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_make_the_same_partitions_at_once_do_not_fail() {
+    let test = fixture::database().await;
+    let nodes = std::iter::repeat_with(|| fixture::open(&test.url)).take(3);
+    let turns = nodes.map(|node| {
+        crate::supervise::spawn_child(async move {
+            let node = Arc::clone(&node);
+            node.partitions_turn(200).await
+        })
+    });
+    for turned in futures::future::join_all(turns).await {
+        let turned = turned.unwrap().unwrap();
+        assert!(turned.made > 0 && turned.failed.is_none(), "{turned:?}");
+    }
 }

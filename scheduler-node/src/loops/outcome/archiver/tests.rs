@@ -1,0 +1,60 @@
+//! The archiver over a database with a partition that does not go.
+
+use sqlx::{Executor, Postgres, pool::PoolConnection};
+
+use super::*;
+use crate::{
+    loops::tests::{Loops, until},
+    supervise::spawn_child,
+    working_set::failures::tests::Log,
+};
+
+fn archiver(loops: &Loops) -> Archiver {
+    Archiver {
+        database: loops.database().clone(),
+        books: Arc::clone(&loops.counter.books),
+        metrics: Arc::clone(&loops.metrics),
+        audit: Some(Audit { keep_days: 1 }),
+    }
+}
+
+/// Makes a partition whose day is over, and opens a transaction that keeps it.
+async fn keep_a_partition(loops: &Loops) -> PoolConnection<Postgres> {
+    let make = "CREATE TABLE duetime.archive_20200101 PARTITION OF duetime.archive FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')";
+    loops.test.pool.execute(make).await.unwrap();
+    let mut reader = loops.test.pool.acquire().await.unwrap();
+    reader.execute("BEGIN; SELECT count(*) FROM duetime.archive").await.unwrap();
+    reader
+}
+
+#[tokio::test]
+async fn old_audit_notes_are_deleted_while_a_partition_does_not_go() {
+    let loops = Loops::new().await;
+    let pool = &loops.test.pool;
+    pool.execute(
+        "INSERT INTO duetime.audit (id, at, who, what, target, status, node)
+         VALUES (gen_random_uuid(), now() - interval '3 days', 'ops', 'queue.pause', 'mails', 200, 'a')",
+    )
+    .await
+    .unwrap();
+    let mut reader = keep_a_partition(&loops).await;
+    spawn_child(archiver(&loops).run(CancellationToken::new()));
+    let left = "SELECT count(*) FROM duetime.audit";
+    until(|| async { sqlx::query_scalar::<_, i64>(left).fetch_one(pool).await.unwrap() == 0 }).await;
+    reader.execute("COMMIT").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_partition_that_does_not_go_is_named_in_one_line_of_the_log() {
+    let log = Log::keep();
+    let loops = Loops::new().await;
+    let mut reader = keep_a_partition(&loops).await;
+    let (archiver, mut failures) = (archiver(&loops), 0);
+    for lines in [0, 1, 1] {
+        assert_eq!(archiver.turn(1, &mut failures).await, Some(TURN_AGAIN));
+        assert_eq!(log.count("partition=\"archive_20200101\""), lines);
+    }
+    reader.execute("COMMIT").await.unwrap();
+    assert_eq!(archiver.turn(1, &mut failures).await, Some(TURN_EVERY));
+    assert_eq!(log.count("archive partitions can be created and dropped again"), 1);
+}
