@@ -6,6 +6,7 @@ use prometheus::Registry;
 use serde_json::Value;
 
 use super::*;
+use crate::coordination::tests::eventually;
 
 fn me() -> NodeId {
     NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::nil()) }
@@ -73,9 +74,7 @@ async fn a_full_disk_costs_lines_that_are_counted_and_the_file_says_so() {
         history.record(claimed(number));
     }
     // The first line counts too.
-    while lost.total.get() < 1_001 {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    eventually("every line is counted", || lost.total.get() >= 1_001).await;
     disk.0.lock().0 = false;
     history.record(claimed(2_000));
     drop(history);

@@ -62,6 +62,7 @@ impl ExchangeLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::coordination::tests::eventually;
 
     const WAIT: Duration = Duration::from_secs(5);
 
@@ -103,9 +104,8 @@ mod tests {
                 std::future::pending::<()>().await;
             });
         }
-        while limit.all.available_permits() > AT_ONCE - OF_ADDRESS {
-            tokio::task::yield_now().await;
-        }
+        let is_full = || limit.all.available_permits() <= AT_ONCE - OF_ADDRESS;
+        eventually("the address has all of its places", is_full).await;
         at_once(&limit, ip("192.0.2.2")).await.expect("a place");
         assert_eq!(limit.all.available_permits(), AT_ONCE - OF_ADDRESS, "the others wait outside");
     }

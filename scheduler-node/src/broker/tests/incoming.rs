@@ -85,11 +85,7 @@ async fn what_was_not_acknowledged_comes_again_over_the_next_connection_and_noth
         }
     }
     // The queue holds only the unacked messages: the acks have arrived.
-    let unacked = async {
-        let listing = ["list_queues", "-p", &bench.vhost, "name", "messages", "--no-table-headers"];
-        while !bench.rabbit.ctl(&listing).await.unwrap().lines().any(|line| line.trim() == "duetime.results\t100") {}
-    };
-    timeout(LONG, unacked).await.expect("100 are acknowledged");
+    until_listed(&bench, &["messages"], "100").await;
 
     bench.drop_connections().await;
     let hand = bench.hand().await;
@@ -116,13 +112,15 @@ async fn our_own_queues_deleted_by_hand_are_declared_and_consumed_again() {
         hand.delete(queue).await;
         // Publishes until a message arrives: before the queue is back, messages are dropped.
         let mut every = tokio::time::interval(Duration::from_millis(100));
-        let back = loop {
-            tokio::select! {
-                _ = every.tick() => hand.publish(queue, b"{}", BasicProperties::default()).await,
-                back = bench.incoming.recv() => break back.unwrap(),
-                () = tokio::time::sleep(LONG) => panic!("{queue} is not consumed again"),
+        let back = async {
+            loop {
+                tokio::select! {
+                    _ = every.tick() => hand.publish(queue, b"{}", BasicProperties::default()).await,
+                    back = bench.incoming.recv() => break back.unwrap(),
+                }
             }
         };
+        let back = timeout(LONG, back).await.unwrap_or_else(|_| panic!("{queue} is not consumed again"));
         back.ack.ack().await;
     }
 }
@@ -137,11 +135,12 @@ async fn a_reader_that_lags_holds_messages_at_the_broker() {
     }
     let mut seen = HashSet::new();
     let mut waiting = Vec::new();
-    // Without acks, no more than the prefetch arrives.
-    while let Ok(Some(back)) = timeout(Duration::from_secs(2), bench.incoming.recv()).await {
-        waiting.push(back);
+    for _ in 0..500 {
+        waiting.push(bench.next().await);
     }
-    assert_eq!(waiting.len(), 500);
+    // Without acks, no more than the prefetch leaves the broker.
+    until_listed(&bench, &["messages_ready", "messages_unacknowledged"], "3500\t500").await;
+    assert!(bench.incoming.is_empty(), "more than the prefetch arrives");
     for back in waiting {
         seen.insert(back.correlation_id.unwrap());
         back.ack.ack().await;
@@ -152,6 +151,15 @@ async fn a_reader_that_lags_holds_messages_at_the_broker() {
         back.ack.ack().await;
     }
     assert_eq!(tally_done(&bench).await, 10, "and publishing goes on");
+}
+
+/// Waits until the broker lists these counts of the queue of results.
+async fn until_listed(bench: &Bench, columns: &[&str], counts: &str) {
+    let listing = [&["list_queues", "-p", &bench.vhost, "--no-table-headers", "name"], columns].concat();
+    let wanted = format!("{RESULTS}\t{counts}");
+    let listed =
+        async { while !bench.rabbit.ctl(&listing).await.unwrap().lines().any(|line| line.trim() == wanted) {} };
+    timeout(LONG, listed).await.unwrap_or_else(|_| panic!("the broker does not list {wanted:?}"));
 }
 
 async fn tally_done(bench: &Bench) -> usize {

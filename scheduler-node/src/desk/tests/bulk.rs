@@ -9,7 +9,7 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
 use super::{Counter, claim, fresh, request, with_one_of_two_gone, with_two_databases};
-use crate::{store::tests::fixture, supervise::spawn_child};
+use crate::{coordination::tests::soon, store::tests::fixture, supervise::spawn_child};
 
 async fn bulk(counter: &Counter, json: &str) -> Result<BulkAnswer, Problem> {
     counter.desk.bulk(BulkRequest::parse(json).expect("a request")).await
@@ -155,9 +155,12 @@ async fn a_client_that_hangs_up_stops_the_work_after_the_batch_at_hand() {
     assert!(asking.await.expect_err("it has gone").is_cancelled());
     lock.release().await;
     // The node writes the batch to its end. Afterwards no statement waits for a lock.
-    while test.live().await > 1_200 - 500 {
-        tokio::task::yield_now().await;
-    }
+    let written = async {
+        while test.live().await > 1_200 - 500 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the batch is written", written).await;
     assert_eq!(bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect("the rest").matched, 700);
 }
 
@@ -207,12 +210,15 @@ async fn what_was_done_before_a_database_was_missed_is_told_with_the_place_to_go
     let (counter, _test) = with_one_of_two_gone().await;
     let refused = bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect_err("the second is away");
     assert_eq!((refused.status, refused.detail.contains("`east`")), (503, true), "{refused}");
-    let id = loop {
-        let near = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await;
-        if let Ok(near) = near {
-            break near.id;
+    let submitted = async {
+        loop {
+            let near = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await;
+            if let Ok(near) = near {
+                return near.id;
+            }
         }
     };
+    let id = soon("a task comes into the database that answers", submitted).await;
     let answer = bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect("some is done");
     assert_eq!((answer.matched, answer.done), (1, 1));
     assert_eq!(answer.interrupted.expect("told").status, 503);

@@ -15,10 +15,13 @@ use common::{
 use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 
 use super::{claim, fixture, fixture::TestDatabase, own, state_of};
-use crate::store::{
-    inbox::{InboxRow, InboxScope},
-    put::{PutOutcome, Retention},
-    watch::{Notification, Nudge},
+use crate::{
+    coordination::tests::soon,
+    store::{
+        inbox::{InboxRow, InboxScope},
+        put::{PutOutcome, Retention},
+        watch::{Notification, Nudge},
+    },
 };
 
 const HOLD: Retention = Retention { window_ms: 86_400_000, keep_ms: 86_400_000 };
@@ -98,7 +101,7 @@ async fn submissions_close_after_one_another_share_a_notification() {
     // The nudge is sent last, so it is heard last.
     test.database.tell(&Nudge { shards: [ShardId::new(0)].into(), ..Nudge::default() }).await.unwrap();
     let mut heard = 0;
-    while nudges.next().await.unwrap() == Notification::Inbox {
+    while soon("a notification", nudges.next()).await.unwrap() == Notification::Inbox {
         heard += 1;
     }
     assert!((1..=windows + 1).contains(&heard), "{heard} notifications in {windows} times 20 ms");
@@ -114,7 +117,7 @@ async fn neither_an_open_transaction_nor_a_clock_that_was_set_back_silences_subm
     for ms in [-1_000, 3_600_000] {
         set_notified(&test, ms).await;
         submit(&test, "'mail', '{}'").await;
-        assert_eq!(nudges.next().await.unwrap(), Notification::Inbox);
+        assert_eq!(soon("a notification", nudges.next()).await.unwrap(), Notification::Inbox);
     }
     sqlx::query("ROLLBACK").execute(&mut *open).await.unwrap();
 }

@@ -6,7 +6,10 @@ use common::ids::Incarnation;
 use uuid::Uuid;
 
 use super::fixture::{self, TestDatabase};
-use crate::{coordination::tests::SOON, store::watch::Notification};
+use crate::{
+    coordination::tests::{SOON, soon},
+    store::watch::Notification,
+};
 
 fn start() -> Incarnation {
     Incarnation::new(Uuid::new_v4())
@@ -49,7 +52,7 @@ async fn a_start_is_present_while_its_session_lives_and_again_after_a_reconnect(
     end_sessions(&test).await;
     // This node's session has ended too, so the answer tells nothing about the other one.
     until_present(&test, me, None, other).await;
-    assert_eq!(theirs.next().await.unwrap(), Notification::Gap);
+    assert_eq!(soon("a notification", theirs.next()).await.unwrap(), Notification::Gap);
     drop(mine);
     let _mine = test.database.nudges(Some(me)).await.unwrap();
     assert_eq!(test.database.present(me, &[other]).await.unwrap(), Some([other].into()));

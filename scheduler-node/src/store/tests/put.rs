@@ -11,6 +11,7 @@ use super::{
     new_task, own, state_of, until_waiting,
 };
 use crate::{
+    coordination::tests::soon,
     store::{
         change::Keep,
         put::{Put, PutOutcome, Retention},
@@ -250,12 +251,15 @@ async fn a_task_that_is_claimed_while_it_is_being_replaced_is_left_alone() {
 
 /// Sends a task again until no other transaction is in its way.
 async fn sent_until_answered(database: &crate::store::Database, task: NewTask) -> Put {
-    loop {
-        let put = database.task_put(std::slice::from_ref(&task), &[HOLD]).await.unwrap().remove(0);
-        if put.outcome != PutOutcome::Busy {
-            return put;
+    let answered = async {
+        loop {
+            let put = database.task_put(std::slice::from_ref(&task), &[HOLD]).await.unwrap().remove(0);
+            if put.outcome != PutOutcome::Busy {
+                return put;
+            }
         }
-    }
+    };
+    soon("the other transaction is over", answered).await
 }
 
 /// Waits until a session sleeps between two tries for a row, which is how `task_put` waits.

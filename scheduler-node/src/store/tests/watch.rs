@@ -8,7 +8,10 @@ use common::{
 };
 
 use super::fixture;
-use crate::store::watch::{Notification, Nudge};
+use crate::{
+    coordination::tests::soon,
+    store::watch::{Notification, Nudge},
+};
 
 #[tokio::test]
 async fn what_is_told_is_heard_whole_however_many_notifications_it_takes() {
@@ -27,7 +30,7 @@ async fn what_is_told_is_heard_whole_however_many_notifications_it_takes() {
         || heard.shards.len() < told.shards.len()
         || heard.room.len() < told.room.len()
     {
-        match nudges.next().await.unwrap() {
+        match soon("a notification", nudges.next()).await.unwrap() {
             Notification::Rows(rows) => heard.rows.extend(rows),
             Notification::Shards(shards) => heard.shards.extend(shards),
             Notification::Room(room) => heard.room.extend(room),

@@ -4,7 +4,7 @@ use common::time::UnixMicros;
 
 use super::*;
 use crate::{
-    loops::tests::Loops,
+    loops::tests::{LONG, Loops},
     store::{StoreOp, tests::fixture},
 };
 
@@ -38,7 +38,8 @@ async fn a_task_that_was_claimed_ahead_of_a_failover_waits_for_its_due_time() {
 async fn wait_an_hour(dispatches: &mut mpsc::Receiver<Dispatch>) {
     let an_hour_later = Instant::now() + HOUR - Duration::from_secs(60);
     for _ in 0..3 {
-        let dispatch = dispatches.recv().await.expect("each claimed task goes to the publisher");
+        let dispatch = tokio::time::timeout(LONG, dispatches.recv()).await.expect("in time");
+        let dispatch = dispatch.expect("each claimed task goes to the publisher");
         assert!(dispatch.publish_at > an_hour_later, "the message would go out before its due time");
     }
 }
