@@ -53,7 +53,7 @@ impl Database {
                 Ok(()) => turned.dropped += 1,
                 Err(error) if error.fault() == Fault::Outage => return Err(error),
                 Err(error) => {
-                    turned.failed.get_or_insert((partition_name(partition.drop_on), error));
+                    turned.failed.get_or_insert_with(|| (partition_name(partition.drop_on), error));
                     break;
                 }
             }
@@ -110,7 +110,7 @@ impl Database {
             match sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await {
                 // Another node's CREATE committed meanwhile: the name is taken in PostgreSQL's own catalog.
                 Err(sqlx::Error::Database(answer)) if answer.is_unique_violation() => {}
-                other => drop(other?),
+                other => _ = other?,
             }
             let attach = format!(
                 "ALTER TABLE duetime.archive ATTACH PARTITION duetime.{name} FOR VALUES FROM ('{day}') TO ('{next}')"

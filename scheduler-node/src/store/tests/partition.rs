@@ -38,7 +38,7 @@ async fn read_the_archive(test: &TestDatabase) -> PoolConnection<Postgres> {
 }
 
 #[track_caller]
-fn assert_turned(turned: Turned, made: usize, dropped: usize) {
+fn assert_turned(turned: &Turned, made: usize, dropped: usize) {
     assert!(turned.failed.is_none() && (turned.made, turned.dropped) == (made, dropped), "{turned:?}");
 }
 
@@ -46,11 +46,11 @@ fn assert_turned(turned: Turned, made: usize, dropped: usize) {
 async fn partitions_are_made_ahead_once_and_dropped_when_their_day_has_passed() {
     let test = fixture::database().await;
     let name = passed(&test, 2).await;
-    assert_turned(test.database.partitions_turn(1).await.unwrap(), 0, 1);
+    assert_turned(&test.database.partitions_turn(1).await.unwrap(), 0, 1);
     assert!(!exists(&test, &name).await);
     let further = test.database.partitions_turn(60).await.unwrap();
     assert!(further.made > 0);
-    assert_turned(test.database.partitions_turn(60).await.unwrap(), 0, 0);
+    assert_turned(&test.database.partitions_turn(60).await.unwrap(), 0, 0);
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn a_partition_that_an_open_transaction_keeps_goes_after_its_end_and_other
     assert_eq!(turned.failed.expect("one is kept").0, earlier);
 
     reader.execute("COMMIT").await.unwrap();
-    assert_turned(test.database.partitions_turn(80).await.unwrap(), 0, 2);
+    assert_turned(&test.database.partitions_turn(80).await.unwrap(), 0, 2);
     assert!(!exists(&test, &earlier).await && !exists(&test, &later).await);
 }
 
@@ -87,7 +87,7 @@ async fn a_partition_that_is_half_detached_goes_before_an_older_one() {
     let is_half = "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = ('duetime.' || $1)::regclass";
     assert!(sqlx::query_scalar::<_, bool>(is_half).bind(&half).fetch_one(&test.pool).await.unwrap());
     let older = passed(&test, 4).await;
-    assert_turned(test.database.partitions_turn(1).await.unwrap(), 0, 2);
+    assert_turned(&test.database.partitions_turn(1).await.unwrap(), 0, 2);
     assert!(!exists(&test, &half).await && !exists(&test, &older).await);
 }
 
