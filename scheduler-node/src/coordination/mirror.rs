@@ -107,16 +107,7 @@ impl Mirror {
 
     /// Lists, then watches for a while.
     async fn follow(&mut self, pause: &mut Duration) -> Result<End, Error> {
-        let (endpoint, mut stream) = {
-            let _work = at_work();
-            self.list().await?;
-            *pause = FIRST_PAUSE;
-            let opened = self.watch().await?;
-            if std::mem::take(&mut self.refused) {
-                tracing::info!("reads the cluster from etcd again");
-            }
-            opened
-        };
+        let (endpoint, mut stream) = self.begin(pause).await?;
         let endpoints = Arc::clone(&self.coordination.endpoints);
         let moved = endpoints.moved(endpoint);
         tokio::pin!(moved);
@@ -147,6 +138,18 @@ impl Mirror {
                 Err(source) => return Err(self.broken(endpoint, Some(source))),
             }
         }
+    }
+
+    /// Lists, and opens a watch from there on.
+    async fn begin(&mut self, pause: &mut Duration) -> Result<(usize, WatchStream), Error> {
+        let _work = at_work();
+        self.list().await?;
+        *pause = FIRST_PAUSE;
+        let opened = self.watch().await?;
+        if std::mem::take(&mut self.refused) {
+            tracing::info!("reads the cluster from etcd again");
+        }
+        Ok(opened)
     }
 
     async fn list(&mut self) -> Result<(), Error> {

@@ -254,7 +254,7 @@ impl Assigner {
         let lease = self.session.borrow().lease?;
         let next = AssignmentRecord { term, assignment: next };
         let written = self.coordination.assignment_write(previous, &next, lease).await;
-        let is_first = !std::mem::replace(&mut self.failing, written.is_err());
+        self.failing &= written.is_err();
         match written {
             Ok(AssignmentWrite::Done) => {
                 tracing::info!(%term, moves = diff.len(), "wrote an assignment: {}", diff.to_string().replace('\n', "; "));
@@ -269,14 +269,18 @@ impl Assigner {
                 Some(Instant::now() + RETRY)
             }
             Err(error) => {
-                if is_first && !matches!(error, Error::Unanswered { .. }) {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "could not write the assignment; retrying"
-                    );
-                }
+                self.failed(&error);
                 Some(Instant::now() + RETRY)
             }
+        }
+    }
+
+    /// Logs the first failure of several. The client of etcd reports an outage.
+    fn failed(&mut self, error: &Error) {
+        let is_first = !std::mem::replace(&mut self.failing, true);
+        if is_first && !matches!(error, Error::Unanswered { .. }) {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, "could not write the assignment; retrying");
         }
     }
 
