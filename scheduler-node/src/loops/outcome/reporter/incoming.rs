@@ -1,7 +1,10 @@
 //! Reads messages that come back from the broker, passes each to its database's channel, applies it, and acks it
 //! after the write.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use common::{
     ids::{Attempt, MessageId, NotAMessageId, TaskId},
@@ -22,7 +25,7 @@ use crate::{
     broker::{Incoming, Source},
     by_database::ByDatabase,
     store::{Error, Statements, quarantine::Quarantined},
-    supervise::at_work,
+    supervise::{at_work, spawn_child},
     working_set::{
         database::{DatabaseIndex, NodeDatabase},
         retry::{Refused, until_done},
@@ -35,6 +38,10 @@ const BATCH: usize = 500;
 
 /// Messages that wait for one database: more than the broker delivers unacked from both of its queues.
 const WAITING: usize = 1_024;
+
+/// The pause before a report is given back that the database refuses in every form. Until then the broker delivers
+/// others in its place.
+const GIVE_BACK_AFTER: Duration = Duration::from_secs(10);
 
 /// The name of these writes in the log. The broker keeps messages without an ack.
 const WHAT: &str = "consumers' reports";
@@ -227,15 +234,18 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
-    /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
-    async fn refused(&self, database: &NodeDatabase<S>, told: &ReadReport, error: &Error) {
+    /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success. Returns
+    /// whether the broker may forget the message. It has the only copy of a report that nothing of this has kept.
+    async fn refused(&self, database: &NodeDatabase<S>, told: &ReadReport, error: &Error) -> bool {
         let (id, event, message) = told;
-        database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
+        let is_kept = database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
         let bare = [event.bare()];
         let done = until_done(WHAT, &bare, |bare| self.apply_in_place(vec![(*id, bare[0].clone())])).await;
-        if let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) {
-            database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
-        }
+        let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) else {
+            return is_kept || done.moved.is_empty();
+        };
+        let is_aside = database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
+        is_kept || is_aside
     }
 
     async fn apply_and_ack(&self, index: DatabaseIndex, mut messages: Vec<ReadReport>) {
@@ -252,11 +262,16 @@ impl<S: Statements> Reporter<S> {
         if !done.moved.is_empty() {
             tracing::warn!(messages = done.moved.len(), "no database takes these reports, because a shard is moving");
         }
-        let is_moved = |message: &ReadReport| done.moved.iter().any(|left| std::ptr::eq(*left, message));
-        let moved: Vec<bool> = messages.iter().map(is_moved).collect();
+        let mut unkept = Vec::new();
         for Refused { item, error } in &done.refused {
-            self.refused(database, item, error).await;
+            if !self.refused(database, item, error).await {
+                unkept.push(*item);
+            }
         }
+        let [moved, unkept] = [done.moved, unkept].map(|left| {
+            let is_left = |message: &ReadReport| left.iter().any(|left| std::ptr::eq(*left, message));
+            messages.iter().map(is_left).collect::<Vec<bool>>()
+        });
         let (mut stopping, mut untrusted) = (HashSet::new(), HashMap::new());
         for (id, answer) in done.answers.into_iter().flatten() {
             match answer {
@@ -268,6 +283,10 @@ impl<S: Statements> Reporter<S> {
         for (place, (id, event, message)) in messages.into_iter().enumerate() {
             if moved[place] {
                 message.ack.requeue().await;
+                continue;
+            }
+            if unkept[place] {
+                give_back(id, message);
                 continue;
             }
             if let Some(why) = untrusted.remove(&place) {
@@ -286,6 +305,15 @@ impl<S: Statements> Reporter<S> {
             message.ack.ack().await;
         }
     }
+}
+
+/// Gives a message back to the broker after a pause, beside the others.
+fn give_back(id: TaskId, message: Incoming) {
+    tracing::error!(task = %id, pause_s = GIVE_BACK_AFTER.as_secs(), "the database neither writes nor keeps this report; it goes back to the broker");
+    spawn_child(async move {
+        tokio::time::sleep(GIVE_BACK_AFTER).await;
+        message.ack.requeue().await;
+    });
 }
 
 fn kept(message: &Incoming) -> Kept {
