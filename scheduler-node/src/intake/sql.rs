@@ -301,7 +301,8 @@ impl SqlIntake {
             async move { self.databases[index].sql.task_collect_cancelled(part, &kept, self.source().name()).await }
         })
         .await;
-        let tried = self.databases[index].suspects.judge(StoreOp::TaskCollectCancelled, tried, |task| task.id);
+        let tried =
+            self.databases[index].suspects.judge(StoreOp::TaskCollectCancelled, &cancelled, tried, |task| task.id);
         for refused in &tried.refused {
             self.refused(refused);
         }
@@ -323,7 +324,7 @@ impl SqlIntake {
     ) -> Result<PutAway, Error> {
         let database = &self.databases[index];
         let tried = try_each(&tasks, |part| database.sql.task_collect(part, source)).await;
-        let tried = database.suspects.judge(StoreOp::TaskCollect, tried, |task| task.id);
+        let tried = database.suspects.judge(StoreOp::TaskCollect, &tasks, tried, |task| task.id);
         let others_pass = !tried.answers.is_empty();
         let made: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
@@ -351,7 +352,7 @@ impl SqlIntake {
             async move { self.databases[index].sql.task_collect_keyed(part, &holds, source).await }
         })
         .await;
-        let tried = self.databases[index].suspects.judge(StoreOp::TaskCollectKeyed, tried, |task| task.id);
+        let tried = self.databases[index].suspects.judge(StoreOp::TaskCollectKeyed, &tasks, tried, |task| task.id);
         let others_pass = !tried.answers.is_empty();
         let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();

@@ -5,7 +5,7 @@
 //! server lasts, and much sooner if other rows pass.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -26,8 +26,8 @@ const BESIDE_OTHERS: Duration = Duration::from_secs(10);
 /// A row that fails for this long while no row passes is refused all the same: it must not be tried for ever.
 const ALONE: Duration = Duration::from_secs(120);
 
-/// A row that did not fail for this long has passed or is gone. This is far longer than the pause between two tries.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
+/// A row that was not tried for this long is gone. This is far longer than the pause between two tries.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 /// The most suspects. Further rows are tried again until there is room.
 const MOST: usize = 1_000;
@@ -45,18 +45,20 @@ struct Suspect {
 }
 
 impl Suspects {
-    /// Moves the rows of `tried` that are at fault from those that are left to those that are refused. `op`: the
-    /// statement that was tried.
+    /// Moves the rows of `tried` that are at fault from those that are left to those that are refused. `op` and
+    /// `items`: the statement that was tried, and its rows.
     pub fn judge<'a, I, T>(
         &self,
         op: StoreOp,
+        items: &'a [I],
         mut tried: Tried<'a, I, T>,
         id: impl Fn(&I) -> TaskId,
     ) -> Tried<'a, I, T> {
         let others_pass = !tried.answers.is_empty();
         if others_pass {
-            let mut suspects = self.0.lock();
-            suspects.iter_mut().filter(|((of, _), _)| *of == op).for_each(|(_, suspect)| suspect.others_pass = true);
+            let left = tried.left.iter().flat_map(|(part, _)| *part);
+            let failed = left.chain(tried.refused.iter().map(|refused| refused.item)).map(&id).collect();
+            self.note_passed(op, items.iter().map(&id), &failed);
         }
         for (part, error) in std::mem::take(&mut tried.left) {
             match part {
@@ -67,6 +69,19 @@ impl Suspects {
             }
         }
         tried
+    }
+
+    /// Forgets the rows that have passed: those of `ids` that have not `failed`. All other suspects have failed where
+    /// others pass.
+    fn note_passed(&self, op: StoreOp, ids: impl Iterator<Item = TaskId>, failed: &BTreeSet<TaskId>) {
+        let mut suspects = self.0.lock();
+        if suspects.is_empty() {
+            return;
+        }
+        for id in ids.filter(|id| !failed.contains(id)) {
+            suspects.remove(&(op, id));
+        }
+        suspects.iter_mut().filter(|((of, _), _)| *of == op).for_each(|(_, suspect)| suspect.others_pass = true);
     }
 
     /// Decides on a row that has just failed alone.

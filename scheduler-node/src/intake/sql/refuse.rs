@@ -105,7 +105,7 @@ impl SqlIntake {
             refused.iter().map(|(id, problem)| (*id, problem.to_string().replace('\0', "\u{fffd}"))).collect();
         let database = &self.databases[self.index];
         let tried = try_each(&reasons, |part| source.inbox_refuse(part, there)).await;
-        let tried = database.suspects.judge(StoreOp::InboxRefuse, tried, |(id, _)| *id);
+        let tried = database.suspects.judge(StoreOp::InboxRefuse, &reasons, tried, |(id, _)| *id);
         let others_pass = !tried.answers.is_empty();
         let just_now: Vec<TaskId> = tried.answers.into_iter().flatten().collect();
         for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {

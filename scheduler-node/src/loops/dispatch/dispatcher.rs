@@ -213,7 +213,7 @@ impl<S: Statements> Dispatcher<S> {
         }
         self.claims.metrics.claim_batch.observe(ids.len() as f64);
         let tried = try_each(&ids, |part| self.claim_part(part, ahead)).await;
-        let tried = self.claims.database.suspects.judge(StoreOp::TaskClaim, tried, |id| *id);
+        let tried = self.claims.database.suspects.judge(StoreOp::TaskClaim, &ids, tried, |id| *id);
         self.claims.database.set_aside(Kind::Claim, tried.refused).await;
         for (part, error) in tried.left {
             self.claims.failed("due", part, ahead, &error);
@@ -251,7 +251,7 @@ impl<S: Statements> Dispatcher<S> {
 
     async fn rescue(&self, ids: Vec<TaskId>) {
         let tried = try_each(&ids, |part| self.rescue_part(part)).await;
-        let tried = self.claims.database.suspects.judge(StoreOp::TaskRescue, tried, |id| *id);
+        let tried = self.claims.database.suspects.judge(StoreOp::TaskRescue, &ids, tried, |id| *id);
         self.claims.database.set_aside(Kind::Rescue, tried.refused).await;
         for (part, error) in tried.left {
             self.claims.failed("rescue", part, Duration::ZERO, &error);

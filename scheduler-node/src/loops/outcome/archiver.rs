@@ -164,7 +164,7 @@ impl Archiver {
         let database = &self.database.sql;
         let ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
         let tried = try_each(&ids, |part| database.task_expire_these(shards, part, keep)).await;
-        let mut tried = self.database.suspects.judge(StoreOp::TaskExpire, tried, |id| *id);
+        let mut tried = self.database.suspects.judge(StoreOp::TaskExpire, &ids, tried, |id| *id);
         for Refused { item: id, error } in tried.refused {
             self.database.set_aside.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await;
             aside.push(*id);

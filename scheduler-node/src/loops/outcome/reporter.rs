@@ -187,7 +187,7 @@ impl<S: Statements> Reporter<S> {
         let tried =
             try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect()))
                 .await;
-        let tried = database.suspects.judge(StoreOp::TaskStanding, tried, |id| *id);
+        let tried = database.suspects.judge(StoreOp::TaskStanding, ids, tried, |id| *id);
         for Refused { item: id, error } in tried.refused {
             let ids = [*id];
             let standing = until_done("deadlines", &ids, |ids| database.sql.task_standing(ids)).await;

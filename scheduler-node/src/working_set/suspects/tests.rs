@@ -16,7 +16,7 @@ async fn refused(suspects: &Suspects, items: &[TaskId], passes: Option<TaskId>) 
     let bug = || Error::unreadable(DatabaseName::new("main"), StoreOp::TaskClaim);
     let is_fine = |part: &[TaskId]| part.iter().all(|id| Some(*id) == passes);
     let tried = try_each(items, |part| std::future::ready(if is_fine(part) { Ok(()) } else { Err(bug()) })).await;
-    let judged = suspects.judge(StoreOp::TaskClaim, tried, |id| *id);
+    let judged = suspects.judge(StoreOp::TaskClaim, items, tried, |id| *id);
     judged.refused.iter().map(|refused| *refused.item).collect()
 }
 
@@ -58,6 +58,15 @@ async fn rows_that_fail_twice_in_different_troubles_are_not_refused() {
         tokio::time::advance(FORGOTTEN_AFTER).await;
     }
     assert_eq!(suspects.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_row_that_has_passed_is_no_suspect_any_more() {
+    let suspects = Suspects::default();
+    let [id] = ids();
+    assert_eq!(refused(&suspects, &[id], None).await, []);
+    assert_eq!(refused(&suspects, &[id], Some(id)).await, []);
+    assert_eq!(suspects.count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
