@@ -103,6 +103,8 @@ fn failed(error: &Error) -> Problem {
         Fault::Outage | Fault::Bug => match error.sqlstate().as_deref() {
             Some("25006") => "is read-only",
             Some("53100") => "is full",
+            Some("42501") => "denies this node a permission",
+            Some("54000") => "takes no changes until a vacuum",
             _ => "cannot be reached",
         },
     };

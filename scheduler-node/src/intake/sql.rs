@@ -30,14 +30,14 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Database, Error, Fault,
+        Database, Error, Fault, StoreOp,
         inbox::{CancelledRow, Collected, InboxRow, InboxScope, InboxStatus, LeavingRow},
         migrate::DEFAULT_KEEP_DAYS,
         put::{PutOutcome, Retention},
     },
     supervise::at_work,
     working_set::{
-        database::{DatabaseIndex, LEFT_ALONE, NodeDatabases},
+        database::{DatabaseIndex, NodeDatabases},
         retry::try_each,
     },
 };
@@ -92,7 +92,7 @@ struct Passed {
     head: Option<TaskId>,
     /// Databases in trouble, each with the moment it failed.
     avoided: BTreeMap<DatabaseIndex, Instant>,
-    /// Rows that the database neither moves nor marks as refused, each with the moment since which it is left
+    /// Rows that the database neither moves nor marks as refused, each with the moment until which it is left
     /// alone.
     aside: BTreeMap<TaskId, Instant>,
 }
@@ -113,8 +113,9 @@ enum Left {
 struct PutAway {
     /// Each refused row with its reason.
     refused: Vec<(TaskId, Problem)>,
-    /// Rows that wait in the inbox until another transaction releases a task with their key.
-    busy: Vec<TaskId>,
+    /// Rows that wait in the inbox: until another transaction releases a task with their key, or because they may be
+    /// at fault.
+    waiting: Vec<TaskId>,
 }
 
 impl SqlIntake {
@@ -172,7 +173,7 @@ impl SqlIntake {
             return Ok(Left::Nothing);
         }
         passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
-        passed.aside.retain(|_, since| since.elapsed() < LEFT_ALONE);
+        passed.aside.retain(|_, until| *until > Instant::now());
         let rows = self.read(passed).await?;
         let mut refused = Vec::new();
         // By database, and whether the row goes there by way of the notes of arrivals.
@@ -256,16 +257,18 @@ impl SqlIntake {
             let leaving: BTreeMap<TaskId, LeavingRow> = leaving.into_iter().map(|row| (row.id, row)).collect();
             tasks.retain(|task| leaving.contains_key(&task.id));
             fail::fail_point!("after_inbox_leave", |_| std::process::abort());
-            tasks = self.keep_cancelled(index, tasks, &leaving).await?;
+            tasks = self.keep_cancelled(index, tasks, &leaving, passed).await?;
         }
         let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task: &NewTask| task.is_put());
         let from = away.then(|| source.name());
-        let unmade = self.make(index, plain, from).await?;
-        let PutAway { mut refused, busy } = self.put(index, keyed, from).await?;
-        refused.extend(unmade);
+        let mut put_away = self.make(index, plain, from, passed).await?;
+        let PutAway { refused, waiting } = self.put(index, keyed, from, passed).await?;
+        put_away.refused.extend(refused);
+        put_away.waiting.extend(waiting);
+        let PutAway { refused, waiting } = put_away;
         fail::fail_point!("after_collect", |_| std::process::abort());
-        arrived.retain(|id| !busy.contains(id) && !refused.iter().any(|(of, _)| of == id));
+        arrived.retain(|id| !waiting.contains(id) && !refused.iter().any(|(of, _)| of == id));
         self.refuse(refused, true, passed).await?;
         if away && !arrived.is_empty() {
             source.inbox_delete(&arrived).await?;
@@ -280,6 +283,7 @@ impl SqlIntake {
         index: DatabaseIndex,
         tasks: Vec<NewTask>,
         leaving: &BTreeMap<TaskId, LeavingRow>,
+        passed: &mut Passed,
     ) -> Result<Vec<NewTask>, Error> {
         let (cancelled, others): (Vec<_>, Vec<_>) =
             tasks.into_iter().partition(|task| leaving.get(&task.id).is_some_and(|row| row.cancelled_at.is_some()));
@@ -297,31 +301,37 @@ impl SqlIntake {
             async move { self.databases[index].sql.task_collect_cancelled(part, &kept, self.source().name()).await }
         })
         .await;
+        let tried =
+            self.databases[index].suspects.judge(StoreOp::TaskCollectCancelled, &cancelled, tried, |task| task.id);
         for refused in &tried.refused {
             self.refused(refused);
         }
-        let (left, error) = tried.left.unzip();
-        let left: BTreeSet<TaskId> = left.into_iter().flatten().map(|task| task.id).collect();
+        let left: BTreeSet<TaskId> = tried.left.iter().flat_map(|(part, _)| *part).map(|task| task.id).collect();
         // A cancelled row that the database refuses to keep is deleted all the same: it is cancelled.
         let done: Vec<TaskId> = cancelled.iter().map(|task| task.id).filter(|id| !left.contains(id)).collect();
         self.source().inbox_delete(&done).await?;
-        error.map_or(Ok(others), Err)
+        passed.leave(tried.left, !tried.answers.is_empty(), |task| task.id)?;
+        Ok(others)
     }
 
-    /// Writes the tasks without a key. Returns those that the database refuses.
+    /// Writes the tasks without a key.
     async fn make(
         &self,
         index: DatabaseIndex,
         tasks: Vec<NewTask>,
         source: Option<&DatabaseName>,
-    ) -> Result<Vec<(TaskId, Problem)>, Error> {
-        let tried = try_each(&tasks, |part| self.databases[index].sql.task_collect(part, source)).await;
+        passed: &mut Passed,
+    ) -> Result<PutAway, Error> {
+        let database = &self.databases[index];
+        let tried = try_each(&tasks, |part| database.sql.task_collect(part, source)).await;
+        let tried = database.suspects.judge(StoreOp::TaskCollect, &tasks, tried, |task| task.id);
+        let others_pass = !tried.answers.is_empty();
         let made: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
         self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
         self.note(made.iter().map(|task| &task.queue));
-        tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
-        Ok(tried.refused.iter().map(|refused| self.refused(refused)).collect())
+        let waiting = passed.leave(tried.left, others_pass, |task| task.id)?;
+        Ok(PutAway { refused: tried.refused.iter().map(|refused| self.refused(refused)).collect(), waiting })
     }
 
     /// Writes the tasks that have a key or wait for others.
@@ -330,6 +340,7 @@ impl SqlIntake {
         index: DatabaseIndex,
         tasks: Vec<NewTask>,
         source: Option<&DatabaseName>,
+        passed: &mut Passed,
     ) -> Result<PutAway, Error> {
         if tasks.is_empty() {
             return Ok(PutAway::default());
@@ -341,6 +352,8 @@ impl SqlIntake {
             async move { self.databases[index].sql.task_collect_keyed(part, &holds, source).await }
         })
         .await;
+        let tried = self.databases[index].suspects.judge(StoreOp::TaskCollectKeyed, &tasks, tried, |task| task.id);
+        let others_pass = !tried.answers.is_empty();
         let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         let database = &self.databases[index];
@@ -348,10 +361,10 @@ impl SqlIntake {
         let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
         self.releaser.look(database, &waiting).await?;
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
-        let mut left = PutAway { refused, busy: Vec::new() };
+        let mut left = PutAway { refused, waiting: Vec::new() };
         for Collected { id, first, put } in collected {
             if put.outcome == PutOutcome::Busy {
-                left.busy.push(id);
+                left.waiting.push(id);
                 continue;
             }
             if first && put.superseded > 0 {
@@ -367,7 +380,7 @@ impl SqlIntake {
                 left.refused.push((id, problem));
             }
         }
-        tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
+        left.waiting.extend(passed.leave(tried.left, others_pass, |task| task.id)?);
         Ok(left)
     }
 

@@ -1,6 +1,8 @@
 //! Each loop gets a row that the database refuses: its neighbours pass, the loop goes on, and the row is set aside
 //! with its reason.
 
+mod trouble;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -128,6 +130,18 @@ impl Loops {
             lines: ReportLines::default(),
             default_exchange: true,
             audit: Audit::new(AuditMetrics::register(&Registry::new()).unwrap()).0,
+        }
+    }
+
+    fn sql_intake(&self) -> SqlIntake {
+        SqlIntake {
+            index: DatabaseIndex::HOME,
+            databases: self.counter.databases.clone(),
+            desk: self.counter.desk.clone(),
+            books: Arc::clone(&self.counter.books),
+            fitness: watch::channel(NodeFitness::default()).1,
+            releaser: self.releaser(),
+            metrics: Arc::clone(&self.metrics),
         }
     }
 
@@ -412,16 +426,7 @@ async fn rows_of_an_inbox_that_the_database_refuses_or_nobody_can_read_stay_ther
     .execute(&loops.test.pool)
     .await
     .unwrap();
-    let intake = SqlIntake {
-        index: DatabaseIndex::HOME,
-        databases: loops.counter.databases.clone(),
-        desk: loops.counter.desk.clone(),
-        books: Arc::clone(&loops.counter.books),
-        fitness: watch::channel(NodeFitness::default()).1,
-        releaser: loops.releaser(),
-        metrics: Arc::clone(&loops.metrics),
-    };
-    spawn_child(intake.run(CancellationToken::new()));
+    spawn_child(loops.sql_intake().run(CancellationToken::new()));
     until(|| async { loops.test.live().await == 3 }).await;
     let left = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     until(|| async { sqlx::query_scalar::<_, i64>(left).fetch_one(&loops.test.pool).await.unwrap() == 6 }).await;

@@ -118,6 +118,7 @@ impl Shared {
             inbox: Arc::default(),
             outdated: Arc::clone(&self.outdated),
             set_aside: self.set_aside.clone(),
+            suspects: Default::default(),
             nudge: Arc::default(),
             unstored: Default::default(),
         }

@@ -113,6 +113,7 @@ impl Node {
             inbox: Arc::default(),
             outdated: Arc::default(),
             set_aside: Default::default(),
+            suspects: Default::default(),
             nudge: Arc::default(),
             unstored: Default::default(),
         };

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use common::ids::DatabaseName;
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use super::StoreOp;
 
@@ -30,7 +31,8 @@ pub enum Effect {
 /// The kind of a failure. A loop uses it to decide whether to try again, and a client's answer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The database is away, full, starting, stopping or read-only. The same statement may pass later.
+    /// The database is away, full, starting, stopping or read-only, or denies this node a permission. The same
+    /// statement may pass later.
     Outage,
     /// Another transaction was in the way, or the statement ran out of its time. The same statement may pass now.
     Contention,
@@ -62,7 +64,11 @@ impl Fault {
             {
                 Self::Outage
             }
-            sqlx::Error::Database(answer) => answer.code().map_or(Self::Bug, |code| Self::of_sqlstate(&code)),
+            sqlx::Error::Database(answer) => {
+                let fault = answer.code().map_or(Self::Bug, |code| Self::of_sqlstate(&code));
+                let is_wide = answer.try_downcast_ref().is_some_and(is_server_wide);
+                if fault != Self::Contention && is_wide { Self::Outage } else { fault }
+            }
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
             | sqlx::Error::Protocol(_)
@@ -78,8 +84,9 @@ impl Fault {
     /// Classifies an SQLSTATE by the classes of PostgreSQL's manual, appendix A.
     fn of_sqlstate(code: &str) -> Self {
         match code {
-            // The statement hit statement_timeout, could not get a lock, or had a plan from before a migration.
-            "57014" | "55P03" | "55006" | "0A000" => Self::Contention,
+            // The statement hit statement_timeout or transaction_timeout, could not get a lock, or had a plan from
+            // before a migration.
+            "57014" | "25P04" | "55P03" | "55006" | "0A000" => Self::Contention,
             MOVED => Self::Moved,
             // The server has become a standby.
             "25006" => Self::Outage,
@@ -94,13 +101,23 @@ impl Fault {
     }
 }
 
+/// Whether the server answers every statement like this at the moment. The SQLSTATE does not tell: 54000 may also be
+/// about a large value, 42501 about a policy for rows, and 55000 about almost anything.
+fn is_server_wide(answer: &PgDatabaseError) -> bool {
+    // The server ended the session or did not begin one, as while the database allows no connections.
+    let has_ended_session = matches!(answer.severity(), PgSeverity::Fatal | PgSeverity::Panic);
+    // The server has no transaction ids until a vacuum, or this role lacks a privilege.
+    let routines = ["GetNewTransactionId", "GetNewMultiXactId", "aclcheck_error", "aclcheck_error_col"];
+    has_ended_session || answer.routine().is_some_and(|routine| routines.contains(&routine))
+}
+
 impl Effect {
     pub(super) fn of(error: &sqlx::Error) -> Self {
         match error {
-            // The server answered with an error, so the statement was rolled back. Errors 08xxx and 57P0x end the
-            // session, and then the lost answer may be that of a commit.
+            // The server answered with an error, so the statement was rolled back. Errors 08xxx, 57P0x and 25P04 end
+            // the session, and then the lost answer may be that of a commit.
             sqlx::Error::Database(answer) => match answer.code().as_deref() {
-                Some(code) if code.starts_with("08") || code.starts_with("57P") => Self::Unknown,
+                Some(code) if ["08", "57P", "25P04"].iter().any(|class| code.starts_with(class)) => Self::Unknown,
                 _ => Self::None,
             },
             sqlx::Error::PoolTimedOut
@@ -180,6 +197,7 @@ mod tests {
             ("57P01", Fault::Outage),
             ("25006", Fault::Outage),
             ("57014", Fault::Contention),
+            ("25P04", Fault::Contention),
             ("40P01", Fault::Contention),
             ("55P03", Fault::Contention),
             ("21000", Fault::Data),

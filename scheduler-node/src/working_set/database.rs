@@ -24,6 +24,7 @@ use super::{
     ready_queues::ReadyQueues,
     retry::{Done, Refused, until_done},
     set_aside::{Kept, Kind, SetAside, why},
+    suspects::Suspects,
 };
 use crate::{
     by_database::ByDatabase,
@@ -53,6 +54,8 @@ pub struct NodeDatabase<S = Arc<Database>> {
     /// databases.
     pub outdated: Arc<Notify>,
     pub set_aside: SetAside,
+    /// Rows that may be at fault.
+    pub suspects: Suspects,
     /// The nudges to send to its other nodes.
     pub nudge: Arc<Mutex<Nudge>>,
     /// The failures to store submitted tasks.
@@ -84,8 +87,9 @@ impl<S: Statements> NodeDatabase<S> {
     }
 
     /// Sets an attempt aside whose state the database refuses to write. Until a person has looked (runbook
-    /// DuetimeSetAside), no node publishes it again, and its deadline ends nothing.
-    pub async fn set_attempt_aside(&self, kind: Kind, id: TaskId, attempt: Attempt, error: &Error) {
+    /// DuetimeSetAside), no node publishes it again, and its deadline ends nothing. Returns `false` if the database
+    /// refuses that too.
+    pub async fn set_attempt_aside(&self, kind: Kind, id: TaskId, attempt: Attempt, error: &Error) -> bool {
         self.set_aside.keep(&self.sql, kind, Kept::attempt(id, attempt), &why(error)).await;
         let attempts = [(id, attempt)];
         let parked: Done<'_, _, ()> = until_done("tasks to set aside", &attempts, |attempts| {
@@ -93,9 +97,11 @@ impl<S: Statements> NodeDatabase<S> {
             self.sql.task_set_aside(id, attempt)
         })
         .await;
+        let is_parked = parked.refused.is_empty();
         // The database refuses any change of this row, so no rescue can publish it either.
         let refused = parked.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });
         self.set_aside(kind, refused.collect()).await;
+        is_parked
     }
 }
 

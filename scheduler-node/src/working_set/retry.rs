@@ -2,7 +2,7 @@
 //!
 //! An outage says nothing about the rows, so the write is repeated. A refusal of the data never passes and says
 //! nothing about the neighbours, so the batch is split until the refused row stands alone. The caller sets that row
-//! aside (see [`super::set_aside`]).
+//! aside (see [`super::set_aside`]). What looks like a bug is either of the two, and time tells them apart.
 //!
 //! A row that another transaction holds may stay so for minutes. A loop that writes tasks takes it out of the batch and
 //! tries it again later.
@@ -27,6 +27,10 @@ const BUG_TRIES: u32 = 8;
 /// The failures that look like a bug after which a single row is refused although its neighbours fail too: some two
 /// minutes. A failure of every row is the fault of the schema or the server, and must not set a whole stream aside.
 const BUG_TRIES_ALONE: u32 = 120;
+
+/// The rows of a batch that fail alone with what looks like a bug, while no row has passed, after which the rest of the
+/// batch is left as it is. In a trouble of the server every row fails, and a statement for each would only add to it.
+const BUGS_ALONE: usize = 16;
 
 /// A row that the database refuses.
 #[derive(Debug)]
@@ -67,8 +71,8 @@ impl<'a, I, T> Done<'a, I, T> {
 pub struct Tried<'a, I, T> {
     pub answers: Vec<T>,
     pub refused: Vec<Refused<'a, I>>,
-    /// The rows that an outage or contention kept from being written, and the last error.
-    pub left: Option<(Vec<&'a I>, Error)>,
+    /// The parts that an outage, contention or what looks like a bug kept from being written, each with its error.
+    pub left: Vec<(&'a [I], Error)>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -157,32 +161,47 @@ where
 }
 
 /// Tries each of `items` once; a refusal splits the batch. For loops that come back to the remaining rows by
-/// themselves.
+/// themselves. What looks like a bug splits the batch too, but its row is left: the fault may be that of the schema or
+/// the server (see [`super::suspects`]).
 pub async fn try_each<'a, I, T, F>(items: &'a [I], write: impl Fn(&'a [I]) -> F) -> Tried<'a, I, T>
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let mut tried = Tried { answers: Vec::new(), refused: Vec::new(), left: None };
-    let mut parts = VecDeque::from([items]);
-    while let Some(part) = parts.pop_front() {
-        if part.is_empty() {
-            continue;
-        }
-        let error = match write(part).await {
+    let mut tried = Tried { answers: Vec::new(), refused: Vec::new(), left: Vec::new() };
+    if items.is_empty() {
+        return tried;
+    }
+    let mut bugs_alone = 0;
+    // Both halves are written before the first is split, so that a half without a fault passes early.
+    let mut parts = vec![(items, write(items).await)];
+    while let Some((part, written)) = parts.pop() {
+        let error = match written {
             Ok(answer) => {
                 tried.answers.push(answer);
                 continue;
             }
             Err(error) => error,
         };
-        match (error.fault(), part.len()) {
-            (Fault::Outage | Fault::Contention | Fault::Moved, _) => {
-                let mut left = tried.left.take().map_or_else(Vec::new, |(left, _)| left);
-                left.extend(part);
-                tried.left = Some((left, error));
+        let is_alone = part.len() == 1;
+        let is_split = match error.fault() {
+            Fault::Outage | Fault::Contention | Fault::Moved => false,
+            Fault::Data if is_alone => {
+                tried.refused.push(Refused { item: &part[0], error });
+                continue;
             }
-            (Fault::Data | Fault::Bug, 1) => tried.refused.push(Refused { item: &part[0], error }),
-            (Fault::Data | Fault::Bug, _) => parts.extend(halves(part)),
+            Fault::Data => true,
+            Fault::Bug => {
+                bugs_alone += usize::from(is_alone);
+                let others_pass = !tried.answers.is_empty() || parts.iter().any(|(_, written)| written.is_ok());
+                !is_alone && (others_pass || bugs_alone < BUGS_ALONE)
+            }
+        };
+        if is_split {
+            let [before, after] = halves(part);
+            let (before_written, after_written) = (write(before).await, write(after).await);
+            parts.extend([(after, after_written), (before, before_written)]);
+        } else {
+            tried.left.push((part, error));
         }
     }
     tried

@@ -155,24 +155,27 @@ impl SetAside {
         recent.insert(kind, Recent { count: count + 1, at: now, last });
     }
 
-    /// Counts, logs and shows it, and keeps it in the quarantine of `database`. Returns when it is durable.
-    pub async fn keep(&self, database: &impl Statements, kind: Kind, kept: Kept, reason: &str) {
+    /// Counts, logs and shows it, and keeps it in the quarantine of `database`. Returns when it is durable, or `false`
+    /// if the database refuses that too.
+    pub async fn keep(&self, database: &impl Statements, kind: Kind, kept: Kept, reason: &str) -> bool {
         self.note(kind, kept.name.as_deref().unwrap_or_default(), reason);
         let Kept { name, headers, body } = kept;
-        self.quarantine(database, Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)).await;
+        self.quarantine(database, Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)).await
     }
 
-    /// Keeps a message in the quarantine of `database`, in a form that the database accepts.
-    pub async fn quarantine(&self, database: &impl Statements, message: Quarantined) {
+    /// Keeps a message in the quarantine of `database`, in a form that the database accepts. Returns whether there is
+    /// one.
+    pub async fn quarantine(&self, database: &impl Statements, message: Quarantined) -> bool {
         let reduced = message.clone().reduced();
         for form in std::iter::once(message).chain(reduced) {
             let forms = [form];
             let written = until_done("quarantined messages", &forms, |forms| database.quarantine_add(&forms[0])).await;
             match written.refused.first() {
-                None => return,
+                None => return true,
                 Some(refused) => self.note(Kind::Quarantine, "", &refused.error.reason()),
             }
         }
+        false
     }
 
     #[cfg(test)]

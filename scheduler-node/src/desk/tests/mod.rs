@@ -123,6 +123,7 @@ fn counter_in(
         inbox: Arc::default(),
         outdated: Arc::default(),
         set_aside: SetAside::default(),
+        suspects: Default::default(),
         nudge: Arc::default(),
         unstored: Default::default(),
     };

@@ -174,6 +174,21 @@ async fn what_the_database_refuses_is_told_from_its_neighbours_and_is_no_outage(
 }
 
 #[tokio::test]
+async fn neighbours_of_a_submission_that_fails_as_with_a_bug_are_stored_and_its_sender_may_send_it_again() {
+    let (counter, test) = fresh().await;
+    test.fail_with("XX001", "INSERT", "task", "queue", "poison").await;
+    let plain = ["mail", "poison", "mail"].map(|queue| json!({ "queue": queue, "delay_ms": 60_000 }));
+    let keyed = ["mail", "poison", "mail"].iter().enumerate();
+    let keyed = keyed.map(|(n, queue)| json!({ "queue": queue, "delay_ms": 60_000, "key": n.to_string() }));
+    let requests = plain.into_iter().chain(keyed).map(|task| Ok(request(&task.to_string()))).collect();
+    let answers = counter.desk.submit_batch(requests).await;
+    let statuses: Vec<u16> =
+        answers.iter().map(|answer| answer.as_ref().map_or_else(|problem| problem.status, |_| 200)).collect();
+    assert_eq!(statuses, [200, 503, 200, 200, 503, 200]);
+    assert_eq!(test.live().await, 4);
+}
+
+#[tokio::test]
 async fn a_node_that_does_not_know_of_a_queues_new_placement_places_its_tasks_by_it_all_the_same() {
     let (changing, tests) = with_two_databases().await;
     let databases = changing.store.databases().iter().cloned().collect();

@@ -1,14 +1,18 @@
-//! Marks rows that cannot be tasks as refused, with the reason. They stay in the inbox.
+//! Marks rows that cannot be tasks as refused, with the reason. They stay in the inbox. Leaves rows alone that may be
+//! at fault.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use common::{ids::TaskId, task::NewTask, wire::Problem};
 
 use super::{Passed, SqlIntake};
 use crate::{
-    store::{Error, inbox::InboxRow},
-    working_set::database::DatabaseIndex,
+    store::{Error, Fault, StoreOp, inbox::InboxRow},
     working_set::{
+        database::{DatabaseIndex, LEFT_ALONE},
         retry::{Refused, try_each},
         set_aside::{Kept, Kind, why},
     },
@@ -16,6 +20,42 @@ use crate::{
 
 /// The most rows that are left alone; beyond it the first of them are tried again.
 const ASIDE_MOST: usize = 1_000;
+
+/// The pause before a row is tried again that may be at fault, so that the rows behind it have their turn.
+const SUSPECT_AGAIN: Duration = Duration::from_secs(2);
+
+impl Passed {
+    /// Leaves rows alone for a while.
+    fn leave_alone(&mut self, ids: impl IntoIterator<Item = TaskId>, pause: Duration) {
+        let until = Instant::now() + pause;
+        self.aside.extend(ids.into_iter().map(|id| (id, until)));
+        while self.aside.len() > ASIDE_MOST {
+            self.aside.pop_first();
+        }
+    }
+
+    /// Leaves rows alone for a moment whose write failed as with a bug, and returns them. Any other failure ends the
+    /// pass, and so does this one unless `others_pass`: then the server may be at fault.
+    pub(super) fn leave<I>(
+        &mut self,
+        left: Vec<(&[I], Error)>,
+        others_pass: bool,
+        id: impl Fn(&I) -> TaskId,
+    ) -> Result<Vec<TaskId>, Error> {
+        let (mut suspects, mut failed) = (Vec::new(), None);
+        for (part, error) in left {
+            let is_bug = error.fault() == Fault::Bug;
+            if is_bug {
+                suspects.extend(part.iter().map(&id));
+            }
+            if !(is_bug && others_pass) {
+                failed = Some(error);
+            }
+        }
+        self.leave_alone(suspects.iter().copied(), SUSPECT_AGAIN);
+        failed.map_or(Ok(suspects), Err)
+    }
+}
 
 impl SqlIntake {
     /// Notes a row that the database refuses to make a task of.
@@ -63,20 +103,19 @@ impl SqlIntake {
         let source = self.source();
         let reasons: Vec<(TaskId, String)> =
             refused.iter().map(|(id, problem)| (*id, problem.to_string().replace('\0', "\u{fffd}"))).collect();
+        let database = &self.databases[self.index];
         let tried = try_each(&reasons, |part| source.inbox_refuse(part, there)).await;
+        let tried = database.suspects.judge(StoreOp::InboxRefuse, &reasons, tried, |(id, _)| *id);
+        let others_pass = !tried.answers.is_empty();
         let just_now: Vec<TaskId> = tried.answers.into_iter().flatten().collect();
         for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {
             tracing::warn!(task = %id, database = %source.name(), %problem, "a submission in SQL cannot be a task; it stays in the inbox");
             self.metrics.inbox_refused(problem.slug());
         }
         for Refused { item: (id, _), error } in tried.refused {
-            let database = &self.databases[self.index];
             database.set_aside.keep(&database.sql, Kind::Inbox, Kept::task(*id), &why(&error)).await;
-            passed.aside.insert(*id, Instant::now());
+            passed.leave_alone([*id], LEFT_ALONE);
         }
-        while passed.aside.len() > ASIDE_MOST {
-            passed.aside.pop_first();
-        }
-        tried.left.map_or(Ok(()), |(_, error)| Err(error))
+        passed.leave(tried.left, others_pass, |(id, _)| *id).map(drop)
     }
 }

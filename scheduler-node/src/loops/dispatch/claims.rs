@@ -60,12 +60,8 @@ impl<S: Statements> ClaimHandler<S> {
     ) -> Option<Claimed> {
         let claimed = match answer {
             Ok(claimed) => claimed,
-            Err(error) if error.effect == Effect::None => {
-                self.put_back(how, &asked, ahead, &error);
-                return None;
-            }
             Err(error) => {
-                self.unknown(&asked, "claim outcome unknown; a rescue will publish the task again", &error);
+                self.failed(how, &asked, ahead, &error);
                 return None;
             }
         };
@@ -86,6 +82,16 @@ impl<S: Statements> ClaimHandler<S> {
             self.database.ready_queues.add(queues, clock::instant());
         }
         Some(claimed)
+    }
+
+    /// Handles a claim that has failed. Tasks with an unknown outcome are left to a rescue.
+    pub fn failed(&self, how: &str, asked: &[TaskId], ahead: Duration, error: &Error) {
+        match error.effect {
+            Effect::None => self.put_back(how, asked, ahead, error),
+            Effect::Unknown => {
+                self.unknown(asked, "claim outcome unknown; a rescue will publish the task again", error);
+            }
+        }
     }
 
     /// Puts keys that the claim passed over back into the heap. What it found claimed, and this node does not have in

@@ -35,7 +35,7 @@ use crate::{
         outcome::reporter::{Left, Reporter},
         upkeep::queue_reader::Books,
     },
-    store::{Database, Error, Fault, Statements},
+    store::{Database, Error, Statements, StoreOp},
     supervise::at_work,
     working_set::{database::LOOK_AGAIN, lanes::Lanes, retry::try_each, set_aside::Kind},
 };
@@ -223,10 +223,13 @@ impl<S: Statements> Dispatcher<S> {
         }
         self.claims.metrics.claim_batch.observe(ids.len() as f64);
         let tried = try_each(&ids, |part| self.claim_part(part, ahead)).await;
+        let tried = self.claims.database.suspects.judge(StoreOp::TaskClaim, &ids, tried, |id| *id);
         self.claims.database.set_aside(Kind::Claim, tried.refused).await;
+        for (part, error) in tried.left {
+            self.claims.failed("due", part, ahead, &error);
+        }
     }
 
-    /// Claims tasks. Fails only when the database refuses one of the rows.
     async fn claim_part(&self, ids: &[TaskId], ahead: Duration) -> Result<(), Error> {
         let fences = self.claims.fences(ids);
         let book = self.books.load_full();
@@ -235,12 +238,7 @@ impl<S: Statements> Dispatcher<S> {
         let answer = self.claims.database.sql.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
         let ended = clock::instant();
         self.lead.lock().took(ended.saturating_duration_since(began), ended);
-        // After any other failure the claim may have been committed; a rescue finds out.
-        let answer = match answer {
-            Err(error) if error.fault() == Fault::Data => return Err(error),
-            answer => answer,
-        };
-        if let Some(claimed) = self.claims.received("due", ids.to_vec(), &fences, ahead, answer).await {
+        if let Some(claimed) = self.claims.received("due", ids.to_vec(), &fences, ahead, Ok(answer?)).await {
             self.claims.hand_over(claimed).await;
         }
         Ok(())
@@ -263,17 +261,17 @@ impl<S: Statements> Dispatcher<S> {
 
     async fn rescue(&self, ids: Vec<TaskId>) {
         let tried = try_each(&ids, |part| self.rescue_part(part)).await;
+        let tried = self.claims.database.suspects.judge(StoreOp::TaskRescue, &ids, tried, |id| *id);
         self.claims.database.set_aside(Kind::Rescue, tried.refused).await;
+        for (part, error) in tried.left {
+            self.claims.failed("rescue", part, Duration::ZERO, &error);
+        }
     }
 
-    /// Rescues tasks. Fails only when the database refuses a row or a row cannot be read.
     async fn rescue_part(&self, ids: &[TaskId]) -> Result<(), Error> {
         let fences = self.claims.fences(ids);
-        let answer = match self.claims.database.sql.task_rescue(ids, &fences).await {
-            Err(error) if matches!(error.fault(), Fault::Data | Fault::Bug) => return Err(error),
-            answer => answer,
-        };
-        if let Some(claimed) = self.claims.received("rescue", ids.to_vec(), &fences, Duration::ZERO, answer).await {
+        let answer = self.claims.database.sql.task_rescue(ids, &fences).await?;
+        if let Some(claimed) = self.claims.received("rescue", ids.to_vec(), &fences, Duration::ZERO, Ok(answer)).await {
             self.claims.hand_over(claimed).await;
         }
         Ok(())

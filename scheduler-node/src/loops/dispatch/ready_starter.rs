@@ -40,7 +40,7 @@ use crate::{
     clock, dice,
     loops::upkeep::queue_reader::Books,
     store::{
-        Database, Effect, Error, Fault, Places, Statements,
+        Database, Effect, Error, Fault, Places, Statements, StoreOp,
         claim::Claimed,
         lane::{LaneEnd, LaneEnds, Pick, Walks},
     },
@@ -347,7 +347,7 @@ impl<S: Statements> ReadyStarter<S> {
         let sent_at = self.claims.database.sql.clock().at(sent);
         let (answers, error) = match self.claims.database.sql.task_pick(&pick).await {
             Ok(answer) => (vec![answer], None),
-            Err(error) if error.fault() == Fault::Data => self.pick_apart(&pick).await?,
+            Err(error) if is_refusal(&error) => self.pick_apart(&pick).await?,
             Err(error) => (Vec::new(), Some(error)),
         };
         let has_turned = answers.iter().any(|(claimed, _)| claimed.turned);
@@ -383,9 +383,17 @@ impl<S: Statements> ReadyStarter<S> {
         let tried =
             try_each(&ids, |part| async move { database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await })
                 .await;
+        let tried = self.claims.database.suspects.judge(StoreOp::TaskPick, &ids, tried, |id| *id);
         self.claims.database.set_aside(Kind::Claim, tried.refused).await;
-        Ok((tried.answers, tried.left.map(|(_, error)| error)))
+        // An unknown outcome counts before all others: the queue rests until it is over.
+        let error = tried.left.into_iter().map(|(_, error)| error).max_by_key(|error| error.effect == Effect::Unknown);
+        Ok((tried.answers, error))
     }
+}
+
+/// Whether the statement certainly did nothing, perhaps because of one of its rows.
+fn is_refusal(error: &Error) -> bool {
+    error.effect == Effect::None && matches!(error.fault(), Fault::Data | Fault::Bug)
 }
 
 impl QueueProgress {

@@ -16,7 +16,7 @@ use crate::{
     config::Audit,
     loops::upkeep::queue_reader::Books,
     metrics::Metrics,
-    store::{Error, Fault, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine},
+    store::{Error, Fault, StoreOp, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine},
     supervise::at_work,
     working_set::{
         database::NodeDatabase,
@@ -157,7 +157,9 @@ impl Archiver {
             work.beat();
             let keep = Keep::of(&self.books.load());
             let expired = match self.database.sql.task_expire(&shards, EXPIRED_PER_PASS, &keep, aside).await {
-                Err(error) if error.fault() == Fault::Data => self.expire_apart(&shards, &keep, aside).await?,
+                Err(error) if matches!(error.fault(), Fault::Data | Fault::Bug) => {
+                    self.expire_apart(&shards, &keep, aside).await?
+                }
                 expired => expired?,
             };
             for queue in &expired {
@@ -180,13 +182,16 @@ impl Archiver {
         let database = &self.database.sql;
         let ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
         let tried = try_each(&ids, |part| database.task_expire_these(shards, part, keep)).await;
+        let mut tried = self.database.suspects.judge(StoreOp::TaskExpire, &ids, tried, |id| *id);
         for Refused { item: id, error } in tried.refused {
             self.database.set_aside.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await;
             aside.push(*id);
         }
         aside.drain(..aside.len().saturating_sub(ASIDE_MOST));
-        tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
-        Ok(tried.answers.into_iter().flatten().collect())
+        match tried.left.pop() {
+            Some((_, error)) if tried.answers.is_empty() => Err(error),
+            _ => Ok(tried.answers.into_iter().flatten().collect()),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     clock,
     loops::nudger::Nudger,
     store::{
-        Database, Error, Statements,
+        Database, Error, Statements, StoreOp,
         depend::{Released, Succeeded},
     },
     working_set::{database::NodeDatabase, retry::try_each, set_aside::Kind},
@@ -54,8 +54,9 @@ impl<S: Statements> Releaser<S> {
         succeeded: &[Succeeded],
     ) -> Result<Vec<Released>, Error> {
         let asked = try_each(ids, |part| database.sql.task_release(part, &[])).await;
+        let mut asked = database.suspects.judge(StoreOp::TaskRelease, ids, asked, |id| *id);
         // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
-        let told = try_each(succeeded, |part| database.sql.task_release(&[], part)).await;
+        let mut told = try_each(succeeded, |part| database.sql.task_release(&[], part)).await;
         database.set_aside(Kind::Release, asked.refused).await;
         let (mut released, mut held) = (Vec::new(), Vec::new());
         for looked in asked.answers.into_iter().chain(told.answers) {
@@ -69,7 +70,8 @@ impl<S: Statements> Releaser<S> {
         for task in &released {
             tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task no longer waits");
         }
-        match asked.left.map(|(_, error)| error).or_else(|| told.left.map(|(_, error)| error)) {
+        let asked_left = asked.left.pop().map(|(_, error)| error);
+        match asked_left.or_else(|| told.left.pop().map(|(_, error)| error)) {
             Some(error) => Err(error),
             None => Ok(released),
         }

@@ -31,7 +31,7 @@ use crate::{
     loops::upkeep::queue_reader::{Books, catch_up},
     metrics::Metrics,
     receipt::Receipts,
-    store::{Database, Error, Statements, settle::StandingRow},
+    store::{Database, Error, Statements, StoreOp, settle::StandingRow},
     traces::Traces,
     working_set::{
         database::{DatabaseIndex, NodeDatabase, NodeDatabases},
@@ -200,16 +200,18 @@ impl<S: Statements> Reporter<S> {
         let tried =
             try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect()))
                 .await;
+        let tried = database.suspects.judge(StoreOp::TaskStanding, ids, tried, |id| *id);
         for Refused { item: id, error } in tried.refused {
             let ids = [*id];
             let standing = until_done("deadlines", &ids, |ids| database.sql.task_standing(ids)).await;
             match standing.answers.first().and_then(|rows| rows.first()) {
-                Some(row) => database.set_attempt_aside(Kind::Deadline, *id, row.attempt, &error).await,
+                Some(row) => drop(database.set_attempt_aside(Kind::Deadline, *id, row.attempt, &error).await),
                 None => database.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
             }
         }
         let passed = tried.answers.into_iter().flatten().filter(|(_, answer)| *answer == Reported::Passed);
-        let failed = tried.left.map(|(left, error)| (left.into_iter().copied().collect(), error));
+        let left = tried.left.into_iter().map(|(part, error)| (part.to_vec(), error));
+        let failed = left.reduce(|(ids, _), (more, error)| ([ids, more].concat(), error));
         Left { passed: passed.map(|(id, _)| id).collect(), failed }
     }
 

@@ -34,8 +34,9 @@ pub(super) enum Known<T> {
 
 /// Sends `tasks` again, whose first sending failed, until they are known to be durable or known not to be, within
 /// bounds. After a sending with an unknown end, the next begins only when the time of the earlier one is over. A
-/// task that the database refuses is separated from its neighbours. `first` is the kind of the failed
-/// sending. Returns the result of each part, in the order of the tasks.
+/// task that the database refuses is separated from its neighbours, and so is one that fails as with a bug: its sender
+/// may send it again, in case the server is at fault. `first` is the kind of the failed sending. Returns the result of
+/// each part, in the order of the tasks.
 pub(super) async fn until_known<'a, T, F>(
     node_database: &NodeDatabase,
     tasks: &'a [NewTask],
@@ -47,7 +48,8 @@ where
     F: Future<Output = Result<T, Error>>,
 {
     let (started, database) = (Instant::now(), &node_database.sql);
-    let mut known = Vec::new();
+    let mut known: Vec<(&[NewTask], Known<T>)> = Vec::new();
+    let mut has_bug_alone = false;
     // The first part is the last of the list.
     let mut parts = vec![(tasks, first, window, Err(error))];
     while let Some((part, sending, window, sent)) = parts.pop() {
@@ -63,6 +65,12 @@ where
             continue;
         }
         let refused = error.fault() == Fault::Data;
+        let is_bug = error.fault() == Fault::Bug && error.effect == Effect::None;
+        let others_pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)))
+            || parts.iter().any(|(_, _, _, sent)| sent.is_ok());
+        // If a task fails alone and none has passed, the server may be at fault.
+        let is_split = refused || (is_bug && (others_pass || !has_bug_alone));
+        has_bug_alone |= is_bug && part.len() == 1;
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
         let late = started.elapsed() > RESOLVE_DEADLINE;
         let next = match (error.effect, unknown) {
@@ -70,7 +78,7 @@ where
             (Effect::None, true) => Window { after: window.after, ..Window::first(database) },
             (Effect::None, false) => Window::first(database),
         };
-        if refused && part.len() > 1 && !late {
+        if is_split && part.len() > 1 && !late {
             let (before, after) = part.split_at(part.len() / 2);
             let (before_sent, after_sent) = (send(before, sending, next).await, send(after, sending, next).await);
             parts.push((after, sending, next, after_sent));

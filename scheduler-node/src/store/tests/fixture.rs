@@ -57,17 +57,22 @@ impl TestDatabase {
 
     /// Makes the database refuse `event` (such as `INSERT OR UPDATE`) on rows of `table` whose `column` is `value`.
     pub(crate) async fn refuse(&self, event: &str, table: &str, column: &str, value: &str) {
+        self.fail_with("22023", event, table, column, value).await;
+    }
+
+    /// The same, with an SQLSTATE such as `XX001`, which looks like a bug.
+    pub(crate) async fn fail_with(&self, sqlstate: &str, event: &str, table: &str, column: &str, value: &str) {
         let name = shared::unique("refuse");
         let sql = format!(
             "CREATE OR REPLACE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
              BEGIN
                  IF to_jsonb(CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END) ->> TG_ARGV[0] = TG_ARGV[1] THEN
-                     RAISE EXCEPTION 'a test refuses this row' USING ERRCODE = '22023';
+                     RAISE EXCEPTION 'a test refuses this row' USING ERRCODE = TG_ARGV[2];
                  END IF;
                  RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
              END $$;
              CREATE TRIGGER \"{name}\" BEFORE {event} ON duetime.{table}
-                FOR EACH ROW EXECUTE FUNCTION public.refuse('{column}', '{value}')"
+                FOR EACH ROW EXECUTE FUNCTION public.refuse('{column}', '{value}', '{sqlstate}')"
         );
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
     }
@@ -203,7 +208,7 @@ pub(crate) async fn now(pool: &PgPool) -> UnixMicros {
     now.into()
 }
 
-fn options(url: &str) -> connect::Options {
+pub(crate) fn options(url: &str) -> connect::Options {
     connect::Options { url: url.to_owned().into(), max_connections: 12, application_name: "duetime test".into() }
 }
 

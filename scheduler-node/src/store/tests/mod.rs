@@ -37,6 +37,7 @@ mod realm;
 mod receipts;
 mod schedules;
 mod server_settings;
+mod server_wide;
 mod settle;
 mod stop;
 mod submit;

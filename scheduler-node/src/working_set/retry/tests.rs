@@ -17,6 +17,10 @@ fn sqlx_encode() -> sqlx::Error {
     sqlx::Error::Encode("no".into())
 }
 
+fn bug() -> Error {
+    Error::unreadable(DatabaseName::new("main"), StoreOp::TaskFinish)
+}
+
 fn outage() -> Error {
     Error { database: DatabaseName::new("main"), op: StoreOp::TaskFinish, effect: Effect::Unknown, source: None }
 }
@@ -101,5 +105,34 @@ async fn a_single_try_leaves_what_an_outage_kept_from_being_written() {
     .await;
     assert_eq!(tried.answers, [[4]]);
     assert_eq!(tried.refused.iter().map(|refused| *refused.item).collect::<Vec<i32>>(), [3]);
-    assert_eq!(tried.left.unwrap().0, [&1, &2]);
+    assert_eq!(tried.left.iter().map(|(part, _)| *part).collect::<Vec<_>>(), [[1, 2]]);
+}
+
+#[tokio::test]
+async fn a_row_that_fails_as_with_a_bug_is_left_alone_and_its_neighbours_are_written() {
+    let items: Vec<u32> = (0..100).collect();
+    let tried = try_each(&items, |part| {
+        let answer = if part.contains(&17) { Err(bug()) } else { Ok(part.len()) };
+        std::future::ready(answer)
+    })
+    .await;
+    assert_eq!(tried.answers.into_iter().sum::<usize>(), 99);
+    assert_eq!(tried.left.iter().map(|(part, _)| *part).collect::<Vec<_>>(), [[17]]);
+    assert!(tried.refused.is_empty());
+}
+
+#[tokio::test]
+async fn what_strikes_every_row_refuses_none_and_costs_few_statements() {
+    let items: Vec<u32> = (0..500).collect();
+    let statements = RefCell::new(0);
+    let tried: Tried<'_, u32, ()> = try_each(&items, |_| {
+        *statements.borrow_mut() += 1;
+        std::future::ready(Err(bug()))
+    })
+    .await;
+    assert!(tried.refused.is_empty());
+    let mut left: Vec<u32> = tried.left.iter().flat_map(|(part, _)| *part).copied().collect();
+    left.sort_unstable();
+    assert_eq!(left, items);
+    assert!(statements.into_inner() < 60);
 }

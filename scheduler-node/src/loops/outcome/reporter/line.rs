@@ -3,7 +3,10 @@
 //! A report whose row another transaction holds leaves the line and waits without an ack. It is tried again at
 //! intervals, so an application's open transaction delays the reports on its own tasks and no others.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use common::{ids::TaskId, task::report::ReportStatus};
 use tokio::sync::mpsc;
@@ -15,7 +18,7 @@ use super::{
 use crate::{
     broker::Incoming,
     store::{Error, Statements},
-    supervise::at_work,
+    supervise::{at_work, spawn_child},
     working_set::{
         database::{DatabaseIndex, NodeDatabase, held_again},
         retry::{Done, Refused, until_done_or_held},
@@ -31,6 +34,10 @@ const BATCH: usize = 500;
 /// `OWN_DELIVERY_LIMIT` says, which is more than a week at this pace.
 const HELD_MOST: usize = 100;
 
+/// The pause before a report is given back that the database refuses in every form. Until then the broker delivers
+/// others in its place.
+const GIVE_BACK_AFTER: Duration = Duration::from_secs(10);
+
 /// The name of these writes in the log. The broker keeps messages without an ack.
 const WHAT: &str = "consumers' reports";
 
@@ -43,9 +50,21 @@ struct Answers {
     moved: HashSet<usize>,
     /// Another transaction holds their rows. The event is the one to try again.
     held: HashMap<usize, AttemptEvent>,
+    /// The database neither writes nor keeps them.
+    unkept: HashSet<usize>,
     untrusted: HashMap<usize, String>,
     /// The tasks whose consumers must stop.
     stopping: HashSet<TaskId>,
+}
+
+/// The fate of a report whose values the database refuses.
+enum Fate {
+    /// Its outcome is written, or a person finds it.
+    Settled,
+    /// Its outcome is still to be written.
+    Open(AttemptEvent),
+    /// The broker has the only copy.
+    Unkept,
 }
 
 impl<S: Statements> Reporter<S> {
@@ -108,6 +127,8 @@ impl<S: Statements> Reporter<S> {
                 left.push((id, event, message));
             } else if answers.moved.contains(&place) {
                 message.ack.requeue().await;
+            } else if answers.unkept.contains(&place) {
+                give_back(id, message);
             } else if let Some(why) = answers.untrusted.remove(&place) {
                 self.note_refused(&message, &why);
                 // The broker delivers fewer unacked messages than the channel holds, so this does not wait.
@@ -138,8 +159,12 @@ impl<S: Statements> Reporter<S> {
         answers.moved.extend(done.moved.into_iter().filter_map(place_of));
         answers.held.extend(done.held.into_iter().filter_map(|held| Some((place_of(held)?, held.1.clone()))));
         for Refused { item, error } in done.refused {
-            if let Some(bare) = self.refused(database, item, &error).await {
-                answers.held.extend(place_of(item).map(|place| (place, bare)));
+            let fate = self.refused(database, item, &error).await;
+            let Some(place) = place_of(item) else { continue };
+            match fate {
+                Fate::Settled => {}
+                Fate::Open(bare) => drop(answers.held.insert(place, bare)),
+                Fate::Unkept => drop(answers.unkept.insert(place)),
             }
         }
         for (id, answer) in done.answers.into_iter().flatten() {
@@ -153,11 +178,10 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
-    /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success. Returns
-    /// the outcome if it is still to be written.
-    async fn refused(&self, database: &NodeDatabase<S>, told: &ReadReport, error: &Error) -> Option<AttemptEvent> {
+    /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
+    async fn refused(&self, database: &NodeDatabase<S>, told: &ReadReport, error: &Error) -> Fate {
         let (id, event, message) = told;
-        database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
+        let is_kept = database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
         let bare = [event.bare()];
         let done = until_done_or_held(
             WHAT,
@@ -166,11 +190,22 @@ impl<S: Statements> Reporter<S> {
             |bare| self.apply_in_place(vec![(*id, bare[0].clone())]),
         )
         .await;
-        if let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) {
-            database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
+        if let Some(bare) = done.held.into_iter().chain(done.moved).next() {
+            return Fate::Open(bare.clone());
         }
-        done.held.into_iter().chain(done.moved).next().cloned()
+        let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) else { return Fate::Settled };
+        let is_aside = database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
+        if is_kept || is_aside { Fate::Settled } else { Fate::Unkept }
     }
+}
+
+/// Gives a message back to the broker after a pause, beside the others.
+fn give_back(id: TaskId, message: Incoming) {
+    tracing::error!(task = %id, pause_s = GIVE_BACK_AFTER.as_secs(), "the database neither writes nor keeps this report; it goes back to the broker");
+    spawn_child(async move {
+        tokio::time::sleep(GIVE_BACK_AFTER).await;
+        message.ack.requeue().await;
+    });
 }
 
 /// Returns the newest reports beyond [`HELD_MOST`] to the broker.

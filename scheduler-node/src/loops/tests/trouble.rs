@@ -1,0 +1,132 @@
+//! What looks like a bug: the trouble of a server that passes sets no row aside, and a row that is at fault keeps no
+//! neighbour waiting.
+
+use super::*;
+
+/// The SQLSTATE of a damaged row.
+const DAMAGED: &str = "XX001";
+
+impl Loops {
+    async fn execute(&self, sql: &'static str) {
+        sqlx::raw_sql(sql).execute(&self.test.pool).await.unwrap();
+    }
+
+    /// Waits until a row is set aside that fails as with a bug. Without company that takes two minutes.
+    async fn until_at_fault(&self, kind: Kind) {
+        let deadline = Instant::now() + 4 * LONG;
+        while self.database().set_aside.count(kind) == 0 {
+            assert!(Instant::now() < deadline, "never set aside");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self.until_aside(kind).await;
+    }
+
+    async fn until_suspected(&self) {
+        until(|| async { self.database().suspects.count() > 0 }).await;
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_that_passes_while_the_archive_is_away_ends_its_task_once_the_archive_is_back() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.settle(ids, DELIVER).await;
+    loops.execute("UPDATE duetime.task SET wake_at = now() - interval '1 s'").await;
+    loops.execute("ALTER TABLE duetime.archive RENAME TO away").await;
+    let (_dispatches, _stop) = loops.dispatch(WakeKind::Deadline, &ids[..1]);
+    loops.until_suspected().await;
+    loops.execute("ALTER TABLE duetime.away RENAME TO archive").await;
+    loops.until_state(ids[0], "succeeded").await;
+    assert_eq!(loops.database().set_aside.count(Kind::Deadline), 0);
+}
+
+#[tokio::test]
+async fn a_submission_in_sql_is_a_task_once_the_table_of_tasks_is_back() {
+    let loops = Loops::new().await;
+    loops.execute("SELECT duetime.submit('orders', '1'), duetime.submit('orders', '2', key => 'k')").await;
+    loops.execute("ALTER TABLE duetime.task RENAME TO away").await;
+    spawn_child(loops.sql_intake().run(CancellationToken::new()));
+    loops.until_suspected().await;
+    loops.execute("ALTER TABLE duetime.away RENAME TO task").await;
+    until(|| async { loops.test.live().await == 2 }).await;
+    assert_eq!(loops.database().set_aside.count(Kind::Inbox), 0);
+}
+
+#[tokio::test]
+async fn submissions_in_sql_that_fail_as_with_a_bug_keep_no_other_waiting_and_are_refused() {
+    let loops = Loops::new().await;
+    loops.test.fail_with(DAMAGED, "INSERT", "task", "queue", POISON).await;
+    // More than one pass reads.
+    loops.execute("SELECT duetime.submit('poison', to_jsonb(n)) FROM generate_series(1, 300) n").await;
+    loops.execute("SELECT duetime.submit('orders', '1')").await;
+    spawn_child(loops.sql_intake().run(CancellationToken::new()));
+    until(|| async { loops.test.live().await == 1 }).await;
+    let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
+    until(|| async { sqlx::query_scalar::<_, i64>(refused).fetch_one(&loops.test.pool).await.unwrap() > 0 }).await;
+}
+
+#[tokio::test]
+async fn neighbours_of_a_task_whose_claim_fails_as_with_a_bug_are_claimed_and_it_is_set_aside() {
+    let loops = Loops::new().await;
+    let ids = loops.three(|_| ()).await;
+    loops.test.fail_with(DAMAGED, "UPDATE", "task", "queue", POISON).await;
+    let (mut dispatches, _stop) = loops.dispatch(WakeKind::Claim, &ids);
+    assert_eq!(ids_of(&mut dispatches, 2).await, BTreeSet::from([ids[0], ids[2]]));
+    loops.until_at_fault(Kind::Claim).await;
+}
+
+#[tokio::test]
+async fn neighbours_of_a_ready_task_whose_start_fails_as_with_a_bug_are_started_and_it_is_set_aside() {
+    let loops = Loops::new().await;
+    let ids = loops
+        .three(|task| {
+            task.partition_key = Some(task.queue.to_string());
+            task.queue = QueueName::new("orders");
+        })
+        .await;
+    loops.execute("UPDATE duetime.task SET state = 'ready'").await;
+    loops.test.fail_with(DAMAGED, "UPDATE", "task", "partition_key", POISON).await;
+    let (claims, mut dispatches) = loops.claims();
+    spawn_child(loops.ready_starter(claims).run(CancellationToken::new()));
+    assert_eq!(ids_of(&mut dispatches, 2).await, BTreeSet::from([ids[0], ids[2]]));
+    loops.until_at_fault(Kind::Claim).await;
+}
+
+#[tokio::test]
+async fn neighbours_of_an_expired_task_whose_end_fails_as_with_a_bug_expire_and_it_is_set_aside() {
+    let loops = Loops::new().await;
+    let ids = loops.three(|task| task.expires_at = Some(UnixMicros::new(1))).await;
+    loops.test.fail_with(DAMAGED, "INSERT", "archive", "queue", POISON).await;
+    let archiver = Archiver {
+        database: loops.database().clone(),
+        books: Arc::clone(&loops.counter.books),
+        metrics: Arc::clone(&loops.metrics),
+        audit: None,
+    };
+    spawn_child(archiver.run(CancellationToken::new()));
+    for id in [ids[0], ids[2]] {
+        loops.until_state(id, "expired").await;
+    }
+    loops.until_at_fault(Kind::Expiry).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_that_the_database_neither_writes_nor_keeps_stays_at_the_broker_until_it_is_written() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    loops.test.refuse("INSERT", "archive", "queue", POISON).await;
+    loops.test.refuse("UPDATE", "task", "queue", POISON).await;
+    loops.test.refuse("INSERT", "quarantine", "source", "report").await;
+    let hand = bench.hand().await;
+    let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
+    let (reporter, stop) = (loops.reporter(), CancellationToken::new());
+    spawn_child(reporter.add_line(stop.clone()));
+    spawn_child(reporter.run(incoming, stop));
+    hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[1])).await;
+    // The report, its attempt and its task.
+    until(|| async { loops.database().set_aside.count(Kind::Report) == 3 }).await;
+    hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[0])).await;
+    loops.until_state(ids[0], "succeeded").await;
+    loops.execute("DROP FUNCTION public.refuse() CASCADE").await;
+    loops.until_state(ids[1], "succeeded").await;
+}
