@@ -116,6 +116,8 @@ struct PutAway {
     /// Rows that wait in the inbox: until another transaction releases a task with their key, or because they may be
     /// at fault.
     waiting: Vec<TaskId>,
+    /// The failure of the other rows, after which the pass ends.
+    failed: Option<Error>,
 }
 
 impl SqlIntake {
@@ -262,14 +264,19 @@ impl SqlIntake {
         let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task: &NewTask| task.is_put());
         let from = away.then(|| source.name());
-        let mut put_away = self.make(index, plain, from, passed).await?;
-        let PutAway { refused, waiting } = self.put(index, keyed, from, passed).await?;
-        put_away.refused.extend(refused);
-        put_away.waiting.extend(waiting);
-        let PutAway { refused, waiting } = put_away;
+        let PutAway { mut refused, mut waiting, mut failed } = self.make(index, plain, from, passed).await;
+        if failed.is_none() {
+            let put_away = self.put(index, keyed, from, passed).await?;
+            refused.extend(put_away.refused);
+            waiting.extend(put_away.waiting);
+            failed = put_away.failed;
+        }
         fail::fail_point!("after_collect", |_| std::process::abort());
         arrived.retain(|id| !waiting.contains(id) && !refused.iter().any(|(of, _)| of == id));
         self.refuse(refused, true, passed).await?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
         if away && !arrived.is_empty() {
             source.inbox_delete(&arrived).await?;
         }
@@ -310,8 +317,8 @@ impl SqlIntake {
         // A cancelled row that the database refuses to keep is deleted all the same: it is cancelled.
         let done: Vec<TaskId> = cancelled.iter().map(|task| task.id).filter(|id| !left.contains(id)).collect();
         self.source().inbox_delete(&done).await?;
-        passed.leave(tried.left, !tried.answers.is_empty(), |task| task.id)?;
-        Ok(others)
+        let (_, failed) = passed.leave(tried.left, !tried.answers.is_empty(), |task| task.id);
+        failed.map_or(Ok(others), Err)
     }
 
     /// Writes the tasks without a key.
@@ -321,7 +328,7 @@ impl SqlIntake {
         tasks: Vec<NewTask>,
         source: Option<&DatabaseName>,
         passed: &mut Passed,
-    ) -> Result<PutAway, Error> {
+    ) -> PutAway {
         let database = &self.databases[index];
         let tried = try_each(&tasks, |part| database.sql.task_collect(part, source)).await;
         let tried = database.suspects.judge(StoreOp::TaskCollect, &tasks, tried, |task| task.id);
@@ -330,8 +337,8 @@ impl SqlIntake {
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
         self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
         self.note(made.iter().map(|task| &task.queue));
-        let waiting = passed.leave(tried.left, others_pass, |task| task.id)?;
-        Ok(PutAway { refused: tried.refused.iter().map(|refused| self.refused(refused)).collect(), waiting })
+        let (waiting, failed) = passed.leave(tried.left, others_pass, |task| task.id);
+        PutAway { refused: tried.refused.iter().map(|refused| self.refused(refused)).collect(), waiting, failed }
     }
 
     /// Writes the tasks that have a key or wait for others.
@@ -361,7 +368,8 @@ impl SqlIntake {
         let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
         self.releaser.look(database, &waiting).await?;
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
-        let mut left = PutAway { refused, waiting: Vec::new() };
+        let (waiting, failed) = passed.leave(tried.left, others_pass, |task| task.id);
+        let mut left = PutAway { refused, waiting, failed };
         for Collected { id, first, put } in collected {
             if put.outcome == PutOutcome::Busy {
                 left.waiting.push(id);
@@ -380,7 +388,6 @@ impl SqlIntake {
                 left.refused.push((id, problem));
             }
         }
-        left.waiting.extend(passed.leave(tried.left, others_pass, |task| task.id)?);
         Ok(left)
     }
 

@@ -34,14 +34,14 @@ impl Passed {
         }
     }
 
-    /// Leaves rows alone for a moment whose write failed as with a bug, and returns them. Any other failure ends the
-    /// pass, and so does this one unless `others_pass`: then the server may be at fault.
+    /// Leaves rows alone for a moment whose write failed as with a bug, and returns them. Any other failure is to end
+    /// the pass, and so is this one unless `others_pass`: the server may be at fault.
     pub(super) fn leave<I>(
         &mut self,
         left: Vec<(&[I], Error)>,
         others_pass: bool,
         id: impl Fn(&I) -> TaskId,
-    ) -> Result<Vec<TaskId>, Error> {
+    ) -> (Vec<TaskId>, Option<Error>) {
         let (mut suspects, mut failed) = (Vec::new(), None);
         for (part, error) in left {
             let is_bug = error.fault() == Fault::Bug;
@@ -53,7 +53,7 @@ impl Passed {
             }
         }
         self.leave_alone(suspects.iter().copied(), SUSPECT_AGAIN);
-        failed.map_or(Ok(suspects), Err)
+        (suspects, failed)
     }
 }
 
@@ -116,6 +116,7 @@ impl SqlIntake {
             database.set_aside.keep(&database.sql, Kind::Inbox, Kept::task(*id), &why(&error)).await;
             passed.leave_alone([*id], LEFT_ALONE);
         }
-        passed.leave(tried.left, others_pass, |(id, _)| *id).map(drop)
+        let (_, failed) = passed.leave(tried.left, others_pass, |(id, _)| *id);
+        failed.map_or(Ok(()), Err)
     }
 }
