@@ -162,7 +162,7 @@ fn what_is_in_doubt_outlives_a_cut_that_is_given_up() {
     assert!(take(&owned, UnixMicros::LAST).is_empty());
     owned.resume_claiming(shard, Epoch::from_store(1));
     let rescued = |owned: &OwnedShards| -> BTreeSet<TaskId> {
-        let taken = take(&owned, UnixMicros::FIRST);
+        let taken = take(owned, UnixMicros::FIRST);
         taken.iter().filter(|entry| entry.kind == WakeKind::Rescue).map(|entry| entry.id).collect()
     };
     assert_eq!(rescued(&owned), BTreeSet::from([early, late]));
