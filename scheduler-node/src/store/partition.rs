@@ -25,6 +25,13 @@ pub struct Turned {
     pub failed: Option<(String, Error)>,
 }
 
+/// Whether another node's CREATE of the same table was faster. Depending on the moment, PostgreSQL finds its name or that
+/// of its row type taken (42P07, 42710), or an entry of its catalog (23505).
+fn is_taken(error: &sqlx::Error) -> bool {
+    let code = super::error::sqlstate(error);
+    matches!(code.as_deref(), Some("42P07" | "42710" | "23505"))
+}
+
 impl Database {
     /// Makes the partitions that rows kept for up to `keep_days` need, and drops those whose day has passed. A
     /// failure to make one keeps none from being dropped. An error says that the database is away.
@@ -108,8 +115,7 @@ impl Database {
         self.run(StoreOp::PartitionMake, |pool| async move {
             let create = format!("CREATE TABLE IF NOT EXISTS duetime.{name} (LIKE duetime.archive INCLUDING ALL)");
             match sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await {
-                // Another node's CREATE committed meanwhile: the name is taken in PostgreSQL's own catalog.
-                Err(sqlx::Error::Database(answer)) if answer.is_unique_violation() => {}
+                Err(error) if is_taken(&error) => {}
                 other => _ = other?,
             }
             let attach = format!(
