@@ -25,8 +25,8 @@ pub struct Turned {
     pub failed: Option<(String, Error)>,
 }
 
-/// Whether another node's CREATE of the same table was faster. Depending on the moment, PostgreSQL finds its name or that
-/// of its row type taken (42P07, 42710), or an entry of its catalog (23505).
+/// Whether another node's CREATE of the same table was faster. Depending on the moment, PostgreSQL finds its name or
+/// that of its row type taken (42P07, 42710), or an entry of its catalog (23505).
 fn is_taken(error: &sqlx::Error) -> bool {
     let code = super::error::sqlstate(error);
     matches!(code.as_deref(), Some("42P07" | "42710" | "23505"))
