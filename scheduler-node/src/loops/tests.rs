@@ -159,6 +159,17 @@ impl Loops {
         ids
     }
 
+    /// Writes three `ready` tasks of one queue, the second with the partition key [`POISON`].
+    async fn three_ready(&self) -> [TaskId; 3] {
+        let change = |task: &mut ValidTask| {
+            task.partition_key = Some(task.queue.to_string());
+            task.queue = QueueName::new("orders");
+        };
+        let ids = self.three(change).await;
+        sqlx::raw_sql("UPDATE duetime.task SET state = 'ready'").execute(&self.test.pool).await.unwrap();
+        ids
+    }
+
     pub(super) async fn claimed(&self) -> [TaskId; 3] {
         let ids = self.three(|_| ()).await;
         let claimed =
@@ -312,15 +323,7 @@ async fn neighbours_of_a_task_whose_claim_is_refused_are_claimed() {
 #[tokio::test]
 async fn neighbours_of_a_ready_task_whose_start_is_refused_are_started() {
     let loops = Loops::new().await;
-    // All tasks are of one queue; the second has the key that the database refuses.
-    let ids = loops
-        .three(|task| {
-            task.partition_key = Some(task.queue.to_string());
-            task.queue = QueueName::new("orders");
-        })
-        .await;
-    let ready = "UPDATE duetime.task SET state = 'ready'";
-    sqlx::raw_sql(ready).execute(&loops.test.pool).await.unwrap();
+    let ids = loops.three_ready().await;
     loops.test.refuse("UPDATE", "task", "partition_key", POISON).await;
     let (claims, mut dispatches) = loops.claims();
     let stop = CancellationToken::new();

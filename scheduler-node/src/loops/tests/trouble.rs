@@ -6,18 +6,23 @@ use super::*;
 /// The SQLSTATE of a damaged row.
 const DAMAGED: &str = "XX001";
 
+/// Waits until a row is at fault. Without company since its first failure that takes two minutes.
+async fn until_at_fault<F: Future<Output = bool>>(is_at_fault: impl Fn() -> F) {
+    let deadline = Instant::now() + 4 * LONG;
+    while !is_at_fault().await {
+        assert!(Instant::now() < deadline, "never found at fault");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 impl Loops {
     async fn execute(&self, sql: &'static str) {
         sqlx::raw_sql(sql).execute(&self.test.pool).await.unwrap();
     }
 
-    /// Waits until a row is set aside that fails as with a bug. Without company that takes two minutes.
+    /// Waits until a row is set aside that fails as with a bug.
     async fn until_at_fault(&self, kind: Kind) {
-        let deadline = Instant::now() + 4 * LONG;
-        while self.database().set_aside.count(kind) == 0 {
-            assert!(Instant::now() < deadline, "never set aside");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until_at_fault(|| async { self.database().set_aside.count(kind) > 0 }).await;
         self.until_aside(kind).await;
     }
 
@@ -62,7 +67,8 @@ async fn submissions_in_sql_that_fail_as_with_a_bug_keep_no_other_waiting_and_ar
     spawn_child(loops.sql_intake().run(CancellationToken::new()));
     until(|| async { loops.test.live().await == 1 }).await;
     let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
-    until(|| async { sqlx::query_scalar::<_, i64>(refused).fetch_one(&loops.test.pool).await.unwrap() > 0 }).await;
+    until_at_fault(|| async { sqlx::query_scalar::<_, i64>(refused).fetch_one(&loops.test.pool).await.unwrap() > 0 })
+        .await;
 }
 
 #[tokio::test]
@@ -78,13 +84,7 @@ async fn neighbours_of_a_task_whose_claim_fails_as_with_a_bug_are_claimed_and_it
 #[tokio::test]
 async fn neighbours_of_a_ready_task_whose_start_fails_as_with_a_bug_are_started_and_it_is_set_aside() {
     let loops = Loops::new().await;
-    let ids = loops
-        .three(|task| {
-            task.partition_key = Some(task.queue.to_string());
-            task.queue = QueueName::new("orders");
-        })
-        .await;
-    loops.execute("UPDATE duetime.task SET state = 'ready'").await;
+    let ids = loops.three_ready().await;
     loops.test.fail_with(DAMAGED, "UPDATE", "task", "partition_key", POISON).await;
     let (claims, mut dispatches) = loops.claims();
     spawn_child(loops.ready_starter(claims).run(CancellationToken::new()));
