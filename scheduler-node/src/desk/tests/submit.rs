@@ -157,8 +157,8 @@ async fn a_task_that_could_not_be_made_durable_is_not_accepted() {
     assert_eq!((refused.status, refused.retry_after_s.is_some()), (503, true));
 }
 
-/// Submits tasks for `mail`, `poison` and `mail`, without keys and with keys. Returns the status of each, and the problem
-/// of the first one for `poison`.
+/// Submits tasks for `mail`, `poison` and `mail`, without keys and with keys. Returns the status of each, and the
+/// problem of the first one for `poison`.
 async fn submit_around_poison(counter: &super::Counter) -> (Vec<u16>, String) {
     let plain = ["mail", "poison", "mail"].map(|queue| json!({ "queue": queue, "delay_ms": 60_000 }));
     let keyed = ["mail", "poison", "mail"].iter().enumerate();
