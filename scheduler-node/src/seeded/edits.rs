@@ -33,6 +33,18 @@ pub const EDITS: &[Edit] = &[
         "t.state IN ('waiting', 'scheduled', 'ready', 'dispatching')",
     ),
     edit(
+        Bug::CancelClaimed,
+        "bulk_cancel",
+        "t.state::text IN ('waiting', 'scheduled', 'ready')     -- cast",
+        "t.state::text IN ('waiting', 'scheduled', 'ready', 'dispatching')     -- cast",
+    ),
+    edit(
+        Bug::CancelClaimed,
+        "bulk_cancel",
+        "t.id = free.id AND t.state::text IN ('waiting', 'scheduled', 'ready')",
+        "t.id = free.id",
+    ),
+    edit(
         Bug::RevertOnTimeout,
         "task_rescue",
         "SET claim_epoch = a.epoch",

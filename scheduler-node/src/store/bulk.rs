@@ -19,7 +19,10 @@ use common::{
 };
 use sqlx::{PgPool, Row, postgres::PgRow};
 
-use super::{Database, Error, StoreOp, change::Keep};
+use super::{
+    Database, Error, StoreOp,
+    change::{Cancelled, Keep},
+};
 use crate::history::Step;
 
 /// The most rows examined in one step: some 20 ms.
@@ -181,19 +184,11 @@ impl Database {
     }
 
     async fn bulk_cancel(&self, ids: &[TaskId], keep: &Keep) -> Result<Vec<BulkChange>, Error> {
-        let (queues, kept_ms): (Vec<&str>, Vec<i64>) =
-            keep.others.iter().map(|(queue, kept_ms)| (queue.as_str(), *kept_ms)).unzip();
-        self.run(StoreOp::BulkCancel, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/bulk_cancel.sql"))
-                .bind(super::uuids(ids))
-                .bind(keep.default_ms)
-                .bind(queues)
-                .bind(kept_ms)
-                .fetch_all(&pool)
-                .await?;
-            rows.iter().map(cancelled).collect()
-        })
-        .await
+        let cancelled = self.cancel_free(StoreOp::BulkCancel, ids, keep).await?;
+        Ok(cancelled
+            .into_iter()
+            .map(|(id, Cancelled { queue, attempt })| BulkChange::Cancelled { id, queue, attempt })
+            .collect())
     }
 
     async fn bulk_run(&self, ids: &[TaskId]) -> Result<Vec<BulkChange>, Error> {
@@ -289,14 +284,6 @@ fn read(row: &PgRow) -> Result<FoundTask, sqlx::Error> {
 /// The places of finished tasks in the archive: their days and their ids, pairwise.
 pub(super) fn archived(tasks: &[FoundTask]) -> (Vec<NaiveDate>, Vec<uuid::Uuid>) {
     tasks.iter().filter_map(|found| Some((found.drop_on?, found.seen.id.uuid()))).unzip()
-}
-
-fn cancelled(row: &PgRow) -> Result<BulkChange, sqlx::Error> {
-    Ok(BulkChange::Cancelled {
-        id: super::task_id(row, "id")?,
-        queue: super::queue(row, "queue")?,
-        attempt: Attempt::new(row.try_get("attempt")?),
-    })
 }
 
 fn woken(row: &PgRow) -> Result<BulkChange, sqlx::Error> {

@@ -1,20 +1,20 @@
 //! The errors of statements, and what each says about the statement's effect.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use common::ids::DatabaseName;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use super::StoreOp;
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{op} in database `{database}`: {effect}")]
 pub struct Error {
     pub database: DatabaseName,
     pub op: StoreOp,
     pub effect: Effect,
     #[source]
-    pub source: Option<sqlx::Error>,
+    pub source: Option<Arc<sqlx::Error>>,
 }
 
 /// The effect of a failed statement, as far as this node can tell.
@@ -133,7 +133,7 @@ impl Effect {
 impl Error {
     /// The SQLSTATE of the server's answer, if it answered.
     pub fn sqlstate(&self) -> Option<String> {
-        match self.source.as_ref()? {
+        match self.source.as_deref()? {
             sqlx::Error::Database(answer) => answer.code().map(|code| code.to_string()),
             _ => None,
         }
@@ -141,23 +141,23 @@ impl Error {
 
     /// Whether another unfinished task has this key and version.
     pub fn is_key_taken(&self) -> bool {
-        let Some(sqlx::Error::Database(answer)) = &self.source else { return false };
+        let Some(sqlx::Error::Database(answer)) = self.source.as_deref() else { return false };
         answer.is_unique_violation() && answer.constraint() == Some("task_key_version")
     }
 
     /// Whether no statement was sent, because the node has not found the schema and the cluster of the database to fit.
     pub fn is_schema_unproven(&self) -> bool {
-        matches!(&self.source, Some(sqlx::Error::Configuration(why)) if why.is::<super::SchemaUnproven>())
+        matches!(self.source.as_deref(), Some(sqlx::Error::Configuration(why)) if why.is::<super::SchemaUnproven>())
     }
 
     /// The kind of the failure. No answer within the deadline is an outage.
     pub fn fault(&self) -> Fault {
-        self.source.as_ref().map_or(Fault::Outage, Fault::of)
+        self.source.as_deref().map_or(Fault::Outage, Fault::of)
     }
 
     /// The reason in the database's own words.
     pub fn reason(&self) -> String {
-        match &self.source {
+        match self.source.as_deref() {
             Some(sqlx::Error::Database(answer)) => answer.message().to_owned(),
             Some(other) => other.to_string(),
             None => "the database did not answer in time".to_owned(),
@@ -181,7 +181,7 @@ impl Error {
     /// The error for an answer with a NULL in a column that cannot have one.
     pub(crate) fn unreadable(database: DatabaseName, op: StoreOp) -> Self {
         let source = sqlx::Error::ColumnDecode { index: "hit".into(), source: "unexpected null".into() };
-        Self { database, op, effect: Effect::of(&source), source: Some(source) }
+        Self { database, op, effect: Effect::of(&source), source: Some(Arc::new(source)) }
     }
 }
 

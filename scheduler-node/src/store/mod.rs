@@ -55,6 +55,7 @@ mod places;
 mod position;
 mod replication;
 mod shared_read;
+mod shared_write;
 mod steps;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -73,7 +74,14 @@ use sqlx::{PgPool, Row, postgres::PgRow};
 
 use crate::{by_database::ByDatabase, history::History};
 
-use self::{pools::Pools, replication::Unreplicated, writer::Writer};
+use self::{
+    change::{CancelJob, Cancelled, DueTimeJob},
+    pools::Pools,
+    replication::Unreplicated,
+    rows::TaskRecord,
+    shared_write::SharedWrite,
+    writer::Writer,
+};
 
 #[cfg(test)]
 pub use clock::Asked;
@@ -160,6 +168,9 @@ pub struct Database {
     unreplicated: Unreplicated,
     /// Records the steps of tasks that statements take.
     history: History,
+    /// Cancels and changes of due times that wait for a statement.
+    cancels: SharedWrite<CancelJob, Cancelled>,
+    due_times: SharedWrite<DueTimeJob, TaskRecord>,
     /// The last glance.
     glances: tokio::sync::watch::Sender<Option<glance::Glance>>,
 }
@@ -192,6 +203,8 @@ impl Database {
             requires_standby: false,
             unreplicated: Unreplicated::default(),
             history: History::default(),
+            cancels: SharedWrite::default(),
+            due_times: SharedWrite::default(),
             glances: tokio::sync::watch::Sender::default(),
         }
     }
@@ -234,7 +247,12 @@ impl Database {
     {
         let timer = self.metrics.start(op);
         let doubt = steps::Doubt::of(&self.history, op);
-        let error = |effect, source| Error { database: self.name.clone(), op, effect, source };
+        let error = |effect, source: Option<sqlx::Error>| Error {
+            database: self.name.clone(),
+            op,
+            effect,
+            source: source.map(Arc::new),
+        };
         let error = match self.pools_for(op).await {
             Err(source) => error(Effect::None, Some(source)),
             Ok(pools) => {
@@ -305,11 +323,16 @@ impl Database {
 #[error("the schema has not been found to fit this node yet")]
 struct SchemaUnproven;
 
-/// An answer arrived that does not match the statement's contract. The statement has run all the same.
 impl Database {
+    /// The error for a statement that was executed for others too, and whose end is not known.
+    fn in_doubt(&self, op: StoreOp) -> Error {
+        Error { database: self.name.clone(), op, effect: Effect::Unknown, source: None }
+    }
+
+    /// The error for an answer that does not match the statement's contract. The statement has run all the same.
     fn unreadable(&self, op: StoreOp, source: sqlx::Error) -> Error {
         drop(steps::Doubt::of(&self.history, op));
-        Error { database: self.name.clone(), op, effect: Effect::Unknown, source: Some(source) }
+        Error { database: self.name.clone(), op, effect: Effect::Unknown, source: Some(Arc::new(source)) }
     }
 }
 

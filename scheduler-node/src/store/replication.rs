@@ -26,7 +26,7 @@ impl Unreplicated {
 impl Error {
     /// The reason, if the statement was not sent because commits are not replicated.
     pub fn not_replicated(&self) -> Option<String> {
-        match self.source.as_ref()? {
+        match self.source.as_deref()? {
             sqlx::Error::Configuration(reason) => reason.downcast_ref::<NotReplicated>().map(ToString::to_string),
             _ => None,
         }

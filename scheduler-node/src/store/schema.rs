@@ -1,5 +1,7 @@
 //! The schema of a database: whether a node of this version and configuration can use it.
 
+use std::sync::Arc;
+
 use common::{
     ids::{ClusterId, DatabaseId, DatabaseName, ShardId},
     shard::{MOST_SHARDS, ShardRange},
@@ -50,7 +52,7 @@ pub enum Misfit {
     Unreachable {
         database: DatabaseName,
         #[source]
-        source: sqlx::Error,
+        source: Arc<sqlx::Error>,
     },
     #[error("database `{database}` could not be migrated")]
     Migration {
@@ -71,7 +73,10 @@ fn advice(found: i64, needed: i64) -> &'static str {
 impl Misfit {
     pub(super) fn unreachable(database: &DatabaseName, source: sqlx::Error) -> Self {
         let database = database.clone();
-        if connect::offers_no_tls(&source) { Self::NoTls { database } } else { Self::Unreachable { database, source } }
+        if connect::offers_no_tls(&source) {
+            return Self::NoTls { database };
+        }
+        Self::Unreachable { database, source: Arc::new(source) }
     }
 
     /// Whether trying again later may help, because the database was not reached or was busy.
@@ -114,7 +119,7 @@ impl Database {
     pub async fn schema_check(&self) -> Result<Fit, Misfit> {
         self.writer.find().await.map_err(|source| Misfit::unreachable(&self.name, source))?;
         let schema = self.run(StoreOp::SchemaRead, |pool| async move { read(&pool).await }).await.map_err(|error| {
-            let source = error.source.unwrap_or(sqlx::Error::PoolTimedOut);
+            let source = error.source.unwrap_or_else(|| Arc::new(sqlx::Error::PoolTimedOut));
             let database = self.name.clone();
             if has_no_schema(&source) { Misfit::Empty { database } } else { Misfit::Unreachable { database, source } }
         })?;

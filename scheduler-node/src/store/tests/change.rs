@@ -27,7 +27,7 @@ use crate::{
 
 const DAY_MS: i64 = 86_400_000;
 
-fn keep() -> Keep {
+pub(super) fn keep() -> Keep {
     Keep { default_ms: DAY_MS, others: std::sync::Arc::default() }
 }
 
@@ -36,7 +36,7 @@ async fn cancel(test: &TestDatabase, id: TaskId) -> Guarded<Cancelled> {
 }
 
 /// Returns the answer of a compare-and-set as one word.
-fn word<T>(answer: &Guarded<T>) -> &'static str {
+pub(super) fn word<T>(answer: &Guarded<T>) -> &'static str {
     match answer {
         Guarded::Done(_) => "done",
         Guarded::Refused(task) => task.state.text(),
@@ -44,7 +44,7 @@ fn word<T>(answer: &Guarded<T>) -> &'static str {
     }
 }
 
-async fn later(test: &TestDatabase, by_s: u64) -> common::time::UnixMicros {
+pub(super) async fn later(test: &TestDatabase, by_s: u64) -> common::time::UnixMicros {
     fixture::now(&test.pool).await.plus(Duration::from_secs(by_s))
 }
 

@@ -91,6 +91,11 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
                 "uuid[], bigint, text[], bigint[]",
                 format!("{ids}, 1, '{{}}', '{{}}'"),
             ),
+            (
+                include_str!("../queries/bulk_change.sql"),
+                "uuid[], timestamptz[]",
+                format!("{ids}, array_fill(now(), ARRAY[{n}])"),
+            ),
             (include_str!("../queries/bulk_run.sql"), "uuid[]", ids.clone()),
             (include_str!("../queries/bulk_move.sql"), "uuid[], timestamptz, interval", format!("{ids}, NULL, '1 h'")),
             (include_str!("../queries/export_read.sql"), "uuid[]", ids.clone()),

@@ -39,6 +39,7 @@ mod schedules;
 mod server_settings;
 mod server_wide;
 mod settle;
+mod shared_change;
 mod stop;
 mod submit;
 mod submit_claimed;

@@ -39,7 +39,7 @@ async fn age(url: &str, (of_table, of_database, next): Age) -> PgConnection {
 
 fn error_of(database: &Database, source: sqlx::Error) -> Error {
     let name = DatabaseName::new(database.name().as_str());
-    Error { database: name, op: StoreOp::Ping, effect: Effect::None, source: Some(source) }
+    Error { database: name, op: StoreOp::Ping, effect: Effect::None, source: Some(Arc::new(source)) }
 }
 
 /// A server of its own, because no other test could use it afterwards.

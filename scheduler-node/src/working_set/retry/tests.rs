@@ -10,7 +10,12 @@ use crate::store::{Effect, StoreOp};
 /// A refused value, as the driver reports one that it cannot encode.
 fn refusal() -> Error {
     let source = sqlx_encode();
-    Error { database: DatabaseName::new("main"), op: StoreOp::TaskFinish, effect: Effect::None, source: Some(source) }
+    Error {
+        database: DatabaseName::new("main"),
+        op: StoreOp::TaskFinish,
+        effect: Effect::None,
+        source: Some(source.into()),
+    }
 }
 
 fn sqlx_encode() -> sqlx::Error {

@@ -176,6 +176,16 @@ const UNCLAIMED_ONLY: &[Gate] = &[
         ],
     ),
     gate(
+        "bulk_change.sql",
+        TASK_UPDATE,
+        "state",
+        &[
+            guard(UNCLAIMED_STATED, UNCLAIMED_CAST),
+            guard("must not expire before it is due", Itself("(t.expires_at > free.due_at) IS NOT FALSE")),
+            guard("skips a row", Locked("free", "t.id = asked.id")),
+        ],
+    ),
+    gate(
         "bulk_move.sql",
         TASK_UPDATE,
         "state",

@@ -54,10 +54,12 @@ pub(super) enum Statement {
     FinishAsDead,
     Retry,
     Cancel,
+    CancelAlone,
     FinishAsStopped,
     CancelInSql,
     Run,
     ChangeDueTime,
+    ChangeDueTimeAlone,
     ChangeContent,
     Revive,
     Expire,
@@ -70,7 +72,7 @@ pub(super) enum Statement {
 }
 
 impl Statement {
-    pub(super) const ALL: [Self; 26] = [
+    pub(super) const ALL: [Self; 28] = [
         Self::Claim,
         Self::Pick,
         Self::ClaimInClosedLane,
@@ -84,10 +86,12 @@ impl Statement {
         Self::FinishAsDead,
         Self::Retry,
         Self::Cancel,
+        Self::CancelAlone,
         Self::FinishAsStopped,
         Self::CancelInSql,
         Self::Run,
         Self::ChangeDueTime,
+        Self::ChangeDueTimeAlone,
         Self::ChangeContent,
         Self::Revive,
         Self::Expire,
@@ -110,9 +114,9 @@ impl Statement {
             Self::FinishByConfirm | Self::FinishByReport => Event::Succeed,
             Self::FinishAsDead => Event::Bury,
             Self::Retry => Event::Retry,
-            Self::Cancel | Self::CancelInSql | Self::BulkCancel => Event::Cancel,
+            Self::Cancel | Self::CancelAlone | Self::CancelInSql | Self::BulkCancel => Event::Cancel,
             Self::FinishAsStopped => Event::Stop,
-            Self::Run | Self::ChangeDueTime | Self::BulkRun | Self::BulkMove => Event::Move,
+            Self::Run | Self::ChangeDueTime | Self::ChangeDueTimeAlone | Self::BulkRun | Self::BulkMove => Event::Move,
             Self::Revive | Self::BulkRevive => Event::Revive,
             Self::Expire => Event::Expire,
             Self::Release => Event::Unblock,
@@ -243,11 +247,21 @@ impl<'a> Subject<'a> {
                 Answer::of(!database.task_retry(&[retry]).await.unwrap().is_empty())
             }
             S::Cancel => Answer::of_cancel(&database.task_cancel(id, &keep()).await.unwrap()),
+            S::CancelAlone => {
+                let cancelled = database.task_cancel_once(id, &keep()).await.unwrap();
+                let promised =
+                    cancelled.as_ref().and_then(|one| cancel_outcome(TaskState::Cancelled, one.attempt).ok());
+                Answer { done: Some(cancelled.is_some()), promised, ..Answer::default() }
+            }
             S::CancelInSql => self.cancel_in_sql().await,
             S::Run => Answer::of_change(&database.task_run(id).await.unwrap()),
             S::ChangeDueTime => {
                 let change = ValidChange { due_at: Some(self.now.plus(MINUTE)), ..ValidChange::default() };
                 Answer::of_change(&database.task_change(id, &change).await.unwrap())
+            }
+            S::ChangeDueTimeAlone => {
+                let change = ValidChange { due_at: Some(self.now.plus(MINUTE)), ..ValidChange::default() };
+                Answer::of(database.task_change_once(id, &change).await.unwrap().is_some())
             }
             S::ChangeContent => {
                 let change = ValidChange { payload: Some(b"new".to_vec()), ..ValidChange::default() };
