@@ -32,6 +32,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "0016_number_move_writes.sql",
     "0017_quicken_submit.sql",
     "0018_spare_archive.sql",
+    "0019_spare_analyze.sql",
 ];
 
 /// A line at the top of a migration that has to run outside of a transaction.

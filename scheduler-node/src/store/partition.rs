@@ -113,7 +113,10 @@ impl Database {
         let name = partition_name(day);
         let next = day.succ_opt().unwrap_or(NaiveDate::MAX);
         self.run(StoreOp::PartitionMake, |pool| async move {
-            let create = format!("CREATE TABLE IF NOT EXISTS duetime.{name} (LIKE duetime.archive INCLUDING ALL)");
+            let create = format!(
+                "CREATE TABLE IF NOT EXISTS duetime.{name} (LIKE duetime.archive INCLUDING ALL);
+                 SELECT duetime.spare_analyze('duetime.{name}')"
+            );
             match sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await {
                 Err(error) if is_taken(&error) => {}
                 other => _ = other?,

@@ -53,6 +53,29 @@ async fn partitions_are_made_ahead_once_and_dropped_when_their_day_has_passed() 
     assert_turned(&test.database.partitions_turn(60).await.unwrap(), 0, 0);
 }
 
+/// A migration that adds a column or an expression to one of these tables calls `duetime.spare_analyze` for it.
+#[tokio::test]
+async fn analyze_reads_few_rows_of_busy_tables() {
+    let test = fixture::database().await;
+    assert!(test.database.partitions_turn(60).await.unwrap().made > 0);
+    let spared = "
+        WITH busy AS (
+            SELECT c.oid FROM pg_class AS c
+             WHERE c.oid = ANY(ARRAY['duetime.task', 'duetime.audit']::regclass[])
+                OR c.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'duetime.archive'::regclass)
+        ), read AS (
+            SELECT a.attrelid, a.attstattarget FROM pg_attribute AS a JOIN busy ON busy.oid = a.attrelid
+             WHERE a.attnum > 0 AND NOT a.attisdropped
+            UNION ALL
+            SELECT a.attrelid, a.attstattarget FROM busy
+              JOIN pg_index AS i ON i.indrelid = busy.oid
+              JOIN pg_attribute AS a ON a.attrelid = i.indexrelid AND i.indkey[a.attnum - 1] = 0
+        )
+        SELECT count(DISTINCT attrelid), min(coalesce(attstattarget, -1))::int, max(attstattarget)::int FROM read";
+    let (tables, least, most): (i64, i32, i32) = sqlx::query_as(spared).fetch_one(&test.pool).await.unwrap();
+    assert!(tables > 60 && (least, most) == (10, 10), "{tables} tables and indexes, targets {least} to {most}");
+}
+
 #[tokio::test]
 async fn turning_partitions_waits_for_no_reader_and_no_writer() {
     let test = fixture::database().await;

@@ -162,10 +162,12 @@ fn commands(name: &str, text: &str) -> Vec<Command> {
     split(text).into_iter().flat_map(of).collect()
 }
 
-/// The commands of a body in PL/pgSQL.
+/// The commands of a body in PL/pgSQL. They end at a semicolon, and the first one of a loop begins after LOOP.
 fn plpgsql(name: &str, text: &str) -> Vec<Command> {
     let mut commands = Vec::new();
-    for tokens in split(text) {
+    let parts = split(text);
+    let parts = parts.iter().flat_map(|part| part.split(|token| is_word(Some(token), "LOOP")));
+    for tokens in parts.filter(|part| !part.is_empty()) {
         let mut depth = 0;
         let begin = tokens.iter().position(|token| {
             match token {
