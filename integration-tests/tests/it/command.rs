@@ -75,7 +75,7 @@ async fn a_task_is_submitted_shown_moved_and_cancelled_by_hand() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         let terminal = Terminal::of(sandbox);
         let shown = terminal.text(&["submit", "later", "--payload", "{\"n\": 1.10}", "--delay", "30m"]).await?;
-        ensure!(shown.contains("scheduled  due ") && shown.contains("(in 29 m)"), "{shown}");
+        ensure!(shown.contains("scheduled  due ") && shown.contains("(in 30 m)"), "{shown}");
         let id = shown.split_whitespace().next().context("an id")?.to_owned();
 
         let shown = terminal.text(&["get", &id]).await?;

@@ -36,13 +36,14 @@ pub(super) fn distance(moment: UnixMicros, now: UnixMicros) -> String {
     if moment > now { format!("in {}", span(moment.since(now))) } else { format!("{} ago", span(now.since(moment))) }
 }
 
-/// A duration in the largest unit of which it has at least two, rounded down; below that in milliseconds.
+/// A duration in the largest unit of which it has about two or more, rounded; below that in milliseconds. So a delay of
+/// two hours is shown as that, although some time has passed since it began.
 pub(super) fn span(length: Duration) -> String {
-    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
-    let seconds = length.as_secs();
-    match UNITS.into_iter().find(|(unit_s, _)| seconds >= 2 * unit_s) {
-        Some((unit_s, name)) => format!("{} {name}", seconds / unit_s),
-        None => format!("{} ms", length.as_millis()),
+    const UNITS: [(u128, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
+    let ms = length.as_millis();
+    match UNITS.into_iter().find(|(unit_ms, _)| ms + ms / 100 >= 2 * unit_ms) {
+        Some((unit_ms, name)) => format!("{} {name}", (ms + unit_ms / 2) / unit_ms),
+        None => format!("{ms} ms"),
     }
 }
 
@@ -73,8 +74,13 @@ mod tests {
         let at = |seconds: i64| shown(UnixMicros::new(now.micros() + seconds * 1_000_000), now);
         assert_eq!(at(180), "2023-11-14T22:16:20.000Z (in 3 m)");
         assert_eq!(at(-7_300), "2023-11-14T20:11:40.000Z (2 h ago)");
-        assert_eq!(at(119), "2023-11-14T22:15:19.000Z (in 119 s)");
+        assert_eq!(at(110), "2023-11-14T22:15:10.000Z (in 110 s)");
+        assert_eq!(at(119), "2023-11-14T22:15:19.000Z (in 2 m)");
         assert_eq!(at(0), "2023-11-14T22:13:20.000Z (0 ms ago)");
         assert_eq!(span(Duration::from_secs(200_000)), "2 d");
+        assert_eq!(
+            [1_970, 1_799_900, 3_599_000, 7_199_400].map(|ms| span(Duration::from_millis(ms))),
+            ["1970 ms", "30 m", "60 m", "2 h"]
+        );
     }
 }
