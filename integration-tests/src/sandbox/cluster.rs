@@ -398,13 +398,16 @@ impl Sandbox {
         Ok(Links { databases, standby, etcd, rabbit: Proxy::start(self.rabbit().port()).await?, other_brokers })
     }
 
-    /// Polls every node for the owners of shards, for the ledger.
+    /// Polls every node of this version for the owners of shards, for the ledger. An earlier one names an owner of a
+    /// shard that has left a database, under the epoch that it had there.
     pub(super) fn watch_owners(&self) -> JoinHandle<()> {
         let (ledger, clients) = (Arc::clone(&self.ledger), self.clients());
         tokio::spawn(async move {
             loop {
-                for client in &clients {
-                    if let Ok(report) = client.cluster().await {
+                for (number, client) in clients.iter().enumerate() {
+                    if let Ok(report) = client.cluster().await
+                        && is_of_this_version(&report, &format!("node-{}", number + 1))
+                    {
                         note_owners(&ledger, &report);
                     }
                 }
@@ -412,6 +415,12 @@ impl Sandbox {
             }
         })
     }
+}
+
+/// Whether the node that made a report is of this version.
+fn is_of_this_version(report: &Value, node: &str) -> bool {
+    let mut nodes = report["nodes"].as_array().into_iter().flatten();
+    nodes.any(|one| one["name"] == node && one["version"] == env!("CARGO_PKG_VERSION"))
 }
 
 /// Records each shard's owner and epoch from the cluster's report.
