@@ -404,9 +404,9 @@ impl Sandbox {
         let (ledger, clients) = (Arc::clone(&self.ledger), self.clients());
         tokio::spawn(async move {
             loop {
-                for (number, client) in clients.iter().enumerate() {
+                for client in &clients {
                     if let Ok(report) = client.cluster().await
-                        && is_of_this_version(&report, &format!("node-{}", number + 1))
+                        && is_of_this_version(&report)
                     {
                         note_owners(&ledger, &report);
                     }
@@ -418,9 +418,10 @@ impl Sandbox {
 }
 
 /// Whether the node that made a report is of this version.
-fn is_of_this_version(report: &Value, node: &str) -> bool {
+fn is_of_this_version(report: &Value) -> bool {
+    let answers = |node: &Value| ["name", "incarnation"].iter().all(|part| node[part] == report["node"][part]);
     let mut nodes = report["nodes"].as_array().into_iter().flatten();
-    nodes.any(|one| one["name"] == node && one["version"] == env!("CARGO_PKG_VERSION"))
+    nodes.any(|node| answers(node) && node["version"] == env!("CARGO_PKG_VERSION"))
 }
 
 /// Records each shard's owner and epoch from the cluster's report.

@@ -1,6 +1,6 @@
 //! Cancels and changes of due times that share a statement.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use common::{
     ids::{QueueName, TaskId},
@@ -25,6 +25,9 @@ use crate::{
     supervise::spawn_child,
 };
 
+/// Nothing slow comes before the wait.
+const GATHERED_WITHIN: Duration = Duration::from_secs(60);
+
 fn cancelling(test: &TestDatabase, id: TaskId, keep: Keep) -> JoinHandle<Result<Guarded<Cancelled>, Error>> {
     let database = test.database.clone();
     spawn_child(async move { database.task_cancel(id, &keep).await })
@@ -37,9 +40,12 @@ fn moving(test: &TestDatabase, id: TaskId, due_at: UnixMicros) -> JoinHandle<Res
 
 /// Waits until so many cancels and changes of due times wait for their statements.
 async fn until_gathered(test: &TestDatabase, cancels: usize, changes: usize) {
-    while (test.database.cancels.waiting(), test.database.due_times.waiting()) != (cancels, changes) {
-        tokio::task::yield_now().await;
-    }
+    let gathered = async {
+        while (test.database.cancels.waiting(), test.database.due_times.waiting()) != (cancels, changes) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(GATHERED_WITHIN, gathered).await.expect("they wait for their statements");
 }
 
 /// Fails if the shared statements wait for rows that another transaction holds.
