@@ -139,7 +139,7 @@ async fn a_token_is_made_listed_and_revoked_by_hand_and_the_audit_tells_who_did_
         ensure!(made["name"] == "visitor" && made["token"].is_string(), "{made}");
         let shown = terminal.text(&["token", "list"]).await?;
         ensure!(
-            shown.contains("shop.*") && shown.contains("in force, expires in 7 h") && !shown.contains(token),
+            shown.contains("shop.*") && shown.contains("in force, expires in 8 h") && !shown.contains(token),
             "{shown}"
         );
         let (out, error) = terminal.ends(0, &["token", "list", "--limit", "1"], "").await?;
