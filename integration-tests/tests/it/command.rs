@@ -1,13 +1,16 @@
 //! The command line as a person or a script uses it: the real program against a real cluster, judged by its output
 //! and its exit code: 0 done, 1 refused, 2 usage, 3 unreachable.
 
-use std::{process::Output, time::Duration};
+use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use integration_tests::sandbox::{Sandbox, free_port, run_with};
+use integration_tests::{
+    load::Load,
+    sandbox::{Sandbox, free_port, run_with},
+};
 use serde_json::{Value, json};
 
-use crate::{flows, in_state, scenario};
+use crate::{flows, in_state, scenario, stream::Stream};
 
 /// An id that no task has.
 const NOBODY: &str = "0199f3a0-0000-7000-8000-000000000005";
@@ -299,12 +302,11 @@ async fn the_cluster_and_a_picture_of_it_at_work_are_shown() {
         ensure!(report["nodes"].as_array().is_some_and(|nodes| nodes.len() == 2), "{report}");
 
         sandbox.consume_and_ack("mail", &json!({ "settle": "confirm" })).await?;
-        let load =
-            crate::load(sandbox, &[0, 1], integration_tests::load::Load::new("mail", 60), Duration::from_secs(6));
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 60));
         flows(sandbox, 60).await?;
         let picture = terminal.json(&["top", "--once"]).await?;
         let shown = terminal.text(&["top", "--once"]).await?;
-        load.await?;
+        stream.end().await?;
         ensure!(picture["queues"][0]["queue"] == "mail", "{picture}");
         ensure!(picture["queues"][0]["submitted_per_second"].as_f64().is_some_and(|rate| rate > 5.0), "{picture}");
         ensure!(picture["lateness"]["p99_ms"].is_number() && picture["shards_unowned"] == 0, "{picture}");

@@ -143,7 +143,7 @@ async fn an_owner_frozen_for_three_leases_comes_back_without_harm() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_freeze_costs_no_shard() {
-    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(5)), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(10)), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(6));

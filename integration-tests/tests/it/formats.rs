@@ -99,7 +99,7 @@ async fn a_cloudevents_library_reads_a_task_of_json_and_one_of_bytes() {
 async fn a_payload_that_cannot_have_its_queues_format_is_refused_or_given_up_with_the_reason() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         let client = sandbox.client(0);
-        let early = submitted(sandbox, "sums", json!({ "payload": { "x": 1 }, "delay_ms": 4_000 })).await?;
+        let early = submitted(sandbox, "sums", json!({ "payload": { "x": 1 }, "delay_ms": 8_000 })).await?;
         client.put_queue("sums", &json!({ "format": "celery" })).await?;
         for payload in [json!({ "x": 1 }), json!({ "task": "a", "args": 5 })] {
             let refused = client.submit(&json!({ "queue": "sums", "payload": payload })).await;

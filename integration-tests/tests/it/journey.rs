@@ -92,7 +92,7 @@ async fn a_task_is_found_and_listed_until_and_after_it_is_done() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let (client, other) = (sandbox.client(0), sandbox.client(2));
-        let due_ms = now_ms() + 1_500;
+        let due_ms = now_ms() + 5_000;
         let number =
             submit(&client, &sandbox.ledger, "mail", due_ms, &json!({ "priority": 2, "headers": { "x": "y" } })).await;
         ensure!(number.is_ok(), "{number:?}");
@@ -171,7 +171,7 @@ async fn a_changed_task_arrives_at_its_new_time_with_its_new_payload() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let ledger = &sandbox.ledger;
-        for (first_ms, then_ms) in [(60_000, 800), (900, 2_500), (3_600_000, 0), (700, 1_400)] {
+        for (first_ms, then_ms) in [(60_000, 800), (5_000, 7_000), (3_600_000, 0), (5_000, 6_000)] {
             for node in 0..3 {
                 let number = submit(&sandbox.client(node), ledger, "mail", now_ms() + first_ms, &Value::Null).await?;
                 let id = id_of(ledger, number)?;
@@ -184,7 +184,7 @@ async fn a_changed_task_arrives_at_its_new_time_with_its_new_payload() {
         }
         ensure!(ledger.wait_all(SOON).await, "tasks are outstanding");
         let lateness = ledger.judge().lateness;
-        ensure!(lateness.max_ms < 3_000.0, "{lateness}");
+        ensure!(lateness.max_ms < 5_000.0, "{lateness}");
         Ok(())
     })
     .await;
@@ -199,7 +199,7 @@ async fn a_task_run_by_hand_arrives_at_once() {
             let number = submit(&sandbox.client(node), ledger, "mail", now_ms() + 3_600_000, &Value::Null).await?;
             ledger.may_move(number, now_ms());
             sandbox.client((node + 1) % 3).run(&id_of(ledger, number)?).await?;
-            ledger.wait_delivered(number, 1, Duration::from_secs(5)).await?;
+            ledger.wait_delivered(number, 1, SOON).await?;
             let again = sandbox.client(node).run(&id_of(ledger, number)?).await;
             ensure!(again.as_ref().is_err_and(|failure| failure.status() == Some(409)), "{again:?}");
         }
@@ -214,7 +214,7 @@ async fn a_task_not_claimed_in_time_expires_and_is_not_delivered() {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let (ledger, client) = (&sandbox.ledger, sandbox.client(0));
         client.call::<Value>(reqwest::Method::POST, "/v1/queues/mail/pause", None).await?;
-        let expires = json!({ "expires_at": now_ms() + 1_500 });
+        let expires = json!({ "expires_at": now_ms() + 4_000 });
         let lapsing = submit_now(&client, ledger, "mail", &expires).await?;
         ledger.may_lapse(lapsing);
         ledger.expect_attempts(lapsing, 0);

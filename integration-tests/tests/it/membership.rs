@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{command::Terminal, confirm, flows, lasts, load, scenario, stream::Stream, until};
 
 /// No task may be later than this while shards are handed over.
-const GAP_MS: f64 = 2_000.0;
+const GAP_MS: f64 = 5_000.0;
 const STOP_WITHIN: Duration = Duration::from_secs(30);
 
 /// Runs the whole story without a fault window: a copy anywhere in it is a violation.
@@ -59,7 +59,7 @@ async fn a_node_that_joins_takes_its_share_and_one_that_leaves_gives_it_back() {
 async fn tasks_that_come_due_while_no_node_runs_fire_when_one_is_back() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        load(sandbox, &[0], Load::new("mail", 200).due_in_ms(1_000..8_000), Duration::from_secs(3)).await?;
+        load(sandbox, &[0], Load::new("mail", 200).due_in_ms(1_000..15_000), Duration::from_secs(3)).await?;
         ensure!(sandbox.node(0).stop(STOP_WITHIN).await?.success());
         let stopped = sandbox.ledger.progress();
         ensure!(stopped.due < stopped.accepted, "every task was due before the node had stopped: {stopped:?}");
@@ -124,7 +124,7 @@ async fn a_drained_node_makes_no_copy_and_no_gap_and_serves_on_without_shards() 
             let began = std::time::Instant::now();
             let drained = terminal.json(&["cluster", "drain", name, "--wait"]).await?;
             ensure!(drained["drained"] == true && drained["shards_owned"] == 0, "{drained}");
-            ensure!(began.elapsed() < Duration::from_secs(10), "{name} was drained in {:?}", began.elapsed());
+            ensure!(began.elapsed() < STOP_WITHIN, "{name} was drained in {:?}", began.elapsed());
             ensure!(shards_of(sandbox, node).await? == (0.0, true));
             let (ready, why) = sandbox.client(node).readiness().await?;
             ensure!(ready && sandbox.master().await? == master, "{why}");

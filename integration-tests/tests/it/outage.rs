@@ -15,6 +15,9 @@ use crate::{confirm, flows, id_of, lasts, load, scenario, stream::Stream, submit
 
 const BACK_WITHIN: Duration = Duration::from_secs(80);
 
+/// No task is later than this without a reason; on an idle machine all are within some milliseconds.
+const LATE_MS: f64 = 5_000.0;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn losing_all_of_etcd_stops_no_owner() {
     scenario(Sandbox::builder(), async |sandbox| {
@@ -35,7 +38,7 @@ async fn losing_all_of_etcd_stops_no_owner() {
         ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
         let verdict = sandbox.ledger.judge();
         ensure!(verdict.unknown == 0 && verdict.refused == 0, "submissions failed:\n{verdict}");
-        ensure!(verdict.lateness.max_ms < 2_000.0, "{}", verdict.lateness);
+        ensure!(verdict.lateness.max_ms < LATE_MS, "{}", verdict.lateness);
         Ok(())
     })
     .await;
@@ -65,22 +68,23 @@ async fn a_frozen_etcd_moves_no_shard() {
         ensure!(after == before, "shards moved: {before:?} -> {after:?}");
         ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
         let lateness = sandbox.ledger.judge().lateness;
-        ensure!(lateness.max_ms < 2_000.0, "{lateness}");
+        ensure!(lateness.max_ms < LATE_MS, "{lateness}");
         Ok(())
     })
     .await;
 }
 
-/// Longer than a statement waits for a lock: claims and repairs fail or take as long. The first second of it is before
-/// the due time.
-const LOCKED_FOR: Duration = Duration::from_millis(3_500);
+/// Longer than a statement waits for a lock: claims and repairs fail or take as long. Most of it is before the due
+/// time, and 2.5 s after it.
+const LOCKED_FOR: Duration = Duration::from_millis(6_500);
+const LOCKED_BEFORE_MS: i64 = 4_000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_that_were_moved_fire_at_their_new_time_although_their_table_was_locked_at_the_old_one() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         // Sixty requests fit in, on a busy machine too.
-        let (client, due_ms) = (sandbox.client(0), now_ms() + 12_000);
+        let (client, due_ms) = (sandbox.client(0), now_ms() + 20_000);
         let mut numbers = Vec::new();
         for _ in 0..30 {
             numbers.push(submit(&client, &sandbox.ledger, "mail", due_ms, &json!({})).await?);
@@ -91,15 +95,16 @@ async fn tasks_that_were_moved_fire_at_their_new_time_although_their_table_was_l
             sandbox.ledger.moved(*number, later_ms);
         }
         let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
-        let until_due_ms = u64::try_from(due_ms - now_ms() - 1_000).context("the requests took too long")?;
-        lasts(Duration::from_millis(until_due_ms)).await;
+        let until_lock_ms =
+            u64::try_from(due_ms - now_ms() - LOCKED_BEFORE_MS).context("the requests took too long")?;
+        lasts(Duration::from_millis(until_lock_ms)).await;
         let mut transaction = connection.begin().await?;
         transaction.execute("LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").await?;
         ensure!(now_ms() < due_ms, "the table was locked after the old due time");
         lasts(LOCKED_FOR).await;
         transaction.rollback().await?;
         // Due 2.5 s from now.
-        ensure!(sandbox.ledger.wait_all(Duration::from_secs(10)).await, "moved tasks missed their time");
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "moved tasks missed their time");
         Ok(())
     })
     .await;
@@ -141,7 +146,7 @@ async fn a_killed_database_loses_nothing_that_was_accepted() {
         ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
         // 5 s after the store accepts connections, lateness is back to normal.
         let after = sandbox.ledger.lateness(back_us + 5_000_000, i64::MAX);
-        ensure!(after.max_ms < 2_000.0, "long after: {after}");
+        ensure!(after.max_ms < LATE_MS, "long after: {after}");
         sandbox.settled().await
     })
     .await;
@@ -171,7 +176,10 @@ async fn when_one_of_two_databases_stops_the_other_s_tasks_stay_on_time() {
             .filter(|(due_us, _)| (stopped_us..until_us).contains(due_us))
             .map(|(due_us, at_us)| at_us - due_us)
             .max();
-        ensure!(late_us.is_some_and(|late_us| late_us < 2_000_000), "of the first database: {late_us:?} us late");
+        ensure!(
+            late_us.is_some_and(|late_us| late_us as f64 / 1e3 < LATE_MS),
+            "of the first database: {late_us:?} us late"
+        );
         sandbox.settled().await
     })
     .await;

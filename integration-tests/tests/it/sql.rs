@@ -75,11 +75,16 @@ async fn stream_on_both(sandbox: &Sandbox, time: Duration, trouble: impl AsyncFn
     inboxes_are_empty(sandbox).await
 }
 
+/// Waits until both inboxes are empty. A task of the other database arrives there before its row goes here.
 async fn inboxes_are_empty(sandbox: &Sandbox) -> Result<()> {
     for database in 0..2 {
-        let mut connection = PgConnection::connect(&sandbox.database_url(database)).await?;
-        let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.inbox").fetch_one(&mut connection).await?;
-        ensure!(left == 0, "{left} rows are left in the inbox of database {database}");
+        let url = sandbox.database_url(database);
+        let left = || async {
+            let mut connection = PgConnection::connect(&url).await.ok()?;
+            sqlx::query_scalar::<_, i64>("SELECT count(*) FROM duetime.inbox").fetch_one(&mut connection).await.ok()
+        };
+        let empty = || async { (left().await? == 0).then_some(()) };
+        until(&format!("the inbox of database {database} is empty"), SOON, empty).await?;
     }
     Ok(())
 }
@@ -107,10 +112,11 @@ async fn an_open_transaction_that_cancels_delays_its_own_tasks_and_no_others() {
     const HELD: usize = 6;
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
+        // The requests take less time, on a busy machine too.
+        let due_ms = now_ms() + 10_000;
         let mut numbers = Vec::new();
         for _ in 0..TASKS {
-            numbers
-                .push(crate::submit(&sandbox.client(0), &sandbox.ledger, "mail", now_ms() + 2_000, &json!({})).await?);
+            numbers.push(crate::submit(&sandbox.client(0), &sandbox.ledger, "mail", due_ms, &json!({})).await?);
         }
         let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
         let mut transaction = connection.begin().await?;
@@ -158,7 +164,7 @@ async fn how_soon(sandbox: &Sandbox) -> Result<()> {
         took_ms[50], took_ms[90], took_ms[99]
     );
     // Polling alone would take a quarter of a second.
-    ensure!(took_ms[50] < 150.0, "the notification is not heard");
+    ensure!(took_ms[50] < 200.0, "the notification is not heard");
     Ok(())
 }
 

@@ -140,18 +140,18 @@ async fn killed_nodes_are_replaced_before_their_leases_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_stopped_for_five_seconds_keeps_its_shards() {
-    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(10)), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(STOP * 4), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let master = sandbox.master().await?;
         let before = sandbox.owned().await;
-        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 150), STOP * 5);
+        let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 150));
         for node in [(master + 1) % 3, master, (master + 2) % 3] {
             flows(sandbox, 100).await?;
             sandbox.pause(node)?;
             lasts(STOP).await;
             sandbox.resume(node)?;
         }
-        stream.await?;
+        stream.end().await?;
         nothing_moved(sandbox, &before).await
     })
     .await;
