@@ -229,11 +229,8 @@ impl Desk {
     /// Whether another task answers for `task`, as far as that can be read.
     async fn is_answered_by_another(&self, task: &ValidTask) -> bool {
         let Some(keyed) = &task.keyed else { return false };
-        let Ok(id) = self.find(task.queue.as_str(), task.partition_key.as_deref(), &keyed.key).await else {
-            return false;
-        };
-        let Ok(database) = self.database(id) else { return false };
-        let Ok(Some(there)) = database.task_read(id).await else { return false };
+        let there = self.read_by_key(task.queue.as_str(), task.partition_key.as_deref(), &keyed.key).await;
+        let Ok(there) = there else { return false };
         let Some(finished_at) = there.finished_at else { return true };
         let window_ms = self.parts().books.load().get(&task.queue).policy.dedup_window_ms;
         let holds_its_key = matches!(there.state, TaskState::Succeeded | TaskState::Dead);

@@ -30,8 +30,23 @@ impl Desk {
         if !self.scope.has(&task.queue) {
             return Err(self.missing_task(id).await);
         }
+        self.with_dependencies(task).await
+    }
+
+    /// The newest task with this key: an unfinished one, or else a finished one that is still kept.
+    pub(crate) async fn get_by_key(
+        &self,
+        queue: &str,
+        partition_key: Option<&str>,
+        key: &str,
+    ) -> Result<TaskView, Problem> {
+        let task = self.read_by_key(queue, partition_key, key).await?;
+        self.with_dependencies(task).await
+    }
+
+    async fn with_dependencies(&self, task: TaskRecord) -> Result<TaskView, Problem> {
         let depends_on = match task.state {
-            TaskState::Waiting => self.database(id)?.task_dependencies(id).await?,
+            TaskState::Waiting => self.database(task.id)?.task_dependencies(task.id).await?,
             _ => Vec::new(),
         };
         Ok(TaskView { depends_on, ..self.shown(task) })

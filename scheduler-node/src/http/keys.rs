@@ -1,4 +1,4 @@
-//! Tasks by business key: looks up the id, then does the same as the routes by id.
+//! Tasks by business key. A change or a cancel looks up the id, then does the same as the route by id.
 
 use axum::{
     Json,
@@ -15,9 +15,9 @@ use super::{Api, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
 
 type Place = Path<(String, String)>;
 
-pub(super) async fn show(scoped: Scoped, Path(place): Place, uri: Uri) -> Result<Response, Refusal> {
-    let id = find(&scoped, &place, &uri).await?;
-    Ok(audit::task(scoped.desk.get(id).await?))
+pub(super) async fn show(scoped: Scoped, Path((queue, key)): Place, uri: Uri) -> Result<Response, Refusal> {
+    let partition_key = query::partition_key(&uri)?;
+    Ok(audit::task(scoped.desk.get_by_key(&queue, partition_key.as_deref(), &key).await?))
 }
 
 pub(super) async fn change(

@@ -1,6 +1,6 @@
 //! Reads one task.
 
-use common::ids::TaskId;
+use common::ids::{QueueName, TaskId};
 
 use super::{Database, Error, StoreOp, rows::TaskRecord};
 
@@ -22,5 +22,29 @@ impl Database {
             row.as_ref().map(TaskRecord::read).transpose()
         })
         .await
+    }
+    /// Reads the newest task with this key: a live one if there is any, else the newest that is still kept.
+    pub async fn task_read_key(
+        &self,
+        queue: &QueueName,
+        partition_key: Option<&str>,
+        key: &str,
+    ) -> Result<Option<TaskRecord>, Error> {
+        let elsewhere = self.elsewhere();
+        let live = self.run(StoreOp::TaskRead, |pool| async move {
+            let live = sqlx::query(include_str!("queries/task_read_key.sql"))
+                .bind(queue.as_str())
+                .bind(partition_key)
+                .bind(key)
+                .bind(elsewhere);
+            live.fetch_optional(&pool).await?.as_ref().map(TaskRecord::read).transpose()
+        });
+        if let Some(task) = live.await? {
+            return Ok(Some(task));
+        }
+        match self.task_find(queue, partition_key, key).await? {
+            Some(id) => self.task_read(id).await,
+            None => Ok(None),
+        }
     }
 }

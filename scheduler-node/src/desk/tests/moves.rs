@@ -129,6 +129,7 @@ async fn each_task_is_seen_once_at_every_moment_of_a_move() {
     counter.desk.cancel(id).await.expect("cancelled");
     let found = counter.desk.find("q", None, &key).await.expect("found");
     assert_eq!(counter.desk.get(found).await.expect("read").state, TaskState::Cancelled);
+    assert_eq!(counter.desk.get_by_key("q", None, &key).await.expect("read").state, TaskState::Cancelled);
     let again = submitted(&counter, &format!(r#"{{"queue":"q","key":"{key}","delay_ms":60000}}"#)).await;
     assert_ne!(again, id, "the key is free again");
 }
@@ -136,9 +137,9 @@ async fn each_task_is_seen_once_at_every_moment_of_a_move() {
 #[tokio::test]
 async fn an_old_map_leads_every_request_to_the_new_place() {
     let (counter, tests) = with_two_databases().await;
-    let [cancelled, changed, run_now, reported] = [
+    let (changed_key, changed) = keyed_in_main(&counter, "a", r#","delay_ms":60000"#).await;
+    let [cancelled, run_now, reported] = [
         keyed_in_main(&counter, "k", r#","delay_ms":60000"#).await.1,
-        keyed_in_main(&counter, "a", r#","delay_ms":60000"#).await.1,
         keyed_in_main(&counter, "b", r#","delay_ms":60000"#).await.1,
         keyed_in_main(&counter, "c", "").await.1,
     ];
@@ -156,6 +157,9 @@ async fn an_old_map_leads_every_request_to_the_new_place() {
     forget().await;
     let change = common::wire::ChangeRequest { priority: Some(1), ..Default::default() };
     counter.desk.change(changed, change).await.expect("changed");
+    forget().await;
+    let read = counter.desk.get_by_key("q", None, &changed_key).await.expect("it is in the new place");
+    assert_eq!((read.id, read.priority), (changed, 1), "not as it was left behind");
     forget().await;
     counter.desk.run(run_now).await.expect("due now");
     forget().await;

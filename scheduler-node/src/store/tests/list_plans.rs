@@ -203,7 +203,10 @@ async fn a_key_costs_its_own_tasks_however_many_others_there_are() {
         "'big', NULL, 'often', '{}'".to_owned(),
         100,
     );
-    for (statement, types, values, most) in [live, absent, often, find] {
+    let key: String =
+        connection.fetch_one("SELECT key FROM duetime.task WHERE queue = 'big' LIMIT 1").await.unwrap().get(0);
+    let read = (include_str!("../queries/task_read_key.sql"), find.1, format!("'big', NULL, '{key}', '{{}}'"), 4);
+    for (statement, types, values, most) in [live, absent, often, find, read] {
         let plan = Plan::of(&mut connection, GENERIC, statement, types, &values).await;
         assert!(plan.rows_touched() <= most, "{} rows\n{statement}\n{plan:?}", plan.rows_touched());
     }

@@ -66,6 +66,8 @@ async fn first_sendings_and_look_ups_of_live_tasks_do_not_open_the_archive() {
     test.database.task_submit(&[new_task(fixture::fresh_id())], Sending::First).await.unwrap();
     assert_eq!(test.database.task_read(task.id).await.unwrap().map(|read| read.id), Some(task.id));
     assert_eq!(test.database.task_find(&task.queue, None, "k").await.unwrap(), Some(task.id));
+    let read = test.database.task_read_key(&task.queue, None, "k").await.unwrap();
+    assert_eq!(read.map(|read| read.id), Some(task.id));
     let dependencies = test.database.task_dependencies(waiting.id).await.unwrap();
     assert_eq!(dependencies[0].state, Some(TaskState::Scheduled));
 }
@@ -80,10 +82,13 @@ async fn a_task_that_is_revived_during_a_look_up_is_found() {
     let (reader, finder, queue) = (test.database.clone(), test.database.clone(), task.queue.clone());
     let read = spawn_child(async move { reader.task_read(task.id).await });
     let find = spawn_child(async move { finder.task_find(&queue, None, "k").await });
-    // Both have found no live task, and wait for the archive.
-    until_waiting(&test.pool, 2).await;
+    let (key_reader, queue) = (test.database.clone(), task.queue.clone());
+    let read_key = spawn_child(async move { key_reader.task_read_key(&queue, None, "k").await });
+    // All have found no live task, and wait for the archive.
+    until_waiting(&test.pool, 3).await;
     revive(&mut lock, task.id).await;
     sqlx::query("COMMIT").execute(&mut *lock).await.unwrap();
     assert_eq!(read.await.unwrap().unwrap().map(|read| read.state), Some(TaskState::Scheduled));
     assert_eq!(find.await.unwrap().unwrap(), Some(task.id));
+    assert_eq!(read_key.await.unwrap().unwrap().map(|read| read.state), Some(TaskState::Scheduled));
 }

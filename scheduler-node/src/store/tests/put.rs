@@ -158,8 +158,10 @@ async fn a_key_is_of_its_queue_and_partition() {
             put(&test, &NewTask { id: fixture::fresh_id_of(ShardId::new(0)), ..task.clone() }).await.outcome,
             PutOutcome::Refused
         );
-        let found = test.database.task_find(&task.queue, task.partition_key.as_deref(), "k").await.unwrap();
-        assert_eq!(found, Some(task.id));
+        let (queue, partition_key) = (&task.queue, task.partition_key.as_deref());
+        assert_eq!(test.database.task_find(queue, partition_key, "k").await.unwrap(), Some(task.id));
+        let read = test.database.task_read_key(queue, partition_key, "k").await.unwrap();
+        assert_eq!(read.map(|read| (read.id, read.queue)), Some((task.id, queue.clone())));
     }
 }
 
