@@ -47,6 +47,10 @@ pub enum SkipReason {
     WouldExpire,
     /// Another task has the key of this dead task by now.
     KeyTaken,
+    /// Another transaction locks the task's row.
+    Held,
+    /// The database stopped answering before this task of a shift had its turn, or during it.
+    Unavailable,
 }
 
 impl BulkAction {

@@ -5,7 +5,7 @@ use common::wire::{
     screen::{Trouble, TroubleKind},
 };
 use lapin::types::FieldTable;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     ack::AckHandle,
@@ -79,6 +79,7 @@ pub struct Incoming {
     /// The reason why the message did not come as it was sent. With such a reason, no other field is meaningful.
     pub trouble: Option<Trouble>,
     pub ack: AckHandle,
+    pub arrived_at: Instant,
 }
 
 /// All subscriptions of one connection.
@@ -152,6 +153,7 @@ impl Returns {
             // A delivery that was given up counts by its id alone, so its body may be of any size.
             trouble: trouble.filter(|of| self.source == Source::Results || of.kind == TroubleKind::Unreadable),
             ack,
+            arrived_at: Instant::now(),
             body: delivery.data,
         }
     }

@@ -180,7 +180,7 @@ pub const KEYS: &[Key] = &[
     key("audit.keep_days", "400", "how long audit records are kept; the same on every node"),
     key("console.show_payloads", "true", "whether the web console shows payloads and results"),
     key("scheduler.horizon_ms", "10000", "how far ahead due tasks are loaded into memory"),
-    key("scheduler.heap_entries", "1000000", "most due tasks kept in memory, about 40 bytes each"),
+    key("scheduler.heap_entries", "1000000", "most due tasks kept in memory, about 70 bytes each"),
     key(
         "scheduler.claim_ahead_ms",
         "100",

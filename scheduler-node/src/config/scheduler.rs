@@ -12,7 +12,7 @@ use super::complaint::Complaints;
 pub struct Scheduler {
     /// How far ahead the heap is filled.
     pub horizon_ms: u64,
-    /// Most entries of the heap, about 40 bytes each.
+    /// Most entries of the heap, about 70 bytes each.
     pub heap_entries: usize,
     /// How long before its due time a task may be claimed at most, to hide the database's round trip. Beyond
     /// 100 ms, the node uses as much of it as claims lately took.

@@ -288,6 +288,8 @@ fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts)
             SkipReason::InFlight => "are in flight, or have finished",
             SkipReason::WouldExpire => "would expire before they are due",
             SkipReason::KeyTaken => "have a key that another task now has",
+            SkipReason::Held => "are locked by another transaction",
+            SkipReason::Unavailable => "may or may not be shifted, because the database stopped answering",
         };
         (why, *tasks)
     };

@@ -33,6 +33,9 @@ use crate::store::{
 /// The longest time until an answer, give or take a batch. Clients wait for 30 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
+/// What one batch has done, the position of the next, and the problem that ended it early.
+type Step = (BatchCounts, Option<Position>, Option<Problem>);
+
 /// The outcome of one batch.
 #[derive(Debug, Default)]
 struct BatchCounts {
@@ -79,9 +82,13 @@ impl Desk {
                 break;
             }
             match self.step(&bulk, at, room.min(BATCH)).await {
-                Ok((batch, next)) => {
+                Ok((batch, next, problem)) => {
                     counts.add(batch);
                     position = next;
+                    interrupted = problem;
+                    if interrupted.is_some() {
+                        break;
+                    }
                 }
                 // The answer reports the work done so far together with the problem.
                 Err(problem) if counts.matched > 0 => {
@@ -105,13 +112,8 @@ impl Desk {
         })
     }
 
-    /// Handles one batch, and returns the position of the next one.
-    async fn step(
-        &self,
-        bulk: &ValidBulk,
-        at: &Position,
-        most: usize,
-    ) -> Result<(BatchCounts, Option<Position>), Problem> {
+    /// Handles one batch.
+    async fn step(&self, bulk: &ValidBulk, at: &Position, most: usize) -> Result<Step, Problem> {
         if at.map != self.map() && !may_repeat(bulk.act) {
             return Err(Problem::conflict(
                 "a shard has moved to another database since this request began, so some tasks may be left or be \
@@ -133,9 +135,16 @@ impl Desk {
             counts.done = fit.len() as u64;
         } else if !fit.is_empty() {
             let (desk, database, act) = (self.clone(), Arc::clone(&database), bulk.act);
-            counts.add(run_to_end(async move { desk.act(&database, act, fit).await }).await?);
+            let (acted, problem) = run_to_end(async move { desk.act(&database, act, fit).await }).await?;
+            counts.add(acted);
+            if problem.is_some() && may_repeat(act) {
+                // The batch comes again, and what is done matches no more.
+                counts.matched = counts.done + counts.refused.values().sum::<u64>();
+                return Ok((counts, Some(at), problem));
+            }
+            return Ok((counts, self.after(&at, step.next, false), problem));
         }
-        Ok((counts, self.after(&at, step.next, bulk.dry_run)))
+        Ok((counts, self.after(&at, step.next, bulk.dry_run), None))
     }
 
     /// The position of the next batch. If the map of the shards has changed since the walk began, tasks may have gone
@@ -183,8 +192,13 @@ impl Desk {
     }
 
     /// Applies the action to a batch: in one statement to the rows that no other transaction locks, one by one
-    /// to the rest.
-    async fn act(&self, database: &Database, act: BulkAction, batch: Vec<FoundTask>) -> Result<BatchCounts, Problem> {
+    /// to the rest. Also returns the problem that ended it early.
+    async fn act(
+        &self,
+        database: &Database,
+        act: BulkAction,
+        batch: Vec<FoundTask>,
+    ) -> Result<(BatchCounts, Option<Problem>), Problem> {
         let keep = Keep::of(&self.parts().books.load());
         let done = match database.bulk_act(act, &batch, &keep).await {
             // Each task is changed on its own below, in the place of its shard.
@@ -193,17 +207,34 @@ impl Desk {
         };
         let mut counts = self.count_done(&done);
         let done: BTreeSet<TaskId> = done.iter().map(BulkChange::id).collect();
-        for found in batch.iter().filter(|found| !done.contains(&found.seen.id)) {
+        let left: Vec<&FoundTask> = batch.iter().filter(|found| !done.contains(&found.seen.id)).collect();
+        // Known once a task was waited for in vain.
+        let mut held = BTreeSet::new();
+        for (nth, found) in left.iter().enumerate() {
+            if held.contains(&found.seen.id) {
+                counts.refuse(SkipReason::Held);
+                continue;
+            }
             match self.act_singly(act, found).await {
                 Ok(cancelled) => {
                     counts.done += 1;
                     counts.no_further_attempts += u64::from(cancelled == Some(CancelOutcome::NoFurtherAttempts));
                 }
-                Err(problem) if problem.status >= 500 => return Err(problem),
-                Err(problem) => counts.refuse(reason_left(&problem)),
+                Err(problem) if problem.status < 500 => counts.refuse(reason_left(&problem)),
+                Err(problem) => {
+                    held = held_of(database, &left[nth..]).await;
+                    if held.contains(&found.seen.id) {
+                        counts.refuse(SkipReason::Held);
+                        continue;
+                    }
+                    if !may_repeat(act) {
+                        left[nth..].iter().for_each(|_| counts.refuse(SkipReason::Unavailable));
+                    }
+                    return Ok((counts, Some(problem)));
+                }
             }
         }
-        Ok(counts)
+        Ok((counts, None))
     }
 
     /// Counts the changes, and nudges the owners of the tasks that have a new moment to act on.
@@ -243,6 +274,12 @@ impl Desk {
         }
         Ok(None)
     }
+}
+
+/// The tasks that another transaction locks. Empty if the database does not tell.
+async fn held_of(database: &Database, tasks: &[&FoundTask]) -> BTreeSet<TaskId> {
+    let ids: Vec<TaskId> = tasks.iter().map(|found| found.seen.id).collect();
+    database.task_held(&ids).await.unwrap_or_default().into_iter().collect()
 }
 
 /// Whether a second walk leaves alone what the first has done.

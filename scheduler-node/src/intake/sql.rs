@@ -62,6 +62,10 @@ const FORGET_EVERY: Duration = Duration::from_secs(60);
 /// A row is left to the owner of its shard for this long: a hundred times what an owner takes.
 const OTHERS_AFTER: Duration = Duration::from_secs(1);
 
+/// The pause before a row is tried again that another transaction locks, or whose key a locked task has. The rows
+/// behind it have their turn meanwhile.
+const HELD_AGAIN: Duration = LOOK_EVERY;
+
 /// A database that did not take its rows is avoided for this long, since its rows would stand before all others. By
 /// then the prober knows what is wrong with it.
 const AVOIDED: Duration = Duration::from_secs(5);
@@ -257,7 +261,8 @@ impl SqlIntake {
         if away {
             let leaving = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
             let leaving: BTreeMap<TaskId, LeavingRow> = leaving.into_iter().map(|row| (row.id, row)).collect();
-            tasks.retain(|task| leaving.contains_key(&task.id));
+            let held = tasks.extract_if(.., |task| !leaving.contains_key(&task.id));
+            passed.leave_alone(held.map(|task| task.id), HELD_AGAIN);
             fail::fail_point!("after_inbox_leave", |_| std::process::abort());
             tasks = self.keep_cancelled(index, tasks, &leaving, passed).await?;
         }
@@ -333,12 +338,16 @@ impl SqlIntake {
         let tried = try_each(&tasks, |part| database.sql.task_collect(part, source)).await;
         let tried = database.suspects.judge(StoreOp::TaskCollect, &tasks, tried, |task| task.id);
         let others_pass = !tried.answers.is_empty();
-        let made: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
-        let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
+        let made_ids: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
+        let made: Vec<&NewTask> = tasks.iter().filter(|task| made_ids.contains(&task.id)).collect();
         self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
         self.note(made.iter().map(|task| &task.queue));
+        let refused: Vec<_> = tried.refused.iter().map(|refused| self.refused(refused)).collect();
         let (waiting, failed) = passed.leave(tried.left, others_pass, |task| task.id);
-        PutAway { refused: tried.refused.iter().map(|refused| self.refused(refused)).collect(), waiting, failed }
+        if source.is_none() && failed.is_none() {
+            passed.leave_held(&tasks, |id| made_ids.contains(id) || refused.iter().any(|(of, _)| of == id));
+        }
+        PutAway { refused, waiting, failed }
     }
 
     /// Writes the tasks that have a key or wait for others.
@@ -369,6 +378,14 @@ impl SqlIntake {
         self.releaser.look(database, &waiting).await?;
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
         let (waiting, failed) = passed.leave(tried.left, others_pass, |task| task.id);
+        if failed.is_none() {
+            let outcomes: BTreeMap<TaskId, PutOutcome> =
+                collected.iter().map(|one| (one.id, one.put.outcome)).collect();
+            passed.leave_held(&tasks, |id| match outcomes.get(id) {
+                Some(outcome) => *outcome != PutOutcome::Busy,
+                None => source.is_some(),
+            });
+        }
         let mut left = PutAway { refused, waiting, failed };
         for Collected { id, first, put } in collected {
             if put.outcome == PutOutcome::Busy {

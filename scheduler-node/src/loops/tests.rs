@@ -1,6 +1,7 @@
 //! Each loop gets a row that the database refuses: its neighbours pass, the loop goes on, and the row is set aside
 //! with its reason.
 
+mod held;
 mod trouble;
 
 use std::{

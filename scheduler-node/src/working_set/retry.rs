@@ -9,6 +9,8 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use tokio::time::Instant;
+
 use crate::store::{Error, Fault};
 
 /// The pause after the first failure; it doubles with each further one.
@@ -50,6 +52,15 @@ pub struct Done<'a, I, T> {
     pub moved: Vec<&'a I>,
     /// The rows that another transaction holds. They are not written; the caller tries them again later.
     pub held: Vec<&'a I>,
+    /// The rows that are left of an outage. Some of them may be written. Empty without a limit of patience.
+    pub away: Vec<&'a I>,
+}
+
+impl<I, T> Default for Done<'_, I, T> {
+    fn default() -> Self {
+        let (answers, refused, moved, held, away) = Default::default();
+        Self { answers, refused, moved, held, away }
+    }
 }
 
 impl<'a, I, T> Done<'a, I, T> {
@@ -105,14 +116,16 @@ pub async fn until_done<'a, I, T, F>(what: &str, items: &'a [I], write: impl Fn(
 where
     F: Future<Output = Result<T, Error>>,
 {
-    until_done_or_held(what, items, |_| std::future::ready(Vec::new()), write).await
+    until_done_or_held(what, items, None, |_| std::future::ready(Vec::new()), write).await
 }
 
 /// As [`until_done`], but leaves out the rows that another transaction holds. `held` finds out after contention, for
-/// each row of a part; an empty answer means none. So one lock costs the batch one wait.
+/// each row of a part; an empty answer means none. So one lock costs the batch one wait. `patience`: after an outage of
+/// this time the rest goes back to the caller; `None`: it waits for the end of the outage.
 pub async fn until_done_or_held<'a, I, T, F, H>(
     what: &str,
     items: &'a [I],
+    patience: Option<Duration>,
     held: impl Fn(&'a [I]) -> H,
     write: impl Fn(&'a [I]) -> F,
 ) -> Done<'a, I, T>
@@ -120,9 +133,9 @@ where
     F: Future<Output = Result<T, Error>>,
     H: Future<Output = Vec<bool>>,
 {
-    let mut done = Done { answers: Vec::new(), refused: Vec::new(), moved: Vec::new(), held: Vec::new() };
+    let mut done = Done::default();
     let mut parts: VecDeque<(&[I], u32)> = VecDeque::from([(items, 0)]);
-    let (mut pause, mut logged) = (FIRST_PAUSE, false);
+    let (mut pause, mut logged, mut away_since) = (FIRST_PAUSE, false, None);
     while let Some((part, failures)) = parts.pop_front() {
         if part.is_empty() {
             continue;
@@ -130,7 +143,7 @@ where
         let error = match write(part).await {
             Ok(answer) => {
                 done.answers.push(answer);
-                pause = FIRST_PAUSE;
+                (pause, away_since) = (FIRST_PAUSE, None);
                 continue;
             }
             Err(error) if error.is_moved() => {
@@ -141,6 +154,13 @@ where
         };
         if !std::mem::replace(&mut logged, true) {
             tracing::warn!(database = %error.database, rows = items.len(), error = &error as &dyn std::error::Error, "{what} could not be written; retrying");
+        }
+        if error.fault() == Fault::Outage {
+            let since = *away_since.get_or_insert_with(Instant::now);
+            if patience.is_some_and(|patience| since.elapsed() >= patience) {
+                done.away.extend(part.iter().chain(parts.drain(..).flat_map(|(part, _)| part)));
+                break;
+            }
         }
         let held = if error.is_contention() { held(part).await } else { Vec::new() };
         if held.contains(&true) {

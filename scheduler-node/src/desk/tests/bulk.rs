@@ -184,6 +184,67 @@ async fn tasks_that_are_run_or_moved_near_are_put_before_their_owner() {
     assert_eq!(again.matched, 0, "a due task already runs");
 }
 
+const SHIFT_MS: i64 = 7_200_000;
+
+/// Three tasks of a queue, the second locked by a transaction that stays open.
+async fn one_of_three_held(counter: &Counter, test: &fixture::TestDatabase) -> (Vec<TaskId>, fixture::RowLock) {
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(submitted(counter, r#"{"queue":"a","delay_ms":600000}"#).await);
+    }
+    let lock = test.lock_row(ids[1]).await;
+    (ids, lock)
+}
+
+async fn due_at(counter: &Counter, ids: &[TaskId]) -> Vec<i64> {
+    let mut due_at = Vec::new();
+    for id in ids {
+        due_at.push(counter.desk.get(*id).await.expect("it is there").due_at.micros());
+    }
+    due_at
+}
+
+fn shifted(before: &[i64], by: [i64; 3]) -> Vec<i64> {
+    before.iter().zip(by).map(|(at, shifts)| at + shifts * SHIFT_MS * 1_000).collect()
+}
+
+#[tokio::test]
+async fn a_task_that_an_open_transaction_locks_is_left_out_and_the_rest_is_shifted_once() {
+    let (counter, test) = fresh().await;
+    let (ids, lock) = one_of_three_held(&counter, &test).await;
+    let before = due_at(&counter, &ids).await;
+    let json = format!(r#"{{"action":"move","filter":{{"queue":"a"}},"shift_ms":{SHIFT_MS}}}"#);
+    let answer = bulk(&counter, &json).await.expect("answered");
+    assert_eq!((answer.matched, answer.done, answer.refused.get(&SkipReason::Held)), (3, 2, Some(&1)), "{answer:?}");
+    assert!(answer.next_cursor.is_none() && answer.interrupted.is_none(), "{answer:?}");
+    assert_eq!(due_at(&counter, &ids).await, shifted(&before, [1, 0, 1]));
+    let cancelled = bulk(&counter, r#"{"action":"cancel","filter":{"queue":"a"}}"#).await.expect("answered");
+    assert_eq!((cancelled.done, cancelled.refused.get(&SkipReason::Held)), (2, Some(&1)), "{cancelled:?}");
+    lock.release().await;
+    let cancelled = bulk(&counter, r#"{"action":"cancel","filter":{"queue":"a"}}"#).await.expect("answered");
+    assert_eq!((cancelled.done, cancelled.refused.len()), (1, 0), "{cancelled:?}");
+}
+
+#[tokio::test]
+async fn a_shift_that_an_outage_ends_early_goes_on_behind_what_it_has_shifted() {
+    let (counter, test) = fresh().await;
+    let (ids, lock) = one_of_three_held(&counter, &test).await;
+    let before = due_at(&counter, &ids).await;
+    // The disk is full when it is the turn of the task that was locked.
+    test.fail_with("53100", "UPDATE", "task", "id", &ids[1].uuid().to_string()).await;
+    let json = format!(r#"{{"action":"move","filter":{{"queue":"a"}},"shift_ms":{SHIFT_MS}}}"#);
+    let desk = counter.desk.clone();
+    let request = json.clone();
+    let moving = spawn_child(async move { desk.bulk(BulkRequest::parse(&request).expect("a request")).await });
+    test.until_waiting(1).await;
+    lock.release().await;
+    let answer = soon("an answer", moving).await.unwrap().expect("answered");
+    assert_eq!((answer.matched, answer.done), (3, 2), "{answer:?}");
+    assert_eq!(answer.refused.get(&SkipReason::Unavailable), Some(&1), "{answer:?}");
+    assert!(answer.interrupted.is_some() && answer.next_cursor.is_none(), "{answer:?}");
+    assert_eq!(due_at(&counter, &ids).await, shifted(&before, [1, 0, 1]));
+}
+
 #[tokio::test]
 async fn a_dead_task_is_not_retried_beside_a_newer_one_with_its_key() {
     let (counter, _test) = fresh().await;

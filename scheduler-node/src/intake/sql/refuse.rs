@@ -8,7 +8,7 @@ use std::{
 
 use common::{ids::TaskId, task::NewTask, wire::Problem};
 
-use super::{Passed, SqlIntake};
+use super::{HELD_AGAIN, Passed, SqlIntake};
 use crate::{
     store::{Error, Fault, StoreOp, inbox::InboxRow},
     working_set::{
@@ -18,20 +18,28 @@ use crate::{
     },
 };
 
-/// The most rows that are left alone; beyond it the first of them are tried again.
-const ASIDE_MOST: usize = 1_000;
+/// The most rows that are left alone; beyond it the first of them are tried again. Each look sends their ids.
+const ASIDE_MOST: usize = 10_000;
 
 /// The pause before a row is tried again that may be at fault, so that the rows behind it have their turn.
 const SUSPECT_AGAIN: Duration = Duration::from_secs(2);
 
 impl Passed {
     /// Leaves rows alone for a while.
-    fn leave_alone(&mut self, ids: impl IntoIterator<Item = TaskId>, pause: Duration) {
+    pub(super) fn leave_alone(&mut self, ids: impl IntoIterator<Item = TaskId>, pause: Duration) {
         let until = Instant::now() + pause;
         self.aside.extend(ids.into_iter().map(|id| (id, until)));
         while self.aside.len() > ASIDE_MOST {
             self.aside.pop_first();
         }
+    }
+
+    /// Leaves those of `tasks` alone for a moment that are not done: another transaction locks the row, or the task
+    /// that has its key.
+    pub(super) fn leave_held(&mut self, tasks: &[NewTask], is_done: impl Fn(&TaskId) -> bool) {
+        let held: Vec<TaskId> =
+            tasks.iter().map(|task| task.id).filter(|id| !is_done(id) && !self.aside.contains_key(id)).collect();
+        self.leave_alone(held, HELD_AGAIN);
     }
 
     /// Leaves rows alone for a moment whose write failed as with a bug, and returns them. Any other failure is to end

@@ -212,7 +212,7 @@ impl<S: Statements> Settler<S> {
                     async move { self.databases.are_held(ids).await }
                 };
                 let write_part = |part: &[R]| write(database.sql.clone(), part.to_vec());
-                let done = until_done_or_held(WHAT, &rows, are_held, write_part).await;
+                let done = until_done_or_held(WHAT, &rows, None, are_held, write_part).await;
                 for refused in done.refused {
                     let (id, attempt) = name(refused.item);
                     database.set_attempt_aside(Kind::Confirm, id, attempt, &refused.error).await;

@@ -5,10 +5,11 @@
 -- In an ordered queue ($10) a lane with a key gives only its head. The head is the task that was started and is not
 -- finished, or otherwise the first by (due_at, id). While that task is in flight or waits for its retry, the lane
 -- gives nothing.
--- Guard: as in task_claim.sql, and still `ready`; the statement skips rows that another statement locks. A node runs
--- one pick of a queue at a time, and the fence keeps other nodes out. So a decision from counts that were read before
--- this statement still holds. The index task_in_order refuses a second started task of an ordered lane whatever
--- happens. The statement starts nothing when the queue has turned since revision $12 (task_claim.sql).
+-- Guard: as in task_claim.sql, and still `ready`; the statement skips rows that another statement locks, and starts
+-- the tasks behind them, except in a lane that gives only its head. A node runs one pick of a queue at a time, and the
+-- fence keeps other nodes out. So a decision from counts that were read before this statement still holds. The index
+-- task_in_order refuses a second started task of an ordered lane whatever happens. The statement starts nothing when
+-- the queue has turned since revision $12 (task_claim.sql).
 -- $1 queue; $2 shards and $3 epochs presented (pairwise, by shard); $4 the look-again time; $5 priorities; $6 the
 -- number of tasks of each; $7 and $8 where each walk begins: the position in $2 (from 1), and the lane after which it
 -- starts there (pairwise); $9 the limit of steps; $10 ordered; $11 counted; $12 the revision of the queues that the
@@ -90,7 +91,8 @@ WITH RECURSIVE fence AS MATERIALIZED (
                       AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
                       AND t.id <> ALL($13::uuid[])
                     ORDER BY t.due_at, t.id
-                    LIMIT (l.wanted + l.lanes - 1) / l.lanes) AS oldest) AS c
+                    LIMIT (l.wanted + l.lanes - 1) / l.lanes
+                      FOR NO KEY UPDATE SKIP LOCKED) AS oldest) AS c   -- the neighbours of a locked row take its turn
 ), locked AS MATERIALIZED (
     SELECT t.id
       FROM candidate AS c

@@ -334,7 +334,8 @@ async fn a_pick_passes_over_what_another_statement_holds() {
     let mut picker = Picker::new(&test).await;
     let ids = ready(&test, &["", ""]).await;
     let lock = test.lock_row(ids[0]).await;
-    assert_eq!(picker.ids(2).await, BTreeSet::from([ids[1]]));
+    assert_eq!(picker.ids(1).await, BTreeSet::from([ids[1]]), "not only when there is room for both");
+    assert_eq!(picker.ids(2).await, BTreeSet::new());
     lock.release().await;
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("ready"));
 }

@@ -211,6 +211,24 @@ async fn what_is_due_is_read_with_the_next_moment_and_others_wait_their_time() {
 }
 
 #[tokio::test]
+async fn schedules_that_an_open_transaction_holds_are_not_read_and_their_neighbours_are() {
+    let test = database().await;
+    for name in ["a", "b", "c"] {
+        added(&test, name).await;
+    }
+    let mut holder = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
+    sqlx::query("UPDATE duetime.schedule SET payload = '' WHERE name <= 'b'").execute(&mut *holder).await.unwrap();
+    let names = async |most| {
+        let due = test.database.schedule_due(Duration::ZERO, most, &[]).await.unwrap();
+        due.schedules.into_iter().map(|read| read.unwrap().record.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(1).await, ["c"], "those that are held take no place");
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+    assert_eq!(names(3).await.len(), 3);
+}
+
+#[tokio::test]
 async fn one_that_cannot_be_read_does_not_keep_the_others_from_it() {
     let test = database().await;
     added(&test, "good").await;

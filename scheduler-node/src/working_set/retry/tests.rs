@@ -62,11 +62,27 @@ fn what_strikes_every_row_is_no_fault_of_the_row() {
 #[test]
 fn rows_that_are_held_leave_their_part_and_the_rows_between_them_stay_together() {
     let items = [1, 2, 3, 4, 5];
-    let mut done: Done<'_, i32, ()> =
-        Done { answers: Vec::new(), refused: Vec::new(), moved: Vec::new(), held: Vec::new() };
+    let mut done: Done<'_, i32, ()> = Done::default();
     let parts = done.take_held(&items, &[true, false, false, true, false]);
     assert_eq!(parts, [&[][..], &[2, 3], &[5]]);
     assert_eq!(done.held, [&1, &4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_of_a_long_outage_goes_back_and_a_short_one_is_waited_out() {
+    let (patience, items) = (Duration::from_secs(10), [1, 2, 3, 4]);
+    for (away, left) in [(Duration::from_secs(60), vec![&1, &2, &3, &4]), (Duration::from_secs(5), vec![])] {
+        let begun = tokio::time::Instant::now();
+        let write = |part: &[u32]| {
+            let answer = if begun.elapsed() < away { Err(outage()) } else { Ok(part.len()) };
+            std::future::ready(answer)
+        };
+        let none = |_: &[u32]| std::future::ready(Vec::new());
+        let done = until_done_or_held("numbers", &items, Some(patience), none, write).await;
+        assert_eq!(done.away, left);
+        assert_eq!(done.answers.iter().sum::<usize>(), items.len() - left.len());
+        assert!(begun.elapsed() <= patience.max(away) + LONGEST_PAUSE, "{:?}", begun.elapsed());
+    }
 }
 
 #[tokio::test]

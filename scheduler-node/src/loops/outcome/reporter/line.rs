@@ -2,6 +2,9 @@
 //!
 //! A report whose row another transaction holds leaves the line and waits without an ack. It is tried again at
 //! intervals, so an application's open transaction delays the reports on its own tasks and no others.
+//!
+//! In an outage of the database the reports go back to the broker after a while. Another node may reach the database,
+//! and reports on tasks of other databases find room in the prefetch.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,6 +37,14 @@ const BATCH: usize = 500;
 /// `OWN_DELIVERY_LIMIT` says, which is more than a week at this pace.
 const HELD_MOST: usize = 100;
 
+/// The longest time that such a report stays here without an ack. RabbitMQ closes the channel of a consumer that has
+/// not acked a message for half an hour (`consumer_timeout`).
+pub(super) const HELD_LONGEST: Duration = Duration::from_secs(600);
+
+/// The time for which reports wait for a database that is away. Then they go back to the broker, before the deadlines
+/// of most attempts. Each of them may come again at once.
+const AWAY_LONGEST: Duration = Duration::from_secs(10);
+
 /// The pause before a report is given back that the database refuses in every form. Until then the broker delivers
 /// others in its place.
 const GIVE_BACK_AFTER: Duration = Duration::from_secs(10);
@@ -48,6 +59,8 @@ const STOPPING: Reported = Reported::Applied { stopping: true };
 struct Answers {
     /// No database takes them, because a shard is moving.
     moved: HashSet<usize>,
+    /// Their database is away.
+    away: HashSet<usize>,
     /// Another transaction holds their rows. The event is the one to try again.
     held: HashMap<usize, AttemptEvent>,
     /// The database neither writes nor keeps them.
@@ -116,6 +129,7 @@ impl<S: Statements> Reporter<S> {
         let done = until_done_or_held(
             WHAT,
             &messages,
+            Some(AWAY_LONGEST),
             |part| self.databases.are_held(part.iter().map(|(id, ..)| *id).collect()),
             |part| self.apply_in_place(part.iter().map(|(id, event, _)| (*id, event.clone())).collect()),
         )
@@ -125,7 +139,7 @@ impl<S: Statements> Reporter<S> {
         for (place, (id, event, message)) in messages.into_iter().enumerate() {
             if let Some(event) = answers.held.remove(&place) {
                 left.push((id, event, message));
-            } else if answers.moved.contains(&place) {
+            } else if answers.moved.contains(&place) || answers.away.contains(&place) {
                 message.ack.requeue().await;
             } else if answers.unkept.contains(&place) {
                 give_back(id, message);
@@ -154,9 +168,14 @@ impl<S: Statements> Reporter<S> {
             let database = database.name();
             tracing::warn!(%database, messages = done.held.len(), "other transactions lock the tasks of these reports; trying them again at intervals");
         }
+        if !done.away.is_empty() {
+            let database = database.name();
+            tracing::warn!(%database, messages = done.away.len(), "the database is away; giving these reports back to the broker, for any node that reaches it");
+        }
         let place_of = |report: &ReadReport| messages.iter().position(|message| std::ptr::eq(message, report));
         let mut answers = Answers::default();
         answers.moved.extend(done.moved.into_iter().filter_map(place_of));
+        answers.away.extend(done.away.into_iter().filter_map(place_of));
         answers.held.extend(done.held.into_iter().filter_map(|held| Some((place_of(held)?, held.1.clone()))));
         for Refused { item, error } in done.refused {
             let fate = self.refused(database, item, &error).await;
@@ -186,6 +205,7 @@ impl<S: Statements> Reporter<S> {
         let done = until_done_or_held(
             WHAT,
             &bare,
+            None,
             |_| self.databases.are_held(vec![*id]),
             |bare| self.apply_in_place(vec![(*id, bare[0].clone())]),
         )
@@ -208,9 +228,11 @@ fn give_back(id: TaskId, message: Incoming) {
     });
 }
 
-/// Returns the newest reports beyond [`HELD_MOST`] to the broker.
-async fn return_surplus(held: &mut Vec<ReadReport>) {
-    for (_, _, message) in held.drain(held.len().min(HELD_MOST)..) {
+/// Returns the reports that have waited for [`HELD_LONGEST`] to the broker, and the newest beyond [`HELD_MOST`].
+pub(super) async fn return_surplus(held: &mut Vec<ReadReport>) {
+    let mut surplus = held.split_off(held.len().min(HELD_MOST));
+    surplus.extend(held.extract_if(.., |(.., message)| message.arrived_at.elapsed() >= HELD_LONGEST));
+    for (.., message) in surplus {
         message.ack.requeue().await;
     }
 }

@@ -132,3 +132,17 @@ async fn a_report_waits_until_the_place_of_its_shard_is_known() {
     places.tell(&[Some(vec![here])]);
     until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_that_is_held_for_ten_minutes_goes_back_to_the_broker() {
+    let (mut bench, id) = (bench::Bench::new().await, fixture::fresh_id());
+    bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
+    let mut held = vec![(id, AttemptEvent::Deadline, bench.next().await)];
+    line::return_surplus(&mut held).await;
+    assert_eq!(held.len(), 1, "it has just come");
+    let arrived_at = &mut held[0].2.arrived_at;
+    *arrived_at = arrived_at.checked_sub(line::HELD_LONGEST).expect("a moment");
+    line::return_surplus(&mut held).await;
+    assert!(held.is_empty());
+    assert_eq!(bench.next().await.correlation_id, Some(id.to_string()), "it comes again");
+}

@@ -1,0 +1,69 @@
+//! Rows that open transactions lock, in numbers, and databases that are away: neighbours go on.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sqlx::AssertSqlSafe;
+
+use super::*;
+
+/// More rows than one pass of the intake reads.
+const ROWS: i64 = 300;
+
+#[tokio::test]
+async fn rows_of_an_inbox_that_are_locked_or_whose_key_is_keep_no_other_waiting() {
+    let loops = Loops::new().await;
+    let execute =
+        async |sql: &str| sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&loops.test.pool).await.unwrap();
+    execute("SELECT duetime.submit('orders', '1', now() + interval '1 hour', key => 'k')").await;
+    spawn_child(loops.sql_intake().run(CancellationToken::new()));
+    until(|| async { loops.test.live().await == 1 }).await;
+    let id: uuid::Uuid = sqlx::query_scalar("SELECT id FROM duetime.task").fetch_one(&loops.test.pool).await.unwrap();
+    let keyed = loops.test.lock_row(TaskId::from_uuid(id)).await;
+    // The holder of these rows submits and locks them in transactions of its own, before the intake sees them.
+    let mut holder = loops.test.pool.acquire().await.unwrap();
+    let locked = format!(
+        "BEGIN; SELECT duetime.submit('orders', to_jsonb(n)) FROM generate_series(1, {ROWS}) n; COMMIT AND CHAIN;
+         SELECT FROM duetime.inbox FOR UPDATE"
+    );
+    sqlx::raw_sql(AssertSqlSafe(locked)).execute(&mut *holder).await.unwrap();
+    let replace = r#"options => '{"on_duplicate": "replace"}'"#;
+    execute(&format!(
+        "SELECT duetime.submit('orders', to_jsonb(n), now() + interval '1 hour', key => 'k', {replace})
+           FROM generate_series(1, {ROWS}) n"
+    ))
+    .await;
+    execute("SELECT duetime.submit('orders', '\"last\"', now() + interval '1 hour')").await;
+    let last = "SELECT EXISTS (SELECT FROM duetime.task WHERE payload = '\"last\"')";
+    until(|| async { sqlx::query_scalar::<_, bool>(last).fetch_one(&loops.test.pool).await.unwrap() }).await;
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+    keyed.release().await;
+    let left = "SELECT count(*) FROM duetime.inbox";
+    until(|| async { sqlx::query_scalar::<_, i64>(left).fetch_one(&loops.test.pool).await.unwrap() == 0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_go_back_to_the_broker_while_their_database_is_away_and_are_applied_afterwards() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    // The disk is full for these tasks: an outage of a part of the database.
+    loops.test.fail_with("53100", "INSERT", "archive", "queue", "orders").await;
+    let hand = bench.hand().await;
+    let mut arriving = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
+    let (passed_on, incoming) = mpsc::channel(1);
+    let arrivals = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&arrivals);
+    spawn_child(async move {
+        while let Some(message) = arriving.recv().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            passed_on.send(message).await.expect("the reporter runs");
+        }
+    });
+    let (reporter, stop) = (loops.reporter(), CancellationToken::new());
+    spawn_child(reporter.add_line(stop.clone()));
+    spawn_child(reporter.run(incoming, stop));
+    hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[0])).await;
+    // It comes again after it went back, so another node would get it too.
+    until(|| async { arrivals.load(Ordering::Relaxed) > 1 }).await;
+    sqlx::raw_sql("DROP FUNCTION public.refuse() CASCADE").execute(&loops.test.pool).await.unwrap();
+    loops.until_state(ids[0], "succeeded").await;
+}
