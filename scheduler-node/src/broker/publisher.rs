@@ -176,7 +176,7 @@ impl Publisher {
     }
 
     /// Publishes a message that cannot be a task, alone on its channel, so that a return is its own. Returns
-    /// when the broker has confirmed it.
+    /// when the broker has confirmed it. If its queue was deleted, declares the queue again for the next try.
     pub(super) async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
         let lease = tokio::time::timeout(START_WITHIN, self.channels.lease()).await;
         let mut lease = match lease {
@@ -193,8 +193,12 @@ impl Publisher {
         match tokio::time::timeout(self.confirm_within, confirmed).await {
             Ok(Ok(confirmation)) => {
                 lease.give_back();
-                let taken = confirmation.is_ack() && confirmation.take_message().is_none();
-                if taken { Ok(()) } else { Err(format!("the queue `{INVALID}` did not accept it")) }
+                let is_ack = confirmation.is_ack();
+                if confirmation.take_message().is_some() {
+                    self.routes.declare_invalid().await.map_err(|error| error.explained())?;
+                    return Err(format!("the queue `{INVALID}` was missing, and is declared again"));
+                }
+                if is_ack { Ok(()) } else { Err(format!("the queue `{INVALID}` did not accept it")) }
             }
             Ok(Err(error)) => {
                 drop(lease.discard());

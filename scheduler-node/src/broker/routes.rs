@@ -17,7 +17,7 @@ use super::{
     error::Error,
     flight::Flight,
     route::{QueueDeclaration, Route},
-    topology::{Strangers, declare_task_queue},
+    topology::{Strangers, declare_invalid, declare_task_queue},
 };
 
 /// The most declarations at a time: enough to bring a thousand queues back in seconds, few enough for a broker
@@ -104,6 +104,11 @@ impl Routes {
         declare_task_queue(&self.link, declaration, &self.strangers).await?;
         *lane.declared.lock() = Some(declaration.clone());
         Ok(())
+    }
+
+    /// Declares the queue for messages that cannot be tasks.
+    pub(super) async fn declare_invalid(&self) -> Result<(), Error> {
+        declare_invalid(&self.link, &self.strangers).await
     }
 }
 

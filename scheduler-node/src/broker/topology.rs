@@ -160,10 +160,15 @@ fn other_max_length(refusal: &str) -> Option<i64> {
     digits[..digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())].parse().ok()
 }
 
+/// Declares the queue for messages that cannot be tasks.
+pub(super) async fn declare_invalid(link: &Link, strangers: &Strangers) -> Result<(), Error> {
+    let arguments = [("x-max-length-bytes", INVALID_BYTES.into()), ("x-message-ttl", INVALID_KEPT_MS.into())];
+    declare_queue(link, INVALID, quorum(arguments), strangers).await
+}
+
 /// Declares the queue to which clients submit tasks, and the queue for messages that cannot be tasks.
 pub(super) async fn declare_submit(link: &Link, strangers: &Strangers) -> Result<(), Error> {
-    let arguments = [("x-max-length-bytes", INVALID_BYTES.into()), ("x-message-ttl", INVALID_KEPT_MS.into())];
-    declare_queue(link, INVALID, quorum(arguments), strangers).await?;
+    declare_invalid(link, strangers).await?;
     declare_queue(link, SUBMIT, intake_queue_args(), strangers).await?;
     bind(&link.channel().await?, SUBMIT, IN, &submit_key("#")).await
 }

@@ -98,6 +98,25 @@ async fn what_is_set_aside_unread_has_the_reason_and_its_properties_as_they_came
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queue_for_what_is_set_aside_is_declared_again_after_its_deletion() {
+    let bench = Bench::new().await;
+    let mut received = bench.broker.received();
+    let hand = bench.hand().await;
+    hand.publish(SUBMIT, b"no task", BasicProperties::default()).await;
+    let message = next(&mut received).await;
+    hand.delete(INVALID).await;
+    let missed = bench.broker.set_aside(&message, "the first try").await.expect_err("the queue is missing");
+    assert!(missed.contains("declared again"), "{missed}");
+    let set_aside = async {
+        while bench.broker.set_aside(&message, "the next try").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(LONG, set_aside).await.expect("a new queue takes it once it has a leader");
+    assert_eq!(hand.take(INVALID).await.expect("it is there").data, b"no task");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_messages_are_never_held_and_go_whole_where_a_person_finds_them() {
     let mut bench = Bench::new().await;
     let mut received = bench.broker.received();
