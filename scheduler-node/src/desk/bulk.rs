@@ -85,9 +85,13 @@ impl Desk {
                 Ok((batch, next, problem)) => {
                     counts.add(batch);
                     position = next;
-                    interrupted = problem;
-                    if interrupted.is_some() {
-                        break;
+                    match problem {
+                        Some(problem) if counts.matched == 0 => return Err(problem),
+                        Some(_) => {
+                            interrupted = problem;
+                            break;
+                        }
+                        None => {}
                     }
                 }
                 // The answer reports the work done so far together with the problem.
@@ -138,8 +142,8 @@ impl Desk {
             let (acted, problem) = run_to_end(async move { desk.act(&database, act, fit).await }).await?;
             counts.add(acted);
             if problem.is_some() && may_repeat(act) {
-                // The batch comes again, and what is done matches no more.
-                counts.matched = counts.done + counts.refused.values().sum::<u64>();
+                // The batch comes again. What is done matches no more, or is done again to no effect.
+                counts = BatchCounts { matched: counts.done, refused: BTreeMap::new(), ..counts };
                 return Ok((counts, Some(at), problem));
             }
             return Ok((counts, self.after(&at, step.next, false), problem));

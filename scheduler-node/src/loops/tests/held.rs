@@ -19,7 +19,7 @@ async fn rows_of_an_inbox_that_are_locked_or_whose_key_is_keep_no_other_waiting(
     until(|| async { loops.test.live().await == 1 }).await;
     let id: uuid::Uuid = sqlx::query_scalar("SELECT id FROM duetime.task").fetch_one(&loops.test.pool).await.unwrap();
     let keyed = loops.test.lock_row(TaskId::from_uuid(id)).await;
-    // The holder of these rows submits and locks them in transactions of its own, before the intake sees them.
+    // The intake may take some of these rows before their holder locks them.
     let mut holder = loops.test.pool.acquire().await.unwrap();
     let locked = format!(
         "BEGIN; SELECT duetime.submit('orders', to_jsonb(n)) FROM generate_series(1, {ROWS}) n; COMMIT AND CHAIN;

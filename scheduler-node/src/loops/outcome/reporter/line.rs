@@ -170,7 +170,7 @@ impl<S: Statements> Reporter<S> {
         }
         if !done.away.is_empty() {
             let database = database.name();
-            tracing::warn!(%database, messages = done.away.len(), "the database is away; giving these reports back to the broker, for any node that reaches it");
+            tracing::debug!(%database, messages = done.away.len(), "the database is away; giving these reports back to the broker, for any node that reaches it");
         }
         let place_of = |report: &ReadReport| messages.iter().position(|message| std::ptr::eq(message, report));
         let mut answers = Answers::default();
