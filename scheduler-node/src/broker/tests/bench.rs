@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, resume_unwind},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -129,6 +132,22 @@ impl Bench {
 
     pub(crate) async fn next(&mut self) -> Incoming {
         timeout(LONG, self.incoming.recv()).await.expect("something comes in").expect("the broker lives")
+    }
+
+    /// Takes the messages that come back, and counts them as they pass.
+    pub(crate) fn counted(&mut self) -> (mpsc::Receiver<Incoming>, Arc<AtomicUsize>) {
+        let mut arriving = std::mem::replace(&mut self.incoming, mpsc::channel(1).1);
+        let ((passed_on, incoming), arrivals) = (mpsc::channel(1), Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&arrivals);
+        crate::supervise::spawn_child(async move {
+            while let Some(message) = arriving.recv().await {
+                counted.fetch_add(1, Ordering::Relaxed);
+                if passed_on.send(message).await.is_err() {
+                    return;
+                }
+            }
+        });
+        (incoming, arrivals)
     }
 
     pub(super) fn url(&self) -> &str {

@@ -1,6 +1,6 @@
 //! Rows that open transactions lock, in numbers, and databases that are away: neighbours go on.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use sqlx::AssertSqlSafe;
 
@@ -48,16 +48,7 @@ async fn reports_go_back_to_the_broker_while_their_database_is_away_and_are_appl
     // The disk is full for these tasks: an outage of a part of the database.
     loops.test.fail_with("53100", "INSERT", "archive", "queue", "orders").await;
     let hand = bench.hand().await;
-    let mut arriving = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
-    let (passed_on, incoming) = mpsc::channel(1);
-    let arrivals = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&arrivals);
-    spawn_child(async move {
-        while let Some(message) = arriving.recv().await {
-            counted.fetch_add(1, Ordering::Relaxed);
-            passed_on.send(message).await.expect("the reporter runs");
-        }
-    });
+    let (incoming, arrivals) = bench.counted();
     let (reporter, stop) = (loops.reporter(), CancellationToken::new());
     spawn_child(reporter.add_line(stop.clone()));
     spawn_child(reporter.run(incoming, stop));

@@ -14,7 +14,7 @@ use common::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{AttemptEvent, Reporter, Sender};
+use super::{AttemptEvent, Reporter, Sender, line::AWAY_LONGEST};
 use crate::{
     audit::AuditEvent,
     broker::{Incoming, Source},
@@ -113,13 +113,21 @@ impl<S: Statements> Reporter<S> {
         Some(report)
     }
 
-    /// Holds reports until the places of their shards are known. The broker keeps them, because they have no ack yet.
+    /// Holds reports until the places of their shards are known, for [`AWAY_LONGEST`] at most: another node may know
+    /// them. The broker keeps them, because they have no ack yet.
     async fn place_all(&self, mut waiting: mpsc::Receiver<ReadReport>, aside: mpsc::Sender<Unreadable>) {
         let mut changes = self.databases.places().changes();
         // As bounded as the channel: the broker delivers no more without acks.
-        let mut held = Vec::new();
+        let mut held: Vec<ReadReport> = Vec::new();
+        let mut look = tokio::time::interval(AWAY_LONGEST);
         loop {
             let coming = tokio::select! {
+                _ = look.tick() => {
+                    for (.., message) in held.extract_if(.., |(.., one)| one.arrived_at.elapsed() >= AWAY_LONGEST) {
+                        message.ack.requeue().await;
+                    }
+                    continue;
+                }
                 report = waiting.recv() => match report {
                     Some(report) => vec![report],
                     None => return,

@@ -43,7 +43,7 @@ pub(super) const HELD_LONGEST: Duration = Duration::from_secs(600);
 
 /// The time for which reports wait for a database that is away. Then they go back to the broker, before the deadlines
 /// of most attempts. Each of them may come again at once.
-const AWAY_LONGEST: Duration = Duration::from_secs(10);
+pub(super) const AWAY_LONGEST: Duration = Duration::from_secs(10);
 
 /// The pause before a report is given back that the database refuses in every form. Until then the broker delivers
 /// others in its place.

@@ -1,3 +1,5 @@
+use std::sync::atomic::Ordering;
+
 use common::{
     ids::{Epoch, QueueName, ShardId},
     queue::{Queue, QueueBook, QueuePolicy, ReceiptPolicy},
@@ -111,7 +113,7 @@ async fn a_report_waits_until_the_place_of_its_shard_is_known() {
     let loops = Loops::new().await;
     let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
     let hand = bench.hand().await;
-    let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
+    let (incoming, arrivals) = bench.counted();
     // A node that has just started: the cluster has 128 shards, and their database has not told which it has.
     let places = Places::new(std::iter::once(loops.database().sql.clone()).collect());
     places.learn_shard_count(128);
@@ -127,6 +129,8 @@ async fn a_report_waits_until_the_place_of_its_shard_is_known() {
     until(|| async { !loops.test.quarantine().await.is_empty() }).await;
     assert_eq!(loops.test.quarantine().await.len(), 1, "only the report on a shard that does not exist");
     assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("dispatching"));
+    // The report goes back to the broker, and comes again, here because there is no other node.
+    until(|| async { arrivals.load(Ordering::Relaxed) > 2 }).await;
 
     let here = FenceRow { shard: ShardId::new(0), status: ShardStatus::Here, epoch: Epoch::NONE };
     places.tell(&[Some(vec![here])]);
