@@ -229,7 +229,8 @@ async fn apply_to_matching(
     })
 }
 
-/// Applies the action to the selected tasks, one by one; there are at most as many as a page has.
+/// Applies the action to the selected tasks, one by one; there are at most as many as a page has. A problem of a store
+/// ends it with what is done so far, because a repetition of the whole would shift some tasks twice.
 async fn apply_to_selected(
     desk: &Desk,
     form: &BulkForm,
@@ -237,14 +238,19 @@ async fn apply_to_selected(
     confirmed: bool,
 ) -> Result<BulkCounts, Problem> {
     let mut counts = BulkCounts { matched: ids.len() as u64, ..BulkCounts::default() };
-    for id in ids {
+    for (nth, id) in ids.iter().enumerate() {
         let done = if confirmed { apply(desk, form, *id).await } else { could_apply(desk, form, *id).await };
         match done {
             Ok(outcome) => {
                 counts.done += 1;
                 counts.no_further_attempts += u64::from(outcome == Some(CancelOutcome::NoFurtherAttempts));
             }
-            Err(problem) if problem.status >= 500 => return Err(problem),
+            Err(problem) if problem.status >= 500 && counts.done == 0 => return Err(problem),
+            Err(problem) if problem.status >= 500 => {
+                counts.left.insert(SkipReason::Unavailable, (ids.len() - nth) as u64);
+                counts.interrupted = Some(problem);
+                break;
+            }
             Err(problem) if problem.status == 422 => *counts.left.entry(SkipReason::WouldExpire).or_default() += 1,
             Err(problem) if problem.slug() == "duplicate" => *counts.left.entry(SkipReason::KeyTaken).or_default() += 1,
             Err(_) => *counts.left.entry(SkipReason::InFlight).or_default() += 1,
@@ -285,11 +291,11 @@ fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts)
     let more = counts.cursor.is_some() && stage == Stage::Confirm;
     let left = |(why, tasks): (&SkipReason, &u64)| {
         let why = match why {
-            SkipReason::InFlight => "are in flight, or have finished",
-            SkipReason::WouldExpire => "would expire before they are due",
-            SkipReason::KeyTaken => "have a key that another task now has",
-            SkipReason::Held => "are locked by another transaction",
-            SkipReason::Unavailable => "may or may not be shifted, because the database stopped answering",
+            SkipReason::InFlight => "are in flight, or have finished: they stayed as they were",
+            SkipReason::WouldExpire => "would expire before they are due: they stayed as they were",
+            SkipReason::KeyTaken => "have a key that another task now has: they stayed as they were",
+            SkipReason::Held => "are locked by another transaction: they stayed as they were",
+            SkipReason::Unavailable => "had no turn before it ended, but for the first, which may have changed",
         };
         (why, *tasks)
     };

@@ -176,6 +176,25 @@ async fn many_are_counted_before_anything_is_done_to_them() {
 }
 
 #[tokio::test]
+async fn a_shift_of_chosen_tasks_that_meets_a_lock_says_what_it_has_done() {
+    let browser = browser(&[], true).await;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await);
+    }
+    let before = browser.counter.desk.get(ids[2]).await.expect("it is there").due_at;
+    let lock = browser.test.lock_row(ids[1]).await;
+    let chosen: Vec<String> = ids.iter().map(TaskId::to_string).collect();
+    let ids_of = chosen.iter().map(|id| ("id", id.as_str()));
+    let rest = [("action", "move"), ("scope", "selected"), ("by_min", "60"), ("confirmed", "yes")];
+    let done = browser.post("/console/tasks/bulk", &ids_of.chain(rest).collect::<Vec<_>>()).await;
+    lock.release().await;
+    assert!(done.html.contains("Applied to <b>1</b> of <b>3</b>"), "{}", done.html);
+    assert!(done.html.contains("2 had no turn") && done.html.contains("ended early"), "{}", done.html);
+    assert_eq!(browser.counter.desk.get(ids[2]).await.expect("it is there").due_at, before);
+}
+
+#[tokio::test]
 async fn many_are_moved_once_it_was_said_where_to() {
     let browser = browser(&[], true).await;
     let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
