@@ -89,11 +89,12 @@ async fn assert_each_once(test: &TestDatabase, count: usize) {
     assert_eq!(left, 0, "everything decided is made");
 }
 
-/// Holds the rows of all schedules until the connection commits.
+/// Holds the rows of all schedules until the connection commits. Firers can read them; every decision and change
+/// waits.
 async fn hold_schedules(test: &TestDatabase) -> sqlx::pool::PoolConnection<sqlx::Postgres> {
     let mut connection = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
-    sqlx::query("SELECT FROM duetime.schedule FOR UPDATE").execute(&mut *connection).await.unwrap();
+    sqlx::query("SELECT FROM duetime.schedule FOR SHARE").execute(&mut *connection).await.unwrap();
     connection
 }
 

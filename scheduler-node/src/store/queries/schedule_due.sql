@@ -1,7 +1,8 @@
 -- Reads schedules whose `wake_at` has passed, the longest overdue first, with the time and the next `wake_at`; one
 -- row without a name: there is none. `pending`: the last task is decided and not known to be written.
 -- The statement skips a schedule that another transaction locks: schedule_turn.sql would wait for it, and the other
--- schedules with it. An application's open transaction delays its own schedule and no other.
+-- schedules with it. An application's open transaction delays its own schedule and no other. The lock is shared, so
+-- two nodes that read at the same moment skip nothing.
 -- $1 how long the statement leaves a due schedule to other nodes; $2 the limit of schedules; $3 the revisions of
 -- schedules that this node leaves alone.
 SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
@@ -17,4 +18,4 @@ SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
                 AND s.revision <> ALL ($3::bigint[])
               ORDER BY s.wake_at
               LIMIT $2
-                FOR NO KEY UPDATE OF s SKIP LOCKED) AS due ON true
+                FOR SHARE OF s SKIP LOCKED) AS due ON true
