@@ -14,6 +14,7 @@ mod write;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use common::{
@@ -39,6 +40,10 @@ use crate::{
         set_aside::Kind,
     },
 };
+
+/// The time for which reports wait for a database that is away. Then they go back to the broker, before the deadlines
+/// of most attempts. Each of them may come again at once.
+const AWAY_LONGEST: Duration = Duration::from_secs(10);
 
 /// The most looks at an event that another write overtakes between the look and the write.
 const LOOKS: usize = 5;

@@ -14,7 +14,7 @@ use common::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{AttemptEvent, Reporter, Sender, line::AWAY_LONGEST};
+use super::{AWAY_LONGEST, AttemptEvent, Reporter, Sender};
 use crate::{
     audit::AuditEvent,
     broker::{Incoming, Source},

@@ -15,7 +15,7 @@ use common::{ids::TaskId, task::report::ReportStatus};
 use tokio::sync::mpsc;
 
 use super::{
-    AttemptEvent, Reported, Reporter,
+    AWAY_LONGEST, AttemptEvent, Reported, Reporter,
     incoming::{ReadReport, Unreadable},
 };
 use crate::{
@@ -40,10 +40,6 @@ const HELD_MOST: usize = 100;
 /// The longest time that such a report stays here without an ack. RabbitMQ closes the channel of a consumer that has
 /// not acked a message for half an hour (`consumer_timeout`).
 pub(super) const HELD_LONGEST: Duration = Duration::from_secs(600);
-
-/// The time for which reports wait for a database that is away. Then they go back to the broker, before the deadlines
-/// of most attempts. Each of them may come again at once.
-pub(super) const AWAY_LONGEST: Duration = Duration::from_secs(10);
 
 /// The pause before a report is given back that the database refuses in every form. Until then the broker delivers
 /// others in its place.
