@@ -53,10 +53,8 @@ const STOPPING: Reported = Reported::Applied { stopping: true };
 /// The answers to a batch of reports, by their places in it.
 #[derive(Default)]
 struct Answers {
-    /// No database takes them, because a shard is moving.
-    moved: HashSet<usize>,
-    /// Their database is away.
-    away: HashSet<usize>,
+    /// No database takes them, because a shard is moving, or theirs is away.
+    untaken: HashSet<usize>,
     /// Another transaction holds their rows. The event is the one to try again.
     held: HashMap<usize, AttemptEvent>,
     /// The database neither writes nor keeps them.
@@ -135,7 +133,7 @@ impl<S: Statements> Reporter<S> {
         for (place, (id, event, message)) in messages.into_iter().enumerate() {
             if let Some(event) = answers.held.remove(&place) {
                 left.push((id, event, message));
-            } else if answers.moved.contains(&place) || answers.away.contains(&place) {
+            } else if answers.untaken.contains(&place) {
                 message.ack.requeue().await;
             } else if answers.unkept.contains(&place) {
                 give_back(id, message);
@@ -170,8 +168,7 @@ impl<S: Statements> Reporter<S> {
         }
         let place_of = |report: &ReadReport| messages.iter().position(|message| std::ptr::eq(message, report));
         let mut answers = Answers::default();
-        answers.moved.extend(done.moved.into_iter().filter_map(place_of));
-        answers.away.extend(done.away.into_iter().filter_map(place_of));
+        answers.untaken.extend(done.moved.into_iter().chain(done.away).filter_map(place_of));
         answers.held.extend(done.held.into_iter().filter_map(|held| Some((place_of(held)?, held.1.clone()))));
         for Refused { item, error } in done.refused {
             let fate = self.refused(database, item, &error).await;
