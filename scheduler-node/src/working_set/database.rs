@@ -22,7 +22,7 @@ use super::{
     failures::Failures,
     owned_shards::OwnedShards,
     ready_queues::ReadyQueues,
-    retry::{Done, Refused, until_done},
+    retry::{Refused, until_done_or_held},
     set_aside::{Kept, Kind, SetAside, why},
     suspects::Suspects,
 };
@@ -41,6 +41,19 @@ const HELD_AGAIN: Duration = Duration::from_secs(1);
 
 /// The pause before a refused row is tried again: an operator who removes the cause need not tell the node.
 pub const LEFT_ALONE: Duration = Duration::from_secs(600);
+
+/// The longest outage in which a node tries to set one attempt aside. Other rows wait meanwhile.
+const ASIDE_LONGEST: Duration = Duration::from_secs(10);
+
+/// Whether an attempt is set aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aside {
+    Done,
+    /// The database refuses that too.
+    Refused,
+    /// Another transaction holds the row, its shard has moved, or the database is away: to be tried again.
+    Open,
+}
 
 #[derive(Clone, Debug)]
 pub struct NodeDatabase<S = Arc<Database>> {
@@ -87,21 +100,24 @@ impl<S: Statements> NodeDatabase<S> {
     }
 
     /// Sets an attempt aside whose state the database refuses to write. Until a person has looked (runbook
-    /// DuetimeSetAside), no node publishes it again, and its deadline ends nothing. Returns `false` if the database
-    /// refuses that too.
-    pub async fn set_attempt_aside(&self, kind: Kind, id: TaskId, attempt: Attempt, error: &Error) -> bool {
+    /// DuetimeSetAside), no node publishes it again, and its deadline ends nothing.
+    pub async fn set_attempt_aside(&self, kind: Kind, id: TaskId, attempt: Attempt, error: &Error) -> Aside {
         self.set_aside.keep(&self.sql, kind, Kept::attempt(id, attempt), &why(error)).await;
         let attempts = [(id, attempt)];
-        let parked: Done<'_, _, ()> = until_done("tasks to set aside", &attempts, |attempts| {
-            let (id, attempt) = attempts[0];
+        let are_held =
+            |_| async { self.sql.task_held(&[id]).await.map_or_else(|_| Vec::new(), |held| vec![!held.is_empty()]) };
+        let done = until_done_or_held("tasks to set aside", &attempts, Some(ASIDE_LONGEST), are_held, |_| {
             self.sql.task_set_aside(id, attempt)
         })
         .await;
-        let is_parked = parked.refused.is_empty();
+        if done.answers.is_empty() && done.refused.is_empty() {
+            return Aside::Open;
+        }
+        let is_refused = !done.refused.is_empty();
         // The database refuses any change of this row, so no rescue can publish it either.
-        let refused = parked.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });
+        let refused = done.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });
         self.set_aside(kind, refused.collect()).await;
-        is_parked
+        if is_refused { Aside::Refused } else { Aside::Done }
     }
 }
 

@@ -35,7 +35,7 @@ use crate::{
     store::{Database, Error, Statements, StoreOp, settle::StandingRow},
     traces::Traces,
     working_set::{
-        database::{DatabaseIndex, NodeDatabase, NodeDatabases},
+        database::{Aside, DatabaseIndex, NodeDatabase, NodeDatabases},
         retry::{Refused, try_each, until_done},
         set_aside::Kind,
     },
@@ -206,16 +206,21 @@ impl<S: Statements> Reporter<S> {
             try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect()))
                 .await;
         let tried = database.suspects.judge(StoreOp::TaskStanding, ids, tried, |id| *id);
+        let mut open = Vec::new();
         for Refused { item: id, error } in tried.refused {
             let ids = [*id];
             let standing = until_done("deadlines", &ids, |ids| database.sql.task_standing(ids)).await;
             match standing.answers.first().and_then(|rows| rows.first()) {
-                Some(row) => drop(database.set_attempt_aside(Kind::Deadline, *id, row.attempt, &error).await),
+                Some(row) => {
+                    if database.set_attempt_aside(Kind::Deadline, *id, row.attempt, &error).await == Aside::Open {
+                        open.push((vec![*id], error));
+                    }
+                }
                 None => database.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
             }
         }
         let passed = tried.answers.into_iter().flatten().filter(|(_, answer)| *answer == Reported::Passed);
-        let left = tried.left.into_iter().map(|(part, error)| (part.to_vec(), error));
+        let left = tried.left.into_iter().map(|(part, error)| (part.to_vec(), error)).chain(open);
         let failed = left.reduce(|(ids, _), (more, error)| ([ids, more].concat(), error));
         Left { passed: passed.map(|(id, _)| id).collect(), failed }
     }

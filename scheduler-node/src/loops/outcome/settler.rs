@@ -35,7 +35,7 @@ use crate::{
     },
     supervise::at_work,
     working_set::{
-        database::{DatabaseIndex, NodeDatabases, held_again},
+        database::{Aside, DatabaseIndex, NodeDatabases, held_again},
         lanes::Lanes,
         retry::until_done_or_held,
         set_aside::Kind,
@@ -215,7 +215,9 @@ impl<S: Statements> Settler<S> {
                 let done = until_done_or_held(WHAT, &rows, None, are_held, write_part).await;
                 for refused in done.refused {
                     let (id, attempt) = name(refused.item);
-                    database.set_attempt_aside(Kind::Confirm, id, attempt, &refused.error).await;
+                    if database.set_attempt_aside(Kind::Confirm, id, attempt, &refused.error).await == Aside::Open {
+                        held.insert(id);
+                    }
                 }
                 answers.extend(done.answers.into_iter().map(|answer| (index, answer)));
                 moved.extend(done.moved.into_iter().cloned());

@@ -130,3 +130,52 @@ async fn a_report_that_the_database_neither_writes_nor_keeps_stays_at_the_broker
     loops.execute("DROP FUNCTION public.refuse() CASCADE").await;
     loops.until_state(ids[1], "succeeded").await;
 }
+
+impl Loops {
+    /// The database refuses the end of the poisoned task, and no database sets its attempt aside: its shard moves.
+    async fn refuse_end_and_aside(&self) {
+        self.test.refuse("INSERT", "archive", "queue", POISON).await;
+        self.test.fail_with("DT001", "UPDATE", "task", "queue", POISON).await;
+    }
+
+    async fn take_end(&self) {
+        self.execute("ALTER TABLE duetime.archive DISABLE TRIGGER USER").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_whose_attempt_no_database_sets_aside_is_applied_once_one_takes_it() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    loops.refuse_end_and_aside().await;
+    let hand = bench.hand().await;
+    let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
+    let (reporter, stop) = (loops.reporter(), CancellationToken::new());
+    spawn_child(reporter.add_line(stop.clone()));
+    spawn_child(reporter.run(incoming, stop));
+    hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[1])).await;
+    // The report, and its attempt.
+    until(|| async { loops.database().set_aside.count(Kind::Report) == 2 }).await;
+    hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[0])).await;
+    loops.until_state(ids[0], "succeeded").await;
+    loops.take_end().await;
+    loops.until_state(ids[1], "succeeded").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_confirm_whose_attempt_no_database_sets_aside_is_written_once_one_takes_it() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.database().owned_shards.begin(ids);
+    loops.refuse_end_and_aside().await;
+    let (settlements, confirms) = Settlements::channel();
+    settlements.confirmed(ids.map(|id| confirmed(id, SUCCEED)).to_vec()).await;
+    drop(settlements);
+    let settler = loops.settler(100, &Arc::default());
+    let settling = spawn_child(async move { settler.run(confirms, CancellationToken::new()).await });
+    until(|| async { loops.database().owned_shards.in_flight() == 1 }).await;
+    assert!(loops.database().owned_shards.is_in_flight(ids[1]), "no node may publish it again");
+    loops.take_end().await;
+    tokio::time::timeout(LONG, settling).await.expect("it ends once all is written").unwrap();
+    assert_eq!(loops.test.state_of(ids[1]).await.as_deref(), Some("succeeded"));
+}

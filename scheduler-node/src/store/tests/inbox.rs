@@ -82,6 +82,21 @@ async fn what_is_rolled_back_was_never_submitted() {
     assert_eq!(rows.iter().map(|row| row.id).collect::<Vec<_>>(), [id]);
 }
 
+#[tokio::test]
+async fn a_submission_reads_one_row_of_the_shards_however_many_there_are() {
+    let test = fixture::database().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("ANALYZE duetime.shard; BEGIN").execute(&mut *connection).await.unwrap();
+    for _ in 0..20 {
+        submit_with(&mut connection, "'mail', '{}'").await.unwrap();
+    }
+    let read = "SELECT seq_scan, seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables
+                 WHERE relid = 'duetime.shard'::regclass";
+    let (scans, rows): (i64, i64) = sqlx::query_as(read).fetch_one(&mut *connection).await.unwrap();
+    // The planner may look at one as well.
+    assert!(scans == 0 && (20..=21).contains(&rows), "{scans} full scans, {rows} rows");
+}
+
 /// Sets when a submission last notified the nodes, in ms from now.
 async fn set_notified(test: &TestDatabase, ms: i64) {
     let set = "SELECT setval('duetime.inbox_notified_ms', (extract(epoch FROM clock_timestamp()) * 1000)::bigint + $1)";

@@ -23,7 +23,7 @@ use crate::{
     store::{Error, Statements},
     supervise::{at_work, spawn_child},
     working_set::{
-        database::{DatabaseIndex, NodeDatabase, held_again},
+        database::{Aside, DatabaseIndex, NodeDatabase, held_again},
         retry::{Done, Refused, until_done_or_held},
         set_aside::{Kept, Kind, why},
     },
@@ -207,8 +207,11 @@ impl<S: Statements> Reporter<S> {
             return Fate::Open(bare.clone());
         }
         let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) else { return Fate::Settled };
-        let is_aside = database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
-        if is_kept || is_aside { Fate::Settled } else { Fate::Unkept }
+        match database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await {
+            Aside::Open => Fate::Open(event.bare()),
+            Aside::Refused if !is_kept => Fate::Unkept,
+            Aside::Done | Aside::Refused => Fate::Settled,
+        }
     }
 }
 
