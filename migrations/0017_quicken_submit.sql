@@ -57,8 +57,8 @@ BEGIN
 END
 $$;
 
--- Stood in 0014_place_submits.sql, which describes it. A probe reads one row of the primary key, whatever the planner
--- knows of the table.
+-- Stood in 0014_place_submits.sql, which describes it. A probe reads one row of the primary key in the plan that
+-- PostgreSQL keeps for the session, also where the table is so small that a full scan seems cheaper.
 CREATE OR REPLACE FUNCTION duetime.any_shard(p_shard_count integer) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_shard integer;

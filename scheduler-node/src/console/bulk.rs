@@ -2,7 +2,7 @@
 //! is the number of tasks; nothing is done before the person has confirmed it. When one request is not enough, the
 //! person continues with the next.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use askama::Template;
 use axum::{
@@ -62,7 +62,7 @@ struct ShownOutcome {
     matched: String,
     done: String,
     no_further_attempts: u64,
-    left: Vec<(&'static str, u64)>,
+    left: Vec<(String, u64)>,
     interrupted: Option<String>,
 }
 
@@ -229,8 +229,9 @@ async fn apply_to_matching(
     })
 }
 
-/// Applies the action to the selected tasks, one by one; there are at most as many as a page has. A problem of a store
-/// ends it with what is done so far, because a repetition of the whole would shift some tasks twice.
+/// Applies the action to the selected tasks, one by one; there are at most as many as a page has. Tasks that another
+/// transaction holds are left out. Another problem of a store ends it with what is done so far, because a repetition of
+/// the whole would shift some tasks twice.
 async fn apply_to_selected(
     desk: &Desk,
     form: &BulkForm,
@@ -238,15 +239,28 @@ async fn apply_to_selected(
     confirmed: bool,
 ) -> Result<BulkCounts, Problem> {
     let mut counts = BulkCounts { matched: ids.len() as u64, ..BulkCounts::default() };
+    // Known once a task was waited for in vain.
+    let mut held = BTreeSet::new();
     for (nth, id) in ids.iter().enumerate() {
+        if held.contains(id) {
+            *counts.left.entry(SkipReason::Held).or_default() += 1;
+            continue;
+        }
         let done = if confirmed { apply(desk, form, *id).await } else { could_apply(desk, form, *id).await };
         match done {
             Ok(outcome) => {
                 counts.done += 1;
                 counts.no_further_attempts += u64::from(outcome == Some(CancelOutcome::NoFurtherAttempts));
             }
-            Err(problem) if problem.status >= 500 && counts.done == 0 => return Err(problem),
             Err(problem) if problem.status >= 500 => {
+                held = desk.held(&ids[nth..]).await;
+                if held.contains(id) {
+                    *counts.left.entry(SkipReason::Held).or_default() += 1;
+                    continue;
+                }
+                if counts.done == 0 {
+                    return Err(problem);
+                }
                 counts.left.insert(SkipReason::Unavailable, (ids.len() - nth) as u64);
                 counts.interrupted = Some(problem);
                 break;
@@ -289,13 +303,16 @@ fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts)
     let number = |number: u64, at_least| count(i64::try_from(number).unwrap_or(i64::MAX), at_least);
     // A dry run that stopped early has counted only a part.
     let more = counts.cursor.is_some() && stage == Stage::Confirm;
+    let fate = if stage == Stage::Confirm { "they stay as they are" } else { "they stayed as they were" };
     let left = |(why, tasks): (&SkipReason, &u64)| {
         let why = match why {
-            SkipReason::InFlight => "are in flight, or have finished: they stayed as they were",
-            SkipReason::WouldExpire => "would expire before they are due: they stayed as they were",
-            SkipReason::KeyTaken => "have a key that another task now has: they stayed as they were",
-            SkipReason::Held => "are locked by another transaction: they stayed as they were",
-            SkipReason::Unavailable => "had no turn before it ended, but for the first, which may have changed",
+            SkipReason::InFlight => format!("are in flight, or have finished: {fate}"),
+            SkipReason::WouldExpire => format!("would expire before they are due: {fate}"),
+            SkipReason::KeyTaken => format!("have a key that another task now has: {fate}"),
+            SkipReason::Held => format!("are locked by another transaction: {fate}"),
+            SkipReason::Unavailable => {
+                "had no turn before it ended, but for the first, which may have changed".to_owned()
+            }
         };
         (why, *tasks)
     };

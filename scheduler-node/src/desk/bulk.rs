@@ -226,7 +226,8 @@ impl Desk {
                 }
                 Err(problem) if problem.status < 500 => counts.refuse(reason_left(&problem)),
                 Err(problem) => {
-                    held = held_of(database, &left[nth..]).await;
+                    let ids: Vec<TaskId> = left[nth..].iter().map(|found| found.seen.id).collect();
+                    held = held_of(database, &ids).await;
                     if held.contains(&found.seen.id) {
                         counts.refuse(SkipReason::Held);
                         continue;
@@ -239,6 +240,19 @@ impl Desk {
             }
         }
         Ok((counts, None))
+    }
+
+    /// Those of `ids` whose rows another transaction holds.
+    pub(crate) async fn held(&self, ids: &[TaskId]) -> BTreeSet<TaskId> {
+        let mut held = BTreeSet::new();
+        for database in self.parts().store.databases().iter() {
+            let is_there = |id: &TaskId| self.parts().store.of(id.shard()).is_some_and(|of| Arc::ptr_eq(of, database));
+            let ids: Vec<TaskId> = ids.iter().copied().filter(is_there).collect();
+            if !ids.is_empty() {
+                held.extend(held_of(database, &ids).await);
+            }
+        }
+        held
     }
 
     /// Counts the changes, and nudges the owners of the tasks that have a new moment to act on.
@@ -281,9 +295,8 @@ impl Desk {
 }
 
 /// The tasks that another transaction locks. Empty if the database does not tell.
-async fn held_of(database: &Database, tasks: &[&FoundTask]) -> BTreeSet<TaskId> {
-    let ids: Vec<TaskId> = tasks.iter().map(|found| found.seen.id).collect();
-    database.task_held(&ids).await.unwrap_or_default().into_iter().collect()
+async fn held_of(database: &Database, ids: &[TaskId]) -> BTreeSet<TaskId> {
+    database.task_held(ids).await.unwrap_or_default().into_iter().collect()
 }
 
 /// Whether a second walk leaves alone what the first has done.

@@ -1,7 +1,10 @@
 //! Pages of tasks: list, show, and their actions.
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
 use common::{ids::TaskId, task::TaskState};
+use futures::future::join_all;
 
 use super::{Browser, between, browser};
 use crate::{
@@ -175,23 +178,42 @@ async fn many_are_counted_before_anything_is_done_to_them() {
     assert_eq!(nothing.status, StatusCode::UNPROCESSABLE_ENTITY);
 }
 
-#[tokio::test]
-async fn a_shift_of_chosen_tasks_that_meets_a_lock_says_what_it_has_done() {
-    let browser = browser(&[], true).await;
-    let mut ids = Vec::new();
-    for _ in 0..3 {
-        ids.push(submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await);
-    }
-    let before = browser.counter.desk.get(ids[2]).await.expect("it is there").due_at;
-    let lock = browser.test.lock_row(ids[1]).await;
-    let chosen: Vec<String> = ids.iter().map(TaskId::to_string).collect();
-    let ids_of = chosen.iter().map(|id| ("id", id.as_str()));
+async fn submit_three(browser: &Browser) -> [TaskId; 3] {
+    let task = r#"{"queue":"a","delay_ms":1000000}"#;
+    join_all([task; 3].map(|task| submit(browser, task))).await.try_into().expect("three")
+}
+
+/// Shifts chosen tasks by an hour. Returns whether each has its new due time, and the page.
+async fn shift(browser: &Browser, ids: [TaskId; 3]) -> ([bool; 3], String) {
+    let due = async || join_all(ids.map(async |id| browser.counter.desk.get(id).await.expect("there").due_at)).await;
+    let before = due().await;
+    let chosen = ids.map(|id| id.to_string());
     let rest = [("action", "move"), ("scope", "selected"), ("by_min", "60"), ("confirmed", "yes")];
-    let done = browser.post("/console/tasks/bulk", &ids_of.chain(rest).collect::<Vec<_>>()).await;
-    lock.release().await;
-    assert!(done.html.contains("Applied to <b>1</b> of <b>3</b>"), "{}", done.html);
-    assert!(done.html.contains("2 had no turn") && done.html.contains("ended early"), "{}", done.html);
-    assert_eq!(browser.counter.desk.get(ids[2]).await.expect("it is there").due_at, before);
+    let fields: Vec<_> = chosen.iter().map(|id| ("id", id.as_str())).chain(rest).collect();
+    let page = browser.post("/console/tasks/bulk", &fields).await.html;
+    let after = due().await;
+    (std::array::from_fn(|nth| after[nth] == before[nth].plus(Duration::from_secs(3_600))), page)
+}
+
+#[tokio::test]
+async fn a_shift_of_chosen_tasks_leaves_out_the_one_that_another_transaction_locks() {
+    let browser = browser(&[], true).await;
+    let ids = submit_three(&browser).await;
+    let _lock = browser.test.lock_row(ids[1]).await;
+    let (shifted, page) = shift(&browser, ids).await;
+    assert!(page.contains("Applied to <b>2</b> of <b>3</b>") && page.contains("1 are locked"), "{page}");
+    assert_eq!(shifted, [true, false, true]);
+}
+
+#[tokio::test]
+async fn a_shift_of_chosen_tasks_that_an_outage_ends_says_what_it_has_done() {
+    let browser = browser(&[], true).await;
+    let ids = submit_three(&browser).await;
+    browser.test.fail_with("53100", "UPDATE", "task", "id", &ids[1].to_string()).await;
+    let (shifted, page) = shift(&browser, ids).await;
+    assert!(page.contains("Applied to <b>1</b> of <b>3</b>"), "{page}");
+    assert!(page.contains("2 had no turn") && page.contains("ended early"), "{page}");
+    assert_eq!(shifted, [true, false, false]);
 }
 
 #[tokio::test]
