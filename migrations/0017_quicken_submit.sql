@@ -50,33 +50,17 @@ BEGIN
 END
 $$;
 
--- Stood in 0014_place_submits.sql, which describes it.
+-- Stood in 0014_place_submits.sql, which describes it. It reads one row of the primary key in the plan that PostgreSQL
+-- keeps for the session, also where the table is so small that a full scan seems cheaper.
 CREATE OR REPLACE FUNCTION duetime.has_shard(p_shard integer) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = p_shard AND s.status IN ('here', 'leaving'));
+    RETURN EXISTS (
+        SELECT FROM (SELECT s.id, s.status FROM duetime.shard AS s WHERE s.id >= p_shard ORDER BY s.id LIMIT 1) AS next
+         WHERE next.id = p_shard AND next.status IN ('here', 'leaving'));
 END
 $$;
 
--- Stood in 0014_place_submits.sql, which describes it. A probe reads one row of the primary key in the plan that
--- PostgreSQL keeps for the session, also where the table is so small that a full scan seems cheaper.
-CREATE OR REPLACE FUNCTION duetime.any_shard(p_shard_count integer) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_shard integer;
-BEGIN
-    FOR v_try IN 1..8 LOOP
-        v_shard := floor(random() * p_shard_count)::integer;
-        IF EXISTS (
-            SELECT FROM (SELECT s.id, s.status FROM duetime.shard AS s WHERE s.id >= v_shard ORDER BY s.id LIMIT 1) AS next
-             WHERE next.id = v_shard AND next.status IN ('here', 'leaving'))
-        THEN
-            RETURN v_shard;
-        END IF;
-    END LOOP;
-    RETURN coalesce(
-        (SELECT s.id FROM duetime.shard AS s WHERE s.status IN ('here', 'leaving') ORDER BY random() LIMIT 1), v_shard);
-END
-$$;
-
+ALTER FUNCTION duetime.any_shard RESET search_path;
 ALTER FUNCTION duetime.submit_check RESET search_path;
 
 -- Stood in 0014_place_submits.sql; 0009_create_submit.sql describes it. It notifies by notify_inbox.

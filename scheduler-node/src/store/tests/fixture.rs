@@ -1,6 +1,9 @@
 //! Gives each test a database of its own: fresh, migrated, with its shards and the archive's partitions.
 
-use std::sync::{Arc, atomic::AtomicU16};
+use std::{
+    sync::{Arc, atomic::AtomicU16},
+    time::Duration,
+};
 
 use common::{
     ids::{DatabaseName, ShardId, TaskId},
@@ -136,6 +139,21 @@ pub(crate) async fn database() -> TestDatabase {
     TestDatabase { database: open(&url), pool, url }
 }
 
+/// Makes partitions as the archiver does: a pass that a lock or a slow server has cut short comes again.
+pub(crate) async fn make_partitions(database: &Database, days: u64) {
+    let until_made = async {
+        loop {
+            match database.partitions_turn(days).await.map(|turned| turned.failed) {
+                Ok(None) => return,
+                Ok(Some((_, error))) if !error.is_contention() => panic!("{error:?}"),
+                // A lock, or a database that is away.
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), until_made).await.expect("the partitions can be made");
+}
+
 /// The URL of the template. Its server runs when this returns, also after a test that has stopped it.
 pub(crate) async fn template_url() -> &'static str {
     let lent = std::env::var(LENT_TEMPLATE).ok();
@@ -220,7 +238,7 @@ async fn template() -> String {
         .await
         .expect("the migrations run");
     let database = open(&url);
-    while database.partitions_turn(PARTITION_DAYS).await.expect("the partitions can be made").failed.is_some() {}
+    make_partitions(&database, PARTITION_DAYS).await;
     // PostgreSQL does not copy a template that has open connections.
     database.pools.load_full().close().await;
     url

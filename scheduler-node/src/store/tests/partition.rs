@@ -1,12 +1,10 @@
 //! The archive's daily partitions.
 
-use std::{sync::Arc, time::Duration};
-
 use chrono::{Days, NaiveDate};
 use sqlx::{Executor, Postgres, pool::PoolConnection};
 
 use super::fixture::{self, TestDatabase};
-use crate::store::{Database, partition::Turned};
+use crate::store::partition::Turned;
 
 /// Makes the partition of a day that has passed. Returns its name.
 async fn passed(test: &TestDatabase, days_ago: u64) -> String {
@@ -114,25 +112,14 @@ async fn a_partition_that_is_half_detached_goes_before_an_older_one() {
     assert!(!exists(&test, &half).await && !exists(&test, &older).await);
 }
 
-/// Makes the partitions of 60 days as the archiver does: a pass that a lock or a slow server has cut short comes again.
-async fn make_all(node: Arc<Database>) {
-    loop {
-        match node.partitions_turn(60).await.map(|turned| turned.failed) {
-            Ok(None) => return,
-            Ok(Some((_, error))) if !error.is_contention() => panic!("{error:?}"),
-            // A lock, or a database that is away.
-            Ok(Some(_)) | Err(_) => {}
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_make_the_same_partitions_at_once_do_not_fail() {
     let test = fixture::database().await;
     let before = test.database.partition_days().await.unwrap().len();
-    let nodes = std::iter::repeat_with(|| crate::supervise::spawn_child(make_all(fixture::open(&test.url)))).take(4);
-    let all = futures::future::try_join_all(nodes.collect::<Vec<_>>());
-    tokio::time::timeout(Duration::from_secs(120), all).await.expect("all nodes get through").unwrap();
+    let nodes = std::iter::repeat_with(|| fixture::open(&test.url)).take(4);
+    let making =
+        nodes.map(|node| crate::supervise::spawn_child(async move { fixture::make_partitions(&node, 60).await }));
+    futures::future::try_join_all(making.collect::<Vec<_>>()).await.unwrap();
     let after = test.database.partition_days().await.unwrap().len();
     assert!(before < 60 && after > 60, "{before} days before, {after} after");
 }
