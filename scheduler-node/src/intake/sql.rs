@@ -297,7 +297,7 @@ impl SqlIntake {
         leaving: &BTreeMap<TaskId, LeavingRow>,
         passed: &mut Passed,
     ) -> Result<Vec<NewTask>, Error> {
-        let (cancelled, others): (Vec<_>, Vec<_>) =
+        let (mut cancelled, others): (Vec<_>, Vec<_>) =
             tasks.into_iter().partition(|task| leaving.get(&task.id).is_some_and(|row| row.cancelled_at.is_some()));
         if cancelled.is_empty() {
             return Ok(others);
@@ -308,13 +308,14 @@ impl SqlIntake {
             let keep_ms = book.get(&task.queue).policy.keep_succeeded_ms;
             CancelledRow { submitted_at, at: cancelled_at.unwrap_or(submitted_at), keep_ms }
         };
+        let suspects = &self.databases[index].suspects;
+        suspects.put_last(StoreOp::TaskCollectCancelled, &mut cancelled, |task| task.id);
         let tried = try_each(&cancelled, |part| {
             let kept: Vec<CancelledRow> = part.iter().map(kept).collect();
             async move { self.databases[index].sql.task_collect_cancelled(part, &kept, self.source().name()).await }
         })
         .await;
-        let tried =
-            self.databases[index].suspects.judge(StoreOp::TaskCollectCancelled, &cancelled, tried, |task| task.id);
+        let tried = suspects.judge(StoreOp::TaskCollectCancelled, &cancelled, tried, |task| task.id);
         for refused in &tried.refused {
             self.refused(refused);
         }
@@ -330,11 +331,12 @@ impl SqlIntake {
     async fn make(
         &self,
         index: DatabaseIndex,
-        tasks: Vec<NewTask>,
+        mut tasks: Vec<NewTask>,
         source: Option<&DatabaseName>,
         passed: &mut Passed,
     ) -> PutAway {
         let database = &self.databases[index];
+        database.suspects.put_last(StoreOp::TaskCollect, &mut tasks, |task| task.id);
         let tried = try_each(&tasks, |part| database.sql.task_collect(part, source)).await;
         let tried = database.suspects.judge(StoreOp::TaskCollect, &tasks, tried, |task| task.id);
         let others_pass = !tried.answers.is_empty();
@@ -354,25 +356,25 @@ impl SqlIntake {
     async fn put(
         &self,
         index: DatabaseIndex,
-        tasks: Vec<NewTask>,
+        mut tasks: Vec<NewTask>,
         source: Option<&DatabaseName>,
         passed: &mut Passed,
     ) -> Result<PutAway, Error> {
         if tasks.is_empty() {
             return Ok(PutAway::default());
         }
-        let book = self.books.load_full();
+        let (book, database) = (self.books.load_full(), &self.databases[index]);
+        database.suspects.put_last(StoreOp::TaskCollectKeyed, &mut tasks, |task| task.id);
         let hold = |task: &NewTask| Retention::of(&book.get(&task.queue).policy);
         let tried = try_each(&tasks, |part| {
             let holds: Vec<Retention> = part.iter().map(hold).collect();
-            async move { self.databases[index].sql.task_collect_keyed(part, &holds, source).await }
+            async move { database.sql.task_collect_keyed(part, &holds, source).await }
         })
         .await;
-        let tried = self.databases[index].suspects.judge(StoreOp::TaskCollectKeyed, &tasks, tried, |task| task.id);
+        let tried = database.suspects.judge(StoreOp::TaskCollectKeyed, &tasks, tried, |task| task.id);
         let others_pass = !tried.answers.is_empty();
         let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
-        let database = &self.databases[index];
         let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
         let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
         self.releaser.look(database, &waiting).await?;

@@ -102,7 +102,7 @@ impl<S: Statements> NodeDatabase<S> {
     /// Sets an attempt aside whose state the database refuses to write. Until a person has looked (runbook
     /// DuetimeSetAside), no node publishes it again, and its deadline ends nothing.
     pub async fn set_attempt_aside(&self, kind: Kind, id: TaskId, attempt: Attempt, error: &Error) -> Aside {
-        self.set_aside.keep(&self.sql, kind, Kept::attempt(id, attempt), &why(error)).await;
+        self.set_aside.keep_attempt(&self.sql, kind, (id, attempt), &why(error)).await;
         let attempts = [(id, attempt)];
         let are_held =
             |_| async { self.sql.task_held(&[id]).await.map_or_else(|_| Vec::new(), |held| vec![!held.is_empty()]) };
@@ -113,6 +113,7 @@ impl<S: Statements> NodeDatabase<S> {
         if done.answers.is_empty() && done.refused.is_empty() {
             return Aside::Open;
         }
+        self.set_aside.close((id, attempt));
         let is_refused = !done.refused.is_empty();
         // The database refuses any change of this row, so no rescue can publish it either.
         let refused = done.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });

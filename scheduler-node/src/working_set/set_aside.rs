@@ -5,7 +5,7 @@
 //! `task_set_aside.sql`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -28,6 +28,10 @@ const SHOWN_FOR: Duration = Duration::from_secs(900);
 
 /// The longest reason that `/readyz` shows.
 const REASON_CHARS: usize = 200;
+
+/// The most attempts that are remembered as kept: more than the reports and confirms that a node holds while their
+/// rows are locked. Beyond it all are forgotten, and some are kept twice.
+const OPEN_MOST: usize = 10_000;
 
 common::labelled! {
     /// The kind of write, message or row that was set aside.
@@ -85,6 +89,8 @@ impl From<TroubleKind> for Kind {
 pub struct SetAside {
     counts: IntCounterVec,
     recent: Arc<Mutex<BTreeMap<Kind, Recent>>>,
+    /// The attempts that are kept in the quarantine, but whose rows are not set aside yet.
+    open: Arc<Mutex<HashSet<(TaskId, Attempt)>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -129,7 +135,7 @@ impl Default for SetAside {
         for kind in Kind::ALL {
             let _ = counts.with_label_values(&[kind.text()]);
         }
-        Self { counts, recent: Arc::default() }
+        Self { counts, recent: Arc::default(), open: Arc::default() }
     }
 }
 
@@ -161,6 +167,25 @@ impl SetAside {
         self.note(kind, kept.name.as_deref().unwrap_or_default(), reason);
         let Kept { name, headers, body } = kept;
         self.quarantine(database, Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)).await
+    }
+
+    /// Keeps an attempt whose row is to be set aside. While that fails, the caller comes again and again, but the
+    /// attempt is kept once. See [`Self::close`].
+    pub async fn keep_attempt(&self, database: &impl Statements, kind: Kind, attempt: (TaskId, Attempt), reason: &str) {
+        if self.open.lock().contains(&attempt) {
+            return;
+        }
+        self.keep(database, kind, Kept::attempt(attempt.0, attempt.1), reason).await;
+        let mut open = self.open.lock();
+        if open.len() >= OPEN_MOST {
+            open.clear();
+        }
+        open.insert(attempt);
+    }
+
+    /// Forgets an attempt, because its row is set aside or refuses that too.
+    pub fn close(&self, attempt: (TaskId, Attempt)) {
+        self.open.lock().remove(&attempt);
     }
 
     /// Keeps a message in the quarantine of `database`, in a form that the database accepts. Returns whether there is

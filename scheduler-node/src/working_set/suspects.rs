@@ -45,6 +45,15 @@ struct Suspect {
 }
 
 impl Suspects {
+    /// Puts the suspects of `items` last, those that failed most recently at the end. In a trouble a pass tries a few
+    /// rows alone, so each pass must try others: one that passes shows that the rows are at fault, and not the server.
+    pub fn put_last<I>(&self, op: StoreOp, items: &mut [I], id: impl Fn(&I) -> TaskId) {
+        let suspects = self.0.lock();
+        if !suspects.is_empty() {
+            items.sort_by_key(|item| suspects.get(&(op, id(item))).map(|suspect| suspect.failed_at));
+        }
+    }
+
     /// Moves the rows of `tried` that are at fault from those that are left to those that are refused. `op` and
     /// `items`: the statement that was tried, and its rows.
     pub fn judge<'a, I, T>(

@@ -109,9 +109,10 @@ impl SqlIntake {
         passed: &mut Passed,
     ) -> Result<(), Error> {
         let source = self.source();
-        let reasons: Vec<(TaskId, String)> =
+        let mut reasons: Vec<(TaskId, String)> =
             refused.iter().map(|(id, problem)| (*id, problem.to_string().replace('\0', "\u{fffd}"))).collect();
         let database = &self.databases[self.index];
+        database.suspects.put_last(StoreOp::InboxRefuse, &mut reasons, |(id, _)| *id);
         let tried = try_each(&reasons, |part| source.inbox_refuse(part, there)).await;
         let tried = database.suspects.judge(StoreOp::InboxRefuse, &reasons, tried, |(id, _)| *id);
         let others_pass = !tried.answers.is_empty();

@@ -217,11 +217,12 @@ impl<S: Statements> Dispatcher<S> {
         );
     }
 
-    async fn claim(&self, ids: Vec<TaskId>, ahead: Duration) {
+    async fn claim(&self, mut ids: Vec<TaskId>, ahead: Duration) {
         if ids.is_empty() {
             return;
         }
         self.claims.metrics.claim_batch.observe(ids.len() as f64);
+        self.claims.database.suspects.put_last(StoreOp::TaskClaim, &mut ids, |id| *id);
         let tried = try_each(&ids, |part| self.claim_part(part, ahead)).await;
         let tried = self.claims.database.suspects.judge(StoreOp::TaskClaim, &ids, tried, |id| *id);
         self.claims.database.set_aside(Kind::Claim, tried.refused).await;
@@ -259,7 +260,8 @@ impl<S: Statements> Dispatcher<S> {
         ahead
     }
 
-    async fn rescue(&self, ids: Vec<TaskId>) {
+    async fn rescue(&self, mut ids: Vec<TaskId>) {
+        self.claims.database.suspects.put_last(StoreOp::TaskRescue, &mut ids, |id| *id);
         let tried = try_each(&ids, |part| self.rescue_part(part)).await;
         let tried = self.claims.database.suspects.judge(StoreOp::TaskRescue, &ids, tried, |id| *id);
         self.claims.database.set_aside(Kind::Rescue, tried.refused).await;
@@ -295,7 +297,8 @@ impl<S: Statements> Dispatcher<S> {
         if let Some(instant) = self.claims.database.sql.clock().instant_of(until) {
             tokio::time::sleep_until(instant.into()).await;
         }
-        let ids: Vec<TaskId> = due.into_iter().map(|(id, _)| id).collect();
+        let mut ids: Vec<TaskId> = due.into_iter().map(|(id, _)| id).collect();
+        self.claims.database.suspects.put_last(StoreOp::TaskStanding, &mut ids, |id| *id);
         let Left { passed, failed } = self.reporter.deadlines(self.claims.index, &ids).await;
         let owned_shards = &self.claims.database.owned_shards;
         let (failed, error) = failed.map_or_else(Default::default, |(failed, error)| (failed, Some(error)));

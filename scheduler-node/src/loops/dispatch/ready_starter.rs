@@ -379,7 +379,8 @@ impl<S: Statements> ReadyStarter<S> {
     /// tasks, and the error that kept the rest from starting.
     async fn pick_apart(&self, pick: &Pick<'_>) -> Result<(Vec<(Claimed, Walks)>, Option<Error>), Error> {
         let database = &self.claims.database.sql;
-        let ids = database.task_pick_candidates(pick).await?;
+        let mut ids = database.task_pick_candidates(pick).await?;
+        self.claims.database.suspects.put_last(StoreOp::TaskPick, &mut ids, |id| *id);
         let tried =
             try_each(&ids, |part| async move { database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await })
                 .await;

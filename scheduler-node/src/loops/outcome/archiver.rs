@@ -180,7 +180,8 @@ impl Archiver {
         aside: &mut Vec<TaskId>,
     ) -> Result<Vec<QueueName>, Error> {
         let database = &self.database.sql;
-        let ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
+        let mut ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
+        self.database.suspects.put_last(StoreOp::TaskExpire, &mut ids, |id| *id);
         let tried = try_each(&ids, |part| database.task_expire_these(shards, part, keep)).await;
         let mut tried = self.database.suspects.judge(StoreOp::TaskExpire, &ids, tried, |id| *id);
         for Refused { item: id, error } in tried.refused {

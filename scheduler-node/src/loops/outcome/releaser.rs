@@ -53,8 +53,10 @@ impl<S: Statements> Releaser<S> {
         ids: &[TaskId],
         succeeded: &[Succeeded],
     ) -> Result<Vec<Released>, Error> {
-        let asked = try_each(ids, |part| database.sql.task_release(part, &[])).await;
-        let mut asked = database.suspects.judge(StoreOp::TaskRelease, ids, asked, |id| *id);
+        let mut ids = ids.to_vec();
+        database.suspects.put_last(StoreOp::TaskRelease, &mut ids, |id| *id);
+        let asked = try_each(&ids, |part| database.sql.task_release(part, &[])).await;
+        let mut asked = database.suspects.judge(StoreOp::TaskRelease, &ids, asked, |id| *id);
         // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
         let mut told = try_each(succeeded, |part| database.sql.task_release(&[], part)).await;
         database.set_aside(Kind::Release, asked.refused).await;

@@ -123,8 +123,8 @@ async fn a_report_that_the_database_neither_writes_nor_keeps_stays_at_the_broker
     spawn_child(reporter.add_line(stop.clone()));
     spawn_child(reporter.run(incoming, stop));
     hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[1])).await;
-    // The report, its attempt and its task.
-    until(|| async { loops.database().set_aside.count(Kind::Report) == 3 }).await;
+    // The report, its attempt and its task. It comes again after a while.
+    until(|| async { loops.database().set_aside.count(Kind::Report) >= 3 }).await;
     hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[0])).await;
     loops.until_state(ids[0], "succeeded").await;
     loops.execute("DROP FUNCTION public.refuse() CASCADE").await;
@@ -154,12 +154,14 @@ async fn a_report_whose_attempt_no_database_sets_aside_is_applied_once_one_takes
     spawn_child(reporter.add_line(stop.clone()));
     spawn_child(reporter.run(incoming, stop));
     hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[1])).await;
-    // The report, and its attempt.
-    until(|| async { loops.database().set_aside.count(Kind::Report) == 2 }).await;
+    // The database refuses the end with the report's values, without them, and to set the attempt aside; twice each.
+    until(|| async { loops.test.refusals().await >= 6 }).await;
     hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[0])).await;
     loops.until_state(ids[0], "succeeded").await;
     loops.take_end().await;
     loops.until_state(ids[1], "succeeded").await;
+    let kept = [format!("{}", ids[1]), format!("{}:1", ids[1])].map(|name| ("report".to_owned(), Some(name)));
+    assert_eq!(loops.test.quarantine().await, kept, "the report and its attempt once, however often they are tried");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -174,7 +176,10 @@ async fn a_confirm_whose_attempt_no_database_sets_aside_is_written_once_one_take
     let settler = loops.settler(100, &Arc::default());
     let settling = spawn_child(async move { settler.run(confirms, CancellationToken::new()).await });
     until(|| async { loops.database().owned_shards.in_flight() == 1 }).await;
+    // The end, and to set the attempt aside; twice each.
+    until(|| async { loops.test.refusals().await >= 4 }).await;
     assert!(loops.database().owned_shards.is_in_flight(ids[1]), "no node may publish it again");
+    assert_eq!(loops.database().set_aside.count(Kind::Confirm), 1, "however often it is tried");
     loops.take_end().await;
     tokio::time::timeout(LONG, settling).await.expect("it ends once all is written").unwrap();
     assert_eq!(loops.test.state_of(ids[1]).await.as_deref(), Some("succeeded"));

@@ -67,9 +67,11 @@ impl TestDatabase {
     pub(crate) async fn fail_with(&self, sqlstate: &str, event: &str, table: &str, column: &str, value: &str) {
         let name = shared::unique("refuse");
         let sql = format!(
-            "CREATE OR REPLACE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            "CREATE SEQUENCE IF NOT EXISTS public.refusals;
+             CREATE OR REPLACE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
              BEGIN
                  IF to_jsonb(CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END) ->> TG_ARGV[0] = TG_ARGV[1] THEN
+                     PERFORM nextval('public.refusals');
                      RAISE EXCEPTION 'a test refuses this row' USING ERRCODE = TG_ARGV[2];
                  END IF;
                  RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
@@ -78,6 +80,12 @@ impl TestDatabase {
                 FOR EACH ROW EXECUTE FUNCTION public.refuse('{column}', '{value}', '{sqlstate}')"
         );
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+    }
+
+    /// How often the database has refused a row since the first [`Self::fail_with`].
+    pub(crate) async fn refusals(&self) -> i64 {
+        let read = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM public.refusals";
+        sqlx::query_scalar(read).fetch_one(&self.pool).await.unwrap()
     }
 
     /// Makes the database answer `event` (such as `INSERT`) on `table` as a server with a full disk does.

@@ -40,6 +40,18 @@ async fn a_row_that_fails_beside_others_is_refused_after_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_row_behind_many_that_fail_passes_soon() {
+    let (suspects, mut items) = (Suspects::default(), ids::<100>());
+    let good = items[99];
+    for _ in 0..8 {
+        suspects.put_last(StoreOp::TaskClaim, &mut items, |id| *id);
+        assert_eq!(refused(&suspects, &items, Some(good)).await, []);
+        tokio::time::advance(SHORT).await;
+    }
+    assert_eq!(suspects.count(), 99, "since it has passed, each of the others was tried alone");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_row_that_is_tried_alone_is_refused_much_later_unless_others_pass_meanwhile() {
     let [good, bad] = ids();
     let suspects = Suspects::default();

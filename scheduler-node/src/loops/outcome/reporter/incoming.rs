@@ -1,6 +1,8 @@
 //! Reads messages that come back from the broker, and passes each to the line of its database. Sets aside what cannot
 //! be read or trusted.
 
+use std::time::Duration;
+
 use common::{
     ids::{Attempt, MessageId, NotAMessageId, TaskId},
     task::{
@@ -28,8 +30,23 @@ const WAITING: usize = 1_024;
 
 const BY_NAME: &str = "it came through the default exchange, which `amqp.default_door` = `false` forbids";
 
-/// A message that was read: its task, the event, and the message itself with its ack.
-pub(super) type ReadReport = (TaskId, AttemptEvent, Incoming);
+/// A message that was read.
+#[derive(Debug)]
+pub(super) struct ReadReport {
+    pub id: TaskId,
+    pub event: AttemptEvent,
+    /// The message itself, with its ack.
+    pub message: Incoming,
+    /// Whether the quarantine has it. The event has none of its values then.
+    pub is_kept: bool,
+}
+
+impl ReadReport {
+    /// Whether it came at least `time` ago.
+    pub fn has_waited(&self, time: Duration) -> bool {
+        self.message.arrived_at.elapsed() >= time
+    }
+}
 
 /// A message that is to be set aside, and why.
 pub(super) type Unreadable = (Incoming, String);
@@ -89,7 +106,8 @@ impl<S: Statements> Reporter<S> {
             // holds, so no send ever waits here.
             match self.read(&message) {
                 Ok((id, event)) => {
-                    if let Some(report) = self.place((id, event, message), &aside).await {
+                    let report = ReadReport { id, event, message, is_kept: false };
+                    if let Some(report) = self.place(report, &aside).await {
                         drop(waiting.send(report).await);
                     }
                 }
@@ -101,13 +119,13 @@ impl<S: Statements> Reporter<S> {
     /// Sends a report to the line of its database. Returns it if no database has told yet that it has the shard: this
     /// node has just started, and the database does not answer.
     async fn place(&self, report: ReadReport, aside: &mpsc::Sender<Unreadable>) -> Option<ReadReport> {
-        let shard = report.0.shard();
+        let shard = report.id.shard();
         if let Some((index, _)) = self.databases.of(shard) {
             drop(self.lines.0[index].send(report).await);
             return None;
         }
         if self.databases.places().shard_count().is_some_and(|count| count <= shard.number()) {
-            drop(aside.send((report.2, format!("shard {shard} does not exist"))).await);
+            drop(aside.send((report.message, format!("shard {shard} does not exist"))).await);
             return None;
         }
         Some(report)
@@ -123,8 +141,8 @@ impl<S: Statements> Reporter<S> {
         loop {
             let coming = tokio::select! {
                 _ = look.tick() => {
-                    for (.., message) in held.extract_if(.., |(.., one)| one.arrived_at.elapsed() >= AWAY_LONGEST) {
-                        message.ack.requeue().await;
+                    for report in held.extract_if(.., |report| report.has_waited(AWAY_LONGEST)) {
+                        report.message.ack.requeue().await;
                     }
                     continue;
                 }

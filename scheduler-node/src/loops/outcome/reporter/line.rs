@@ -55,8 +55,10 @@ const STOPPING: Reported = Reported::Applied { stopping: true };
 struct Answers {
     /// No database takes them, because a shard is moving, or theirs is away.
     untaken: HashSet<usize>,
-    /// Another transaction holds their rows. The event is the one to try again.
-    held: HashMap<usize, AttemptEvent>,
+    /// Another transaction holds their rows.
+    held: HashSet<usize>,
+    /// Their outcome is still to be written, by these events without values; and whether the quarantine has them.
+    open: HashMap<usize, (AttemptEvent, bool)>,
     /// The database neither writes nor keeps them.
     unkept: HashSet<usize>,
     untrusted: HashMap<usize, String>,
@@ -69,7 +71,7 @@ enum Fate {
     /// Its outcome is written, or a person finds it.
     Settled,
     /// Its outcome is still to be written.
-    Open(AttemptEvent),
+    Open { bare: AttemptEvent, is_kept: bool },
     /// The broker has the only copy.
     Unkept,
 }
@@ -105,34 +107,36 @@ impl<S: Statements> Reporter<S> {
     /// Moves the reports whose rows another transaction holds from `batch` to `held`. A report stays behind an earlier
     /// one on its task.
     async fn hold_back(&self, batch: &mut Vec<ReadReport>, held: &mut Vec<ReadReport>) {
-        let mut ids: HashSet<TaskId> = held.iter().map(|(id, ..)| *id).collect();
-        ids.extend(self.databases.held(batch.iter().map(|(id, ..)| *id)).await);
-        held.extend(batch.extract_if(.., |(id, ..)| ids.contains(id)));
+        let mut ids: HashSet<TaskId> = held.iter().map(|report| report.id).collect();
+        ids.extend(self.databases.held(batch.iter().map(|report| report.id)).await);
+        held.extend(batch.extract_if(.., |report| ids.contains(&report.id)));
     }
 
     /// Applies a batch and acks what is written. Returns the reports that another transaction holds up.
     async fn apply_and_ack(
         &self,
         index: DatabaseIndex,
-        mut messages: Vec<ReadReport>,
+        mut reports: Vec<ReadReport>,
         aside: &mpsc::Sender<Unreadable>,
     ) -> Vec<ReadReport> {
-        for (place, (_, event, _)) in messages.iter_mut().enumerate() {
-            event.number(place);
+        for (place, report) in reports.iter_mut().enumerate() {
+            report.event.number(place);
         }
         let done = until_done_or_held(
             WHAT,
-            &messages,
+            &reports,
             Some(AWAY_LONGEST),
-            |part| self.databases.are_held(part.iter().map(|(id, ..)| *id).collect()),
-            |part| self.apply_in_place(part.iter().map(|(id, event, _)| (*id, event.clone())).collect()),
+            |part| self.databases.are_held(part.iter().map(|report| report.id).collect()),
+            |part| self.apply_in_place(part.iter().map(|report| (report.id, report.event.clone())).collect()),
         )
         .await;
-        let mut answers = self.answers(&self.databases[index], &messages, done).await;
+        let mut answers = self.answers(&self.databases[index], &reports, done).await;
         let mut left = Vec::new();
-        for (place, (id, event, message)) in messages.into_iter().enumerate() {
-            if let Some(event) = answers.held.remove(&place) {
-                left.push((id, event, message));
+        for (place, ReadReport { id, event, message, is_kept }) in reports.into_iter().enumerate() {
+            if answers.held.contains(&place) {
+                left.push(ReadReport { id, event, message, is_kept });
+            } else if let Some((event, is_kept)) = answers.open.remove(&place) {
+                left.push(ReadReport { id, event, message, is_kept });
             } else if answers.untaken.contains(&place) {
                 message.ack.requeue().await;
             } else if answers.unkept.contains(&place) {
@@ -148,34 +152,34 @@ impl<S: Statements> Reporter<S> {
         left
     }
 
-    /// Sorts the answers to `messages`, and sets aside what the database refuses.
+    /// Sorts the answers to `reports`, and sets aside what the database refuses.
     async fn answers(
         &self,
         database: &NodeDatabase<S>,
-        messages: &[ReadReport],
+        reports: &[ReadReport],
         done: Done<'_, ReadReport, Vec<(TaskId, Reported)>>,
     ) -> Answers {
         if !done.moved.is_empty() {
-            tracing::warn!(messages = done.moved.len(), "no database takes these reports, because a shard is moving");
+            tracing::warn!(reports = done.moved.len(), "no database takes these reports, because a shard is moving");
         }
         if !done.held.is_empty() {
             let database = database.name();
-            tracing::warn!(%database, messages = done.held.len(), "other transactions lock the tasks of these reports; trying them again at intervals");
+            tracing::warn!(%database, reports = done.held.len(), "other transactions lock the tasks of these reports; trying them again at intervals");
         }
         if !done.away.is_empty() {
             let database = database.name();
-            tracing::debug!(%database, messages = done.away.len(), "the database is away; giving these reports back to the broker, for any node that reaches it");
+            tracing::debug!(%database, reports = done.away.len(), "the database is away; giving these reports back to the broker, for any node that reaches it");
         }
-        let place_of = |report: &ReadReport| messages.iter().position(|message| std::ptr::eq(message, report));
+        let place_of = |report: &ReadReport| reports.iter().position(|one| std::ptr::eq(one, report));
         let mut answers = Answers::default();
         answers.untaken.extend(done.moved.into_iter().chain(done.away).filter_map(place_of));
-        answers.held.extend(done.held.into_iter().filter_map(|held| Some((place_of(held)?, held.1.clone()))));
+        answers.held.extend(done.held.into_iter().filter_map(place_of));
         for Refused { item, error } in done.refused {
             let fate = self.refused(database, item, &error).await;
             let Some(place) = place_of(item) else { continue };
             match fate {
                 Fate::Settled => {}
-                Fate::Open(bare) => drop(answers.held.insert(place, bare)),
+                Fate::Open { bare, is_kept } => drop(answers.open.insert(place, (bare, is_kept))),
                 Fate::Unkept => drop(answers.unkept.insert(place)),
             }
         }
@@ -191,9 +195,10 @@ impl<S: Statements> Reporter<S> {
 
     /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
     /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
-    async fn refused(&self, database: &NodeDatabase<S>, told: &ReadReport, error: &Error) -> Fate {
-        let (id, event, message) = told;
-        let is_kept = database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
+    async fn refused(&self, database: &NodeDatabase<S>, report: &ReadReport, error: &Error) -> Fate {
+        let ReadReport { id, event, message, is_kept } = report;
+        let is_kept =
+            *is_kept || database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
         let bare = [event.bare()];
         let done = until_done_or_held(
             WHAT,
@@ -204,11 +209,11 @@ impl<S: Statements> Reporter<S> {
         )
         .await;
         if let Some(bare) = done.held.into_iter().chain(done.moved).next() {
-            return Fate::Open(bare.clone());
+            return Fate::Open { bare: bare.clone(), is_kept };
         }
         let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) else { return Fate::Settled };
         match database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await {
-            Aside::Open => Fate::Open(event.bare()),
+            Aside::Open => Fate::Open { bare: event.bare(), is_kept },
             Aside::Refused if !is_kept => Fate::Unkept,
             Aside::Done | Aside::Refused => Fate::Settled,
         }
@@ -227,9 +232,9 @@ fn give_back(id: TaskId, message: Incoming) {
 /// Returns the reports that have waited for [`HELD_LONGEST`] to the broker, and the newest beyond [`HELD_MOST`].
 pub(super) async fn return_surplus(held: &mut Vec<ReadReport>) {
     let mut surplus = held.split_off(held.len().min(HELD_MOST));
-    surplus.extend(held.extract_if(.., |(.., message)| message.arrived_at.elapsed() >= HELD_LONGEST));
-    for (.., message) in surplus {
-        message.ack.requeue().await;
+    surplus.extend(held.extract_if(.., |report| report.has_waited(HELD_LONGEST)));
+    for report in surplus {
+        report.message.ack.requeue().await;
     }
 }
 

@@ -141,10 +141,11 @@ async fn a_report_waits_until_the_place_of_its_shard_is_known() {
 async fn a_report_that_is_held_for_ten_minutes_goes_back_to_the_broker() {
     let (mut bench, id) = (bench::Bench::new().await, fixture::fresh_id());
     bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
-    let mut held = vec![(id, AttemptEvent::Deadline, bench.next().await)];
+    let (event, message) = (AttemptEvent::Deadline, bench.next().await);
+    let mut held = vec![incoming::ReadReport { id, event, message, is_kept: false }];
     line::return_surplus(&mut held).await;
     assert_eq!(held.len(), 1, "it has just come");
-    let arrived_at = &mut held[0].2.arrived_at;
+    let arrived_at = &mut held[0].message.arrived_at;
     *arrived_at = arrived_at.checked_sub(line::HELD_LONGEST).expect("a moment");
     line::return_surplus(&mut held).await;
     assert!(held.is_empty());
