@@ -41,7 +41,7 @@ use super::{
     outcome::{
         archiver::Archiver,
         releaser::Releaser,
-        reporter::{ReportLines, Reporter},
+        reporter::{self, ReportLines, Reporter},
         settler::{Confirmed, Settlements, Settler},
     },
     upkeep::prober::NodeFitness,
@@ -469,10 +469,7 @@ async fn a_report_that_cannot_be_kept_or_written_holds_up_no_other() {
     let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
     loops.test.refuse("INSERT", "archive", "queue", POISON).await;
     let hand = bench.hand().await;
-    let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
-    let (reporter, stop) = (loops.reporter(), CancellationToken::new());
-    spawn_child(reporter.add_line(stop.clone()));
-    spawn_child(reporter.run(incoming, stop));
+    reporter::tests::start(loops.reporter(), bench.take_incoming());
     hand.publish(RESULTS, b"no JSON", report(ids[0])).await;
     for id in ids {
         hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(id)).await;

@@ -134,9 +134,14 @@ impl Bench {
         timeout(LONG, self.incoming.recv()).await.expect("something comes in").expect("the broker lives")
     }
 
+    /// The messages that come back from the broker.
+    pub(crate) fn take_incoming(&mut self) -> mpsc::Receiver<Incoming> {
+        std::mem::replace(&mut self.incoming, mpsc::channel(1).1)
+    }
+
     /// Takes the messages that come back, and counts them as they pass.
     pub(crate) fn counted(&mut self) -> (mpsc::Receiver<Incoming>, Arc<AtomicUsize>) {
-        let mut arriving = std::mem::replace(&mut self.incoming, mpsc::channel(1).1);
+        let mut arriving = self.take_incoming();
         let ((passed_on, incoming), arrivals) = (mpsc::channel(1), Arc::new(AtomicUsize::new(0)));
         let counted = Arc::clone(&arrivals);
         crate::supervise::spawn_child(async move {

@@ -7,7 +7,7 @@
 mod incoming;
 mod line;
 #[cfg(test)]
-mod tests;
+pub(in crate::loops) mod tests;
 mod trace;
 mod write;
 

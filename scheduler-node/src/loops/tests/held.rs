@@ -49,9 +49,7 @@ async fn reports_go_back_to_the_broker_while_their_database_is_away_and_are_appl
     loops.test.fail_with("53100", "INSERT", "archive", "queue", "orders").await;
     let hand = bench.hand().await;
     let (incoming, arrivals) = bench.counted();
-    let (reporter, stop) = (loops.reporter(), CancellationToken::new());
-    spawn_child(reporter.add_line(stop.clone()));
-    spawn_child(reporter.run(incoming, stop));
+    reporter::tests::start(loops.reporter(), incoming);
     hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[0])).await;
     // It comes again after it went back, so another node would get it too.
     until(|| async { arrivals.load(Ordering::Relaxed) > 1 }).await;

@@ -118,10 +118,7 @@ async fn a_report_that_the_database_neither_writes_nor_keeps_stays_at_the_broker
     loops.test.refuse("UPDATE", "task", "queue", POISON).await;
     loops.test.refuse("INSERT", "quarantine", "source", "report").await;
     let hand = bench.hand().await;
-    let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
-    let (reporter, stop) = (loops.reporter(), CancellationToken::new());
-    spawn_child(reporter.add_line(stop.clone()));
-    spawn_child(reporter.run(incoming, stop));
+    reporter::tests::start(loops.reporter(), bench.take_incoming());
     hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[1])).await;
     // The report, its attempt and its task. It comes again after a while.
     until(|| async { loops.database().set_aside.count(Kind::Report) >= 3 }).await;
@@ -149,10 +146,7 @@ async fn a_report_whose_attempt_no_database_sets_aside_is_applied_once_one_takes
     let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
     loops.refuse_end_and_aside().await;
     let hand = bench.hand().await;
-    let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
-    let (reporter, stop) = (loops.reporter(), CancellationToken::new());
-    spawn_child(reporter.add_line(stop.clone()));
-    spawn_child(reporter.run(incoming, stop));
+    reporter::tests::start(loops.reporter(), bench.take_incoming());
     hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[1])).await;
     // The database refuses the end with the report's values, without them, and to set the attempt aside; twice each.
     until(|| async { loops.test.refusals().await >= 6 }).await;

@@ -1,6 +1,6 @@
 //! A database on a primary and its standby: statements follow the server that takes writes.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use common::{
     cluster::seen::{Lsn, Seen},
@@ -8,16 +8,13 @@ use common::{
 };
 use integration_tests::sandbox::{PgBouncer, Postgres, Tether, scratch, shared};
 
-use super::fixture;
+use super::{LONG, fixture};
 use crate::store::{
     Database, Effect, Error, StoreOp, connect,
     history::{Refusal, ServerState},
     migrate::migrate,
     schema::Misfit,
 };
-
-/// Longer than any step takes on a busy machine.
-const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) const TASKS: &str = "tasks";
 

@@ -53,7 +53,7 @@ mod weights;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -68,6 +68,9 @@ use tokio::task::JoinHandle;
 use super::lane::Pick;
 use crate::supervise::spawn_child;
 use fixture::TestDatabase;
+
+/// Longer than any step takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
 
 /// The lock as written in the statements that present an epoch.
 const FENCE_LOCK: &str = "FOR SHARE OF s";
@@ -224,9 +227,9 @@ async fn until_none_waits(pool: &PgPool) {
 }
 
 async fn until(pool: &PgPool, enough: impl Fn(i64) -> bool) {
-    let mut waiting = 0;
-    for _ in 0..1_000 {
-        waiting = sqlx::query_scalar(
+    let deadline = Instant::now() + LONG;
+    loop {
+        let waiting = sqlx::query_scalar(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
         )
         .fetch_one(pool)
@@ -235,7 +238,7 @@ async fn until(pool: &PgPool, enough: impl Fn(i64) -> bool) {
         if enough(waiting) {
             return;
         }
+        assert!(Instant::now() < deadline, "{waiting} sessions wait for a lock");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("{waiting} sessions wait for a lock");
 }

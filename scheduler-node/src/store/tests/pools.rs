@@ -5,11 +5,8 @@ use std::{sync::Arc, time::Duration};
 use integration_tests::sandbox::{Proxy, shared};
 use tokio::{task::JoinSet, time::timeout};
 
-use super::{claim, fixture, own, submitted};
+use super::{LONG, claim, fixture, own, submitted};
 use crate::store::{Connections, Database, Effect, PoolKind, StoreOp};
-
-/// Longer than any step takes on a busy machine.
-const LONG: Duration = Duration::from_secs(60);
 
 /// Runs many more statements than there are connections. Each holds its connection for
 /// nearly as long as the server allows.

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::{
     audit::AuditMetrics,
-    broker::tests::bench,
+    broker::{Incoming, tests::bench},
     loops::tests::{Loops, POISON, until},
     store::{Places, tests::fixture},
     supervise::spawn_child,
@@ -31,9 +31,8 @@ fn about(id: TaskId) -> BasicProperties {
 
 const SUCCEEDED: &[u8] = br#"{"status":"succeeded"}"#;
 
-/// Starts a reporter with its lines on the messages of `bench`.
-fn start(reporter: Reporter, bench: &mut bench::Bench) {
-    let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
+/// Starts a reporter with its lines.
+pub(in crate::loops) fn start(reporter: Reporter, incoming: mpsc::Receiver<Incoming>) {
     let stop = CancellationToken::new();
     for _ in reporter.databases.all().iter() {
         spawn_child(reporter.add_line(stop.clone()));
@@ -63,7 +62,7 @@ async fn a_report_on_a_task_that_an_open_transaction_cancels_waits_and_other_rep
     let cancel = sqlx::query("SELECT duetime.cancel($1)").bind(ids[0].uuid());
     assert_eq!(cancel.fetch_all(&mut *application).await.unwrap().len(), 1);
     let hand = bench.hand().await;
-    start(loops.reporter(), &mut bench);
+    start(loops.reporter(), bench.take_incoming());
 
     hand.publish(RESULTS, SUCCEEDED, about(ids[0])).await;
     loops.test.until_waiting(1).await;
@@ -99,7 +98,7 @@ async fn a_report_that_nothing_vouches_for_delays_no_other_while_the_first_datab
     let (audit, mut notes) = Audit::new(AuditMetrics::register(&Registry::new()).unwrap());
     let databases = NodeDatabases::new(databases, places);
     let hand = bench.hand().await;
-    start(Reporter { databases, audit, ..loops.reporter() }, &mut bench);
+    start(Reporter { databases, audit, ..loops.reporter() }, bench.take_incoming());
 
     hand.publish(RESULTS, SUCCEEDED, about(ids[1])).await;
     notes.recv().await.expect("it is refused, and the quarantine does not take it yet");
@@ -118,9 +117,7 @@ async fn a_report_waits_until_the_place_of_its_shard_is_known() {
     let places = Places::new(std::iter::once(loops.database().sql.clone()).collect());
     places.learn_shard_count(128);
     let databases = NodeDatabases::new(vec![loops.database().clone()], places.clone());
-    let (reporter, stop) = (Reporter { databases, ..loops.reporter() }, CancellationToken::new());
-    spawn_child(reporter.add_line(stop.clone()));
-    spawn_child(reporter.run(incoming, stop));
+    start(Reporter { databases, ..loops.reporter() }, incoming);
 
     let nowhere = TaskId::mint(uuid::Uuid::nil(), ShardId::new(128));
     for id in [ids[0], nowhere] {
