@@ -175,7 +175,9 @@ impl SetAside {
         if self.open.lock().contains(&attempt) {
             return;
         }
-        self.keep(database, kind, Kept::attempt(attempt.0, attempt.1), reason).await;
+        if !self.keep(database, kind, Kept::attempt(attempt.0, attempt.1), reason).await {
+            return;
+        }
         let mut open = self.open.lock();
         if open.len() >= OPEN_MOST {
             open.clear();
