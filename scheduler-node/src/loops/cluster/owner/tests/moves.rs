@@ -15,13 +15,17 @@ async fn a_lone_node_takes_every_shard_several_a_statement_and_gives_all_back() 
     let one = world.start("one").await;
     balanced(&[&one]).await;
     assert!(one.is_master());
-    assert_eq!(one.coordination.metrics().shards_owned.get(), i64::from(SHARDS));
-    assert_eq!(one.coordination.metrics().shards_unowned.get(), 0);
-    assert_eq!(one.coordination.metrics().acquisitions.get(), u64::from(SHARDS));
+    let metrics = one.coordination.metrics();
+    eventually("the gauges show it", || {
+        (metrics.shards_owned.get(), metrics.shards_unowned.get()) == (i64::from(SHARDS), 0)
+    })
+    .await;
+    assert_eq!(metrics.acquisitions.get(), u64::from(SHARDS));
     let statements = one.line.statements.lock().clone();
     assert_eq!(statements.iter().sum::<usize>(), SHARDS as usize);
     assert!(statements.iter().any(|shards| *shards > 1), "one statement a shard: {statements:?}");
-    assert!(one.view().owners.values().all(|owner| owner.epoch == Some(Epoch::from_store(1))));
+    let first = Some(Epoch::from_store(1));
+    eventually("the epochs are in etcd", || one.view().owners.values().all(|owner| owner.epoch == first)).await;
     let begun = Instant::now();
     let owned_shards = Arc::clone(&one.owned_shards);
     assert!(one.leave().await);
