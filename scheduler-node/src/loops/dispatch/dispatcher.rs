@@ -298,8 +298,7 @@ impl<S: Statements> Dispatcher<S> {
             tokio::time::sleep_until(instant.into()).await;
         }
         let mut ids: Vec<TaskId> = due.into_iter().map(|(id, _)| id).collect();
-        self.claims.database.suspects.put_last(StoreOp::TaskStanding, &mut ids, |id| *id);
-        let Left { passed, failed } = self.reporter.deadlines(self.claims.index, &ids).await;
+        let Left { passed, failed } = self.reporter.deadlines(self.claims.index, &mut ids).await;
         let owned_shards = &self.claims.database.owned_shards;
         let (failed, error) = failed.map_or_else(Default::default, |(failed, error)| (failed, Some(error)));
         if let Some(error) = error {

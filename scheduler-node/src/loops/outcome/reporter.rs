@@ -199,9 +199,11 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Ends tasks of the database at `index` whose deadlines have passed. A task whose end the database refuses is set
-    /// aside. Returns the tasks that are left for another time.
-    pub async fn deadlines(&self, index: DatabaseIndex, ids: &[TaskId]) -> Left {
+    /// aside. Returns the tasks that are left for another time. Changes the order of `ids`.
+    pub async fn deadlines(&self, index: DatabaseIndex, ids: &mut [TaskId]) -> Left {
         let database = &self.databases[index];
+        database.suspects.put_last(StoreOp::TaskStanding, ids, |id| *id);
+        let ids: &[TaskId] = ids;
         let tried =
             try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect()))
                 .await;
