@@ -39,6 +39,10 @@ pub struct Problem {
     pub retry_after_s: Option<u32>,
     /// For an internal error: the id under which the node's log has the reason.
     pub error_id: Option<String>,
+    /// Whether the request waited in vain for a lock, or lost a conflict between two. For the node itself, not on the
+    /// wire.
+    #[serde(skip)]
+    pub is_contention: bool,
 }
 
 /// A limit that leaves no room.
@@ -69,6 +73,7 @@ macro_rules! problems {
                     limit: None,
                     retry_after_s: None,
                     error_id: None,
+                    is_contention: false,
                 }
             }
         )*

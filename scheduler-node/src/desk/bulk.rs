@@ -226,8 +226,10 @@ impl Desk {
                 }
                 Err(problem) if problem.status < 500 => counts.refuse(reason_left(&problem)),
                 Err(problem) => {
-                    let ids: Vec<TaskId> = left[nth..].iter().map(|found| found.seen.id).collect();
-                    held = held_of(database, &ids).await;
+                    if problem.is_contention {
+                        let ids: Vec<TaskId> = left[nth..].iter().map(|found| found.seen.id).collect();
+                        held = held_of(database, &ids).await;
+                    }
                     if held.contains(&found.seen.id) {
                         counts.refuse(SkipReason::Held);
                         continue;
@@ -242,7 +244,8 @@ impl Desk {
         Ok((counts, None))
     }
 
-    /// Those of `ids` whose rows another transaction holds.
+    /// Those of `ids` whose rows another transaction holds. Ask after contention only: after any other failure the
+    /// write that has failed may hold its row until it is rolled back.
     pub(crate) async fn held(&self, ids: &[TaskId]) -> BTreeSet<TaskId> {
         let mut held = BTreeSet::new();
         for database in self.parts().store.databases().iter() {

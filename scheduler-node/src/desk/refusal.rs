@@ -118,7 +118,8 @@ fn failed(error: &Error) -> Problem {
     } else {
         format!("database `{database}` {why}; nothing was changed, try again")
     };
-    Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
+    let problem = Problem::unavailable(detail).retry_after(AGAIN_AFTER_S);
+    Problem { is_contention: error.is_contention(), ..problem }
 }
 
 fn uncoordinated(error: &coordination::Error) -> Problem {

@@ -217,6 +217,25 @@ async fn a_shift_of_chosen_tasks_that_an_outage_ends_says_what_it_has_done() {
 }
 
 #[tokio::test]
+async fn a_task_is_not_locked_by_others_when_its_change_fails_for_another_reason() {
+    let browser = browser(&[], true).await;
+    let ids = submit_three(&browser).await;
+    // As a write that has failed holds its row until it is rolled back.
+    let _lock = browser.test.lock_row(ids[1]).await;
+    let full_from_the_second_on = "CREATE SEQUENCE public.changes;
+        CREATE FUNCTION public.fill_disk() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+        BEGIN
+            IF nextval('public.changes') > 1 THEN RAISE EXCEPTION 'the disk is full' USING ERRCODE = '53100'; END IF;
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER fill_disk BEFORE UPDATE ON duetime.task FOR EACH STATEMENT EXECUTE FUNCTION public.fill_disk()";
+    sqlx::raw_sql(full_from_the_second_on).execute(&browser.test.pool).await.expect("created");
+    let (shifted, page) = shift(&browser, ids).await;
+    assert!(page.contains("2 had no turn") && page.contains("ended early"), "{page}");
+    assert_eq!(shifted, [true, false, false]);
+}
+
+#[tokio::test]
 async fn many_are_moved_once_it_was_said_where_to() {
     let browser = browser(&[], true).await;
     let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
