@@ -315,7 +315,7 @@ impl SqlIntake {
             async move { self.databases[index].sql.task_collect_cancelled(part, &kept, self.source().name()).await }
         })
         .await;
-        let tried = suspects.judge(StoreOp::TaskCollectCancelled, &cancelled, tried, |task| task.id);
+        let tried = suspects.judge(StoreOp::TaskCollectCancelled, tried, |task| task.id, Clone::clone);
         for refused in &tried.refused {
             self.refused(refused);
         }
@@ -338,7 +338,7 @@ impl SqlIntake {
         let database = &self.databases[index];
         database.suspects.put_last(StoreOp::TaskCollect, &mut tasks, |task| task.id);
         let tried = try_each(&tasks, |part| database.sql.task_collect(part, source)).await;
-        let tried = database.suspects.judge(StoreOp::TaskCollect, &tasks, tried, |task| task.id);
+        let tried = database.suspects.judge(StoreOp::TaskCollect, tried, |task| task.id, Clone::clone);
         let others_pass = !tried.answers.is_empty();
         let made_ids: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made_ids.contains(&task.id)).collect();
@@ -371,7 +371,11 @@ impl SqlIntake {
             async move { database.sql.task_collect_keyed(part, &holds, source).await }
         })
         .await;
-        let tried = database.suspects.judge(StoreOp::TaskCollectKeyed, &tasks, tried, |task| task.id);
+        let answered = |collected: &Vec<Collected>| -> Vec<TaskId> {
+            let answered = collected.iter().filter(|one| one.put.outcome != PutOutcome::Busy);
+            answered.map(|one| one.id).collect()
+        };
+        let tried = database.suspects.judge(StoreOp::TaskCollectKeyed, tried, |task| task.id, answered);
         let others_pass = !tried.answers.is_empty();
         let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();

@@ -308,8 +308,8 @@ pub fn change(id: TaskId, due_at: UnixMicros) -> Statement<bool> {
     }
 }
 
-/// `task_expire.sql`. Returns the queues of the expired tasks.
-pub fn expire(shards: &[ShardId]) -> Statement<Vec<QueueName>> {
+/// `task_expire.sql`. Returns the expired tasks.
+pub fn expire(shards: &[ShardId]) -> Statement<Vec<TaskId>> {
     let shards = shards.to_vec();
     let fits = |row: &Row, now: UnixMicros| UNCLAIMED.contains(&row.state) && row.has_expired(now);
     Statement {
@@ -320,11 +320,11 @@ pub fn expire(shards: &[ShardId]) -> Statement<Vec<QueueName>> {
         }),
         recheck: Box::new(fits),
         skips_locked: true,
-        write: Box::new(|table, snapshot, locks, _| {
+        write: Box::new(|table, _, locks, _| {
             for id in &locks.rows {
                 table.archive(*id, TaskState::Expired);
             }
-            locks.rows.iter().map(|id| snapshot[id].queue.clone()).collect()
+            locks.rows.clone()
         }),
     }
 }

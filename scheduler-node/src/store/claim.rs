@@ -42,6 +42,14 @@ pub struct Claimed {
     pub turned: bool,
 }
 
+impl Claimed {
+    /// The tasks whose rows the statement has written.
+    pub fn written(&self) -> Vec<TaskId> {
+        let taken = self.deliveries.iter().map(|delivery| delivery.id);
+        taken.chain(self.held_back.iter().map(|(id, _)| *id)).collect()
+    }
+}
+
 impl Database {
     /// Claims those of `ids` that are due by now plus `ahead`. Those of a `closed` queue become `ready` instead.
     /// `fences` holds exactly the shards of `ids`, with the epochs held. `known` is the revision of the queues from

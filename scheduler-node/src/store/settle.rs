@@ -185,24 +185,24 @@ impl Database {
     }
 
     /// Archives at most `most` tasks of `shards` that expired before a claim, except those in
-    /// `aside`. Returns their queues.
+    /// `aside`. Returns them and their queues.
     pub async fn task_expire(
         &self,
         shards: &[ShardId],
         most: i64,
         keep: &Keep,
         aside: &[TaskId],
-    ) -> Result<Vec<QueueName>, Error> {
+    ) -> Result<Vec<(TaskId, QueueName)>, Error> {
         self.expire(shards, most, keep, aside, None).await
     }
 
-    /// Archives those of `ids` that expired before a claim. Returns their queues.
+    /// Archives those of `ids` that expired before a claim. Returns them and their queues.
     pub async fn task_expire_these(
         &self,
         shards: &[ShardId],
         ids: &[TaskId],
         keep: &Keep,
-    ) -> Result<Vec<QueueName>, Error> {
+    ) -> Result<Vec<(TaskId, QueueName)>, Error> {
         self.expire(shards, i64::try_from(ids.len()).unwrap_or(i64::MAX), keep, &[], Some(ids)).await
     }
 
@@ -224,7 +224,7 @@ impl Database {
         keep: &Keep,
         aside: &[TaskId],
         only: Option<&[TaskId]>,
-    ) -> Result<Vec<QueueName>, Error> {
+    ) -> Result<Vec<(TaskId, QueueName)>, Error> {
         let (shards, aside, only) = (super::numbers(shards), super::uuids(aside), only.map(super::uuids));
         let (queues, keeps): (Vec<&str>, Vec<i64>) =
             keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
@@ -248,7 +248,7 @@ impl Database {
         if !expired.is_empty() {
             self.wrote.notify_one();
         }
-        Ok(expired.into_iter().map(|(_, queue)| queue).collect())
+        Ok(expired)
     }
 
     /// Those of `ids` whose rows another transaction holds. It waits for none of them.

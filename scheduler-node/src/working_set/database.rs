@@ -22,14 +22,14 @@ use super::{
     failures::Failures,
     owned_shards::OwnedShards,
     ready_queues::ReadyQueues,
-    retry::{Refused, until_done_or_held},
+    retry::{Refused, try_each},
     set_aside::{Kept, Kind, SetAside, why},
     suspects::Suspects,
 };
 use crate::{
     by_database::ByDatabase,
     clock,
-    store::{Database, Error, Places, Statements, watch::Nudge},
+    store::{Database, Error, Fault, Places, Statements, StoreOp, watch::Nudge},
 };
 
 /// The pause before a task whose claim has no known outcome is looked at again.
@@ -41,9 +41,6 @@ const HELD_AGAIN: Duration = Duration::from_secs(1);
 
 /// The pause before a refused row is tried again: an operator who removes the cause need not tell the node.
 pub const LEFT_ALONE: Duration = Duration::from_secs(600);
-
-/// The longest outage in which a node tries to set one attempt aside. Other rows wait meanwhile.
-const ASIDE_LONGEST: Duration = Duration::from_secs(10);
 
 /// Whether an attempt is set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,19 +101,19 @@ impl<S: Statements> NodeDatabase<S> {
     pub async fn set_attempt_aside(&self, kind: Kind, id: TaskId, attempt: Attempt, error: &Error) -> Aside {
         self.set_aside.keep_attempt(&self.sql, kind, (id, attempt), &why(error)).await;
         let attempts = [(id, attempt)];
-        let are_held =
-            |_| async { self.sql.task_held(&[id]).await.map_or_else(|_| Vec::new(), |held| vec![!held.is_empty()]) };
-        let done = until_done_or_held("tasks to set aside", &attempts, Some(ASIDE_LONGEST), are_held, |_| {
-            self.sql.task_set_aside(id, attempt)
-        })
-        .await;
-        if done.answers.is_empty() && done.refused.is_empty() {
+        let tried = try_each(&attempts, |_| self.sql.task_set_aside(id, attempt)).await;
+        let mut tried = self.suspects.judge(StoreOp::TaskSetAside, tried, |(id, _)| *id, |()| [id]);
+        // The row was judged to be at fault before.
+        let fails_again = |(_, left): &mut (_, Error)| error.fault() == Fault::Bug && left.fault() == Fault::Bug;
+        let refused = tried.left.extract_if(.., fails_again).map(|(part, error)| Refused { item: &part[0], error });
+        tried.refused.extend(refused);
+        if !tried.left.is_empty() {
             return Aside::Open;
         }
         self.set_aside.close((id, attempt));
-        let is_refused = !done.refused.is_empty();
+        let is_refused = !tried.refused.is_empty();
         // The database refuses any change of this row, so no rescue can publish it either.
-        let refused = done.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });
+        let refused = tried.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });
         self.set_aside(kind, refused.collect()).await;
         if is_refused { Aside::Refused } else { Aside::Done }
     }

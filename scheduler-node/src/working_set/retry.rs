@@ -26,8 +26,9 @@ const CONTENDED_TRIES: u32 = 3;
 /// The failures that look like a bug after which a batch is split: a migration may be under way for some seconds.
 const BUG_TRIES: u32 = 8;
 
-/// The failures that look like a bug after which a single row is refused although its neighbours fail too: some two
-/// minutes. A failure of every row is the fault of the schema or the server, and must not set a whole stream aside.
+/// The failures that look like a bug after which [`until_done`] refuses a single row although its neighbours fail too:
+/// some two minutes. A failure of every row is the fault of the schema or the server, and must not set a whole stream
+/// aside.
 const BUG_TRIES_ALONE: u32 = 120;
 
 /// The rows of a batch that fail alone with what looks like a bug, while no row has passed, after which the rest of the
@@ -54,12 +55,15 @@ pub struct Done<'a, I, T> {
     pub held: Vec<&'a I>,
     /// The rows that are left of an outage. Some of them may be written. Empty without a limit of patience.
     pub away: Vec<&'a I>,
+    /// The parts that fail with what looks like a bug, each with its error. The rows or the server are at fault. Empty
+    /// after [`until_done`], which refuses such a row in the end.
+    pub doubtful: Vec<(&'a [I], Error)>,
 }
 
 impl<I, T> Default for Done<'_, I, T> {
     fn default() -> Self {
-        let (answers, refused, moved, held, away) = Default::default();
-        Self { answers, refused, moved, held, away }
+        let (answers, refused, moved, held, away, doubtful) = Default::default();
+        Self { answers, refused, moved, held, away, doubtful }
     }
 }
 
@@ -91,16 +95,19 @@ enum Next {
     Again,
     Split,
     Refuse,
+    /// The row or the server is at fault.
+    Doubt,
 }
 
-/// Decides after a failure. `tries`: the failures of this part, this one included. `others_pass`: some rows of the
-/// same batch were written.
-fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool) -> Next {
+/// Decides after a failure. `tries`: the failures of this part, this one included; `alone`: those of a single row that
+/// looks like a bug, after which there is doubt. `others_pass`: some rows of the same batch were written.
+fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool, alone: u32) -> Next {
     let hopeless = match fault {
         Fault::Outage | Fault::Moved => return Next::Again,
         Fault::Contention => return if rows > 1 && tries >= CONTENDED_TRIES { Next::Split } else { Next::Again },
         Fault::Data => !seeded!(RefusalRepeated),
-        Fault::Bug => tries >= if rows > 1 || others_pass { BUG_TRIES } else { BUG_TRIES_ALONE },
+        Fault::Bug if rows == 1 && !others_pass => return if tries >= alone { Next::Doubt } else { Next::Again },
+        Fault::Bug => tries >= BUG_TRIES,
     };
     match (hopeless, rows) {
         (false, _) => Next::Again,
@@ -116,16 +123,35 @@ pub async fn until_done<'a, I, T, F>(what: &str, items: &'a [I], write: impl Fn(
 where
     F: Future<Output = Result<T, Error>>,
 {
-    until_done_or_held(what, items, None, |_| std::future::ready(Vec::new()), write).await
+    let held = |_| std::future::ready(Vec::new());
+    let mut done = repeat(what, items, None, BUG_TRIES_ALONE, held, write).await;
+    done.refused.extend(done.doubtful.drain(..).map(|(part, error)| Refused { item: &part[0], error }));
+    done
 }
 
 /// As [`until_done`], but leaves out the rows that another transaction holds. `held` finds out after contention, for
-/// each row of a part; an empty answer means none. So one lock costs the batch one wait. `patience`: after an outage of
-/// this time the rest goes back to the caller; `None`: it waits for the end of the outage.
+/// each row of a part; an empty answer means none. So one lock costs the batch one wait. Rows in doubt go back to the
+/// caller too, so that one costs the others some seconds and not minutes (see [`super::suspects`]). `patience`: after
+/// an outage of this time the rest goes back to the caller; `None`: it waits for the end of the outage.
 pub async fn until_done_or_held<'a, I, T, F, H>(
     what: &str,
     items: &'a [I],
     patience: Option<Duration>,
+    held: impl Fn(&'a [I]) -> H,
+    write: impl Fn(&'a [I]) -> F,
+) -> Done<'a, I, T>
+where
+    F: Future<Output = Result<T, Error>>,
+    H: Future<Output = Vec<bool>>,
+{
+    repeat(what, items, patience, BUG_TRIES, held, write).await
+}
+
+async fn repeat<'a, I, T, F, H>(
+    what: &str,
+    items: &'a [I],
+    patience: Option<Duration>,
+    alone: u32,
     held: impl Fn(&'a [I]) -> H,
     write: impl Fn(&'a [I]) -> F,
 ) -> Done<'a, I, T>
@@ -167,8 +193,9 @@ where
             parts.extend(done.take_held(part, &held).into_iter().map(|free| (free, 0)));
             continue;
         }
-        match next(error.fault(), failures + 1, part.len(), !done.answers.is_empty()) {
+        match next(error.fault(), failures + 1, part.len(), !done.answers.is_empty(), alone) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
+            Next::Doubt => done.doubtful.push((part, error)),
             Next::Split => parts.extend(halves(part).map(|half| (half, failures))),
             Next::Again => {
                 parts.push_back((part, failures + 1));

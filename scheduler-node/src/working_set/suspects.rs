@@ -5,7 +5,7 @@
 //! server lasts, and much sooner if other rows pass.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,17 +13,18 @@ use std::{
 use common::ids::TaskId;
 use parking_lot::Mutex;
 
-use super::retry::{Refused, Tried};
+use super::retry::{Done, Refused, Tried, try_each};
 use crate::{
     clock,
-    store::{Fault, StoreOp},
+    store::{Error, Fault, StoreOp},
 };
 
 /// A row that fails for this long while others pass is at fault. Some rows need a table that the others do not, so this
 /// is longer than a table is away.
 const BESIDE_OTHERS: Duration = Duration::from_secs(10);
 
-/// A row that fails for this long while no row passes is refused all the same: it must not be tried for ever.
+/// A row that fails for this long while no row passes is refused all the same: it must not be tried for ever. Where
+/// several fail, the server is at fault more likely, so it is this long for each of them.
 const ALONE: Duration = Duration::from_secs(120);
 
 /// A row that was not tried for this long is gone. This is far longer than the pause between two tries.
@@ -47,28 +48,53 @@ struct Suspect {
 impl Suspects {
     /// Puts the suspects of `items` last, those that failed most recently at the end. In a trouble a pass tries a few
     /// rows alone, so each pass must try others: one that passes shows that the rows are at fault, and not the server.
-    pub fn put_last<I>(&self, op: StoreOp, items: &mut [I], id: impl Fn(&I) -> TaskId) {
+    /// Returns the number of rows before them.
+    pub fn put_last<I>(&self, op: StoreOp, items: &mut [I], id: impl Fn(&I) -> TaskId) -> usize {
         let suspects = self.0.lock();
-        if !suspects.is_empty() {
-            items.sort_by_key(|item| suspects.get(&(op, id(item))).map(|suspect| suspect.failed_at));
+        if suspects.is_empty() {
+            return items.len();
         }
+        items.sort_by_key(|item| suspects.get(&(op, id(item))).map(|suspect| suspect.failed_at));
+        items.partition_point(|item| !suspects.contains_key(&(op, id(item))))
     }
 
-    /// Moves the rows of `tried` that are at fault from those that are left to those that are refused. `op` and
-    /// `items`: the statement that was tried, and its rows.
-    pub fn judge<'a, I, T>(
+    /// Adds `known`, the suspects of a batch, to its result: tries each once, and judges them and the rows in doubt.
+    /// What is left of them is in doubt, and the caller tries it again later. `op`, `written`: see [`Self::judge`].
+    pub async fn try_known<'a, I, T, F, W>(
         &self,
         op: StoreOp,
-        items: &'a [I],
+        mut done: Done<'a, I, T>,
+        known: &'a [I],
+        id: impl Fn(&I) -> TaskId,
+        written: impl Fn(&T) -> W,
+        write: impl Fn(&'a [I]) -> F,
+    ) -> Done<'a, I, T>
+    where
+        F: Future<Output = Result<T, Error>>,
+        W: IntoIterator<Item = TaskId>,
+    {
+        let mut tried = try_each(known, write).await;
+        tried.answers.append(&mut done.answers);
+        tried.refused.append(&mut done.refused);
+        tried.left.append(&mut done.doubtful);
+        let tried = self.judge(op, tried, id, written);
+        let (moved, doubtful): (Vec<_>, Vec<_>) = tried.left.into_iter().partition(|(_, error)| error.is_moved());
+        done.moved.extend(moved.into_iter().flat_map(|(part, _)| part));
+        Done { answers: tried.answers, refused: tried.refused, doubtful, ..done }
+    }
+
+    /// Moves the rows of `tried` that are at fault from those that are left to those that are refused. `op`: the
+    /// statement that was tried. `written`: the rows that an answer shows as written. A statement skips a row that
+    /// another transaction holds, if only one that has just failed and is not rolled back yet. Such a row has neither
+    /// passed nor failed.
+    pub fn judge<'a, I, T, W: IntoIterator<Item = TaskId>>(
+        &self,
+        op: StoreOp,
         mut tried: Tried<'a, I, T>,
         id: impl Fn(&I) -> TaskId,
+        written: impl Fn(&T) -> W,
     ) -> Tried<'a, I, T> {
-        let others_pass = !tried.answers.is_empty();
-        if others_pass {
-            let left = tried.left.iter().flat_map(|(part, _)| *part);
-            let failed = left.chain(tried.refused.iter().map(|refused| refused.item)).map(&id).collect();
-            self.note_passed(op, items.iter().map(&id), &failed);
-        }
+        let others_pass = self.note_written(op, tried.answers.iter().flat_map(written));
         for (part, error) in std::mem::take(&mut tried.left) {
             match part {
                 [item] if error.fault() == Fault::Bug && self.is_at_fault(op, id(item), others_pass) => {
@@ -80,17 +106,19 @@ impl Suspects {
         tried
     }
 
-    /// Forgets the rows that have passed: those of `ids` that have not `failed`. All other suspects have failed where
-    /// others pass.
-    fn note_passed(&self, op: StoreOp, ids: impl Iterator<Item = TaskId>, failed: &BTreeSet<TaskId>) {
-        let mut suspects = self.0.lock();
-        if suspects.is_empty() {
-            return;
+    /// Forgets the rows that are written. All other suspects have failed where others pass. Returns whether there are
+    /// such rows.
+    fn note_written(&self, op: StoreOp, written: impl Iterator<Item = TaskId>) -> bool {
+        let (mut suspects, mut written) = (self.0.lock(), written.peekable());
+        let others_pass = written.peek().is_some();
+        if suspects.is_empty() || !others_pass {
+            return others_pass;
         }
-        for id in ids.filter(|id| !failed.contains(id)) {
+        for id in written {
             suspects.remove(&(op, id));
         }
         suspects.iter_mut().filter(|((of, _), _)| *of == op).for_each(|(_, suspect)| suspect.others_pass = true);
+        true
     }
 
     /// Decides on a row that has just failed alone.
@@ -104,8 +132,10 @@ impl Suspects {
         let suspect = suspects.entry((op, id)).or_insert(new);
         suspect.failed_at = now;
         suspect.others_pass |= others_pass;
-        let patience = if suspect.others_pass { BESIDE_OTHERS } else { ALONE };
-        let is_at_fault = now.saturating_duration_since(suspect.since) >= patience;
+        let (others_pass, failed_for) = (suspect.others_pass, now.saturating_duration_since(suspect.since));
+        let failing = suspects.keys().filter(|(of, _)| *of == op).count();
+        let patience = if others_pass { BESIDE_OTHERS } else { ALONE * u32::try_from(failing).unwrap_or(u32::MAX) };
+        let is_at_fault = failed_for >= patience;
         if is_at_fault {
             suspects.remove(&(op, id));
         }

@@ -114,7 +114,7 @@ impl SqlIntake {
         let database = &self.databases[self.index];
         database.suspects.put_last(StoreOp::InboxRefuse, &mut reasons, |(id, _)| *id);
         let tried = try_each(&reasons, |part| source.inbox_refuse(part, there)).await;
-        let tried = database.suspects.judge(StoreOp::InboxRefuse, &reasons, tried, |(id, _)| *id);
+        let tried = database.suspects.judge(StoreOp::InboxRefuse, tried, |(id, _)| *id, Clone::clone);
         let others_pass = !tried.answers.is_empty();
         let just_now: Vec<TaskId> = tried.answers.into_iter().flatten().collect();
         for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {

@@ -224,14 +224,15 @@ impl<S: Statements> Dispatcher<S> {
         self.claims.metrics.claim_batch.observe(ids.len() as f64);
         self.claims.database.suspects.put_last(StoreOp::TaskClaim, &mut ids, |id| *id);
         let tried = try_each(&ids, |part| self.claim_part(part, ahead)).await;
-        let tried = self.claims.database.suspects.judge(StoreOp::TaskClaim, &ids, tried, |id| *id);
+        let tried = self.claims.database.suspects.judge(StoreOp::TaskClaim, tried, |id| *id, Clone::clone);
         self.claims.database.set_aside(Kind::Claim, tried.refused).await;
         for (part, error) in tried.left {
             self.claims.failed("due", part, ahead, &error);
         }
     }
 
-    async fn claim_part(&self, ids: &[TaskId], ahead: Duration) -> Result<(), Error> {
+    /// Returns the tasks whose rows the claim has written.
+    async fn claim_part(&self, ids: &[TaskId], ahead: Duration) -> Result<Vec<TaskId>, Error> {
         let fences = self.claims.fences(ids);
         let book = self.books.load_full();
         let closed = self.lanes.not_claimed(&book, clock::instant());
@@ -239,10 +240,12 @@ impl<S: Statements> Dispatcher<S> {
         let answer = self.claims.database.sql.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
         let ended = clock::instant();
         self.lead.lock().took(ended.saturating_duration_since(began), ended);
-        if let Some(claimed) = self.claims.received("due", ids.to_vec(), &fences, ahead, Ok(answer?)).await {
+        let answer = answer?;
+        let written = answer.written();
+        if let Some(claimed) = self.claims.received("due", ids.to_vec(), &fences, ahead, Ok(answer)).await {
             self.claims.hand_over(claimed).await;
         }
-        Ok(())
+        Ok(written)
     }
 
     /// How far ahead of their moments entries leave the heap now; `at` is the database's time.
@@ -263,20 +266,22 @@ impl<S: Statements> Dispatcher<S> {
     async fn rescue(&self, mut ids: Vec<TaskId>) {
         self.claims.database.suspects.put_last(StoreOp::TaskRescue, &mut ids, |id| *id);
         let tried = try_each(&ids, |part| self.rescue_part(part)).await;
-        let tried = self.claims.database.suspects.judge(StoreOp::TaskRescue, &ids, tried, |id| *id);
+        let tried = self.claims.database.suspects.judge(StoreOp::TaskRescue, tried, |id| *id, Clone::clone);
         self.claims.database.set_aside(Kind::Rescue, tried.refused).await;
         for (part, error) in tried.left {
             self.claims.failed("rescue", part, Duration::ZERO, &error);
         }
     }
 
-    async fn rescue_part(&self, ids: &[TaskId]) -> Result<(), Error> {
+    /// Returns the tasks whose rows the rescue has written.
+    async fn rescue_part(&self, ids: &[TaskId]) -> Result<Vec<TaskId>, Error> {
         let fences = self.claims.fences(ids);
         let answer = self.claims.database.sql.task_rescue(ids, &fences).await?;
+        let written = answer.written();
         if let Some(claimed) = self.claims.received("rescue", ids.to_vec(), &fences, Duration::ZERO, Ok(answer)).await {
             self.claims.hand_over(claimed).await;
         }
-        Ok(())
+        Ok(written)
     }
 
     /// Looks at waiting tasks. Those that wait no longer are claimed like any other; the preloader wakes the rest

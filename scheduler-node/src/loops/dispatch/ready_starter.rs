@@ -384,7 +384,8 @@ impl<S: Statements> ReadyStarter<S> {
         let tried =
             try_each(&ids, |part| async move { database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await })
                 .await;
-        let tried = self.claims.database.suspects.judge(StoreOp::TaskPick, &ids, tried, |id| *id);
+        let started = |(claimed, _): &(Claimed, Walks)| claimed.written();
+        let tried = self.claims.database.suspects.judge(StoreOp::TaskPick, tried, |id| *id, started);
         self.claims.database.set_aside(Kind::Claim, tried.refused).await;
         // An unknown outcome counts before all others: the queue rests until it is over.
         let error = tried.left.into_iter().map(|(_, error)| error).max_by_key(|error| error.effect == Effect::Unknown);

@@ -162,7 +162,7 @@ impl Archiver {
                 }
                 expired => expired?,
             };
-            for queue in &expired {
+            for (_, queue) in &expired {
                 self.metrics.finished(queue, "expired", 1);
             }
             if i64::try_from(expired.len()).unwrap_or(0) < EXPIRED_PER_PASS {
@@ -178,12 +178,12 @@ impl Archiver {
         shards: &[ShardId],
         keep: &Keep,
         aside: &mut Vec<TaskId>,
-    ) -> Result<Vec<QueueName>, Error> {
+    ) -> Result<Vec<(TaskId, QueueName)>, Error> {
         let database = &self.database.sql;
         let mut ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
         self.database.suspects.put_last(StoreOp::TaskExpire, &mut ids, |id| *id);
         let tried = try_each(&ids, |part| database.task_expire_these(shards, part, keep)).await;
-        let mut tried = self.database.suspects.judge(StoreOp::TaskExpire, &ids, tried, |id| *id);
+        let mut tried = self.database.suspects.judge(StoreOp::TaskExpire, tried, |id| *id, |expired| ids_of(expired));
         for Refused { item: id, error } in tried.refused {
             self.database.set_aside.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await;
             aside.push(*id);
@@ -194,6 +194,10 @@ impl Archiver {
             _ => Ok(tried.answers.into_iter().flatten().collect()),
         }
     }
+}
+
+fn ids_of(expired: &[(TaskId, QueueName)]) -> Vec<TaskId> {
+    expired.iter().map(|(id, _)| *id).collect()
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::{
     loops::nudger::Nudger,
     store::{
         Database, Error, Statements, StoreOp,
-        depend::{Released, Succeeded},
+        depend::{ReleaseCheck, Released, Succeeded},
     },
     working_set::{database::NodeDatabase, retry::try_each, set_aside::Kind},
 };
@@ -55,13 +55,16 @@ impl<S: Statements> Releaser<S> {
     ) -> Result<Vec<Released>, Error> {
         let mut ids = ids.to_vec();
         database.suspects.put_last(StoreOp::TaskRelease, &mut ids, |id| *id);
-        let asked = try_each(&ids, |part| database.sql.task_release(part, &[])).await;
-        let mut asked = database.suspects.judge(StoreOp::TaskRelease, &ids, asked, |id| *id);
+        let asked = try_each(&ids, |part| async move { Ok((part, database.sql.task_release(part, &[]).await?)) }).await;
+        let looked_at = |(part, check): &(&[TaskId], ReleaseCheck)| -> Vec<TaskId> {
+            part.iter().copied().filter(|id| !check.held.contains(id)).collect()
+        };
+        let mut asked = database.suspects.judge(StoreOp::TaskRelease, asked, |id| *id, looked_at);
         // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
         let mut told = try_each(succeeded, |part| database.sql.task_release(&[], part)).await;
         database.set_aside(Kind::Release, asked.refused).await;
         let (mut released, mut held) = (Vec::new(), Vec::new());
-        for looked in asked.answers.into_iter().chain(told.answers) {
+        for looked in asked.answers.into_iter().map(|(_, check)| check).chain(told.answers) {
             released.extend(looked.released);
             held.extend(looked.held);
         }

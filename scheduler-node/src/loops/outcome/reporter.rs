@@ -141,6 +141,12 @@ pub enum Reported {
     Untrusted { place: usize, why: String },
 }
 
+/// The tasks whose events were written.
+fn applied(answers: &[(TaskId, Reported)]) -> Vec<TaskId> {
+    let applied = answers.iter().filter(|(_, answer)| matches!(answer, Reported::Applied { .. }));
+    applied.map(|(id, _)| *id).collect()
+}
+
 /// The tasks whose deadlines have passed and that are not ended yet.
 #[derive(Debug, Default)]
 pub struct Left {
@@ -207,7 +213,7 @@ impl<S: Statements> Reporter<S> {
         let tried =
             try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect()))
                 .await;
-        let tried = database.suspects.judge(StoreOp::TaskStanding, ids, tried, |id| *id);
+        let tried = database.suspects.judge(StoreOp::TaskStanding, tried, |id| *id, |answers| applied(answers));
         let mut open = Vec::new();
         for Refused { item: id, error } in tried.refused {
             let ids = [*id];

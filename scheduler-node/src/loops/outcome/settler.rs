@@ -2,9 +2,9 @@
 //!
 //! No delivery waits for these writes, so they give way to due messages for a while. A confirm is a fact, so its
 //! write is repeated until the database takes it. Meanwhile the task stays in flight, so no node publishes it again. A
-//! row that another transaction holds is tried again at intervals, while others are written. A task whose confirm the
-//! database refuses is set aside. If this loop stops, the next owner publishes the tasks again
-//! whose confirms were not written.
+//! row that another transaction holds, or that fails alone with what looks like a bug, is tried again at intervals,
+//! while others are written. A task whose confirm the database refuses is set aside. If this loop stops, the next owner
+//! publishes the tasks again whose confirms were not written.
 
 #[cfg(test)]
 mod tests;
@@ -29,9 +29,9 @@ use super::releaser::Releaser;
 use crate::{
     metrics::Metrics,
     store::{
-        Database, Error, Statements,
+        Database, Error, Statements, StoreOp,
         depend::Succeeded,
-        settle::{Deliver, Finish, Report},
+        settle::{Deliver, Finish, Finished, Report},
     },
     supervise::at_work,
     working_set::{
@@ -141,8 +141,6 @@ impl<S: Statements> Settler<S> {
             let ids = self.databases.held(batch.iter().map(|confirmed| confirmed.id)).await;
             held.extend(batch.extract_if(.., |confirmed| ids.contains(&confirmed.id)));
         }
-        // All statements that touch several tasks take them in the order of their ids, so that no two deadlock.
-        batch.sort_unstable_by_key(|confirmed| confirmed.id);
         for part in batch.chunks(BATCH) {
             held.extend(self.settle(part).await);
         }
@@ -167,7 +165,7 @@ impl<S: Statements> Settler<S> {
         }
     }
 
-    /// Writes confirms. Returns those whose rows another transaction holds; their tasks stay in flight.
+    /// Writes confirms. Returns those to try again; their tasks stay in flight.
     async fn settle(&self, batch: &[Confirmed]) -> Vec<Confirmed> {
         let (mut finishing, mut open) = (Vec::new(), Vec::new());
         for confirmed in batch {
@@ -190,29 +188,39 @@ impl<S: Statements> Settler<S> {
     }
 
     /// Writes rows until each is written or refused, each in the place of its shard. Rows that no place takes in time
-    /// are left to a rescue. Returns the answers of each database, and the tasks whose rows another transaction holds.
+    /// are left to a rescue. `written`: the tasks that an answer shows as written. Returns the answers of each
+    /// database, and the tasks to try again, because another transaction holds their rows or they are in doubt.
     async fn write<R: Clone, T, F>(
         &self,
+        op: StoreOp,
         rows: Vec<R>,
         name: impl Fn(&R) -> (TaskId, Attempt),
         write: impl Fn(S, Vec<R>) -> F,
+        written: impl Fn(&T) -> Vec<TaskId>,
     ) -> (Vec<(DatabaseIndex, T)>, BTreeSet<TaskId>)
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let (mut answers, mut held) = (Vec::new(), BTreeSet::new());
+        let id = |row: &R| name(row).0;
+        let (mut answers, mut held, mut doubtful) = (Vec::new(), BTreeSet::new(), Vec::new());
         let mut parts = vec![(self.index, rows)];
         let mut refusals = 0;
         while !parts.is_empty() {
             let mut moved = Vec::new();
-            for (index, rows) in parts {
+            for (index, mut rows) in parts {
                 let database = &self.databases[index];
-                let are_held = |part: &[R]| {
-                    let ids: Vec<TaskId> = part.iter().map(|row| name(row).0).collect();
-                    async move { self.databases.are_held(ids).await }
+                let first_suspect = database.suspects.put_last(op, &mut rows, id);
+                let (others, known) = rows.split_at(first_suspect);
+                let are_held = |part: &[R]| self.databases.are_held(part.iter().map(id).collect());
+                let write_part = |part: &[R]| {
+                    let mut part = part.to_vec();
+                    // All statements that touch several tasks take them in the order of their ids, so that no two
+                    // deadlock.
+                    part.sort_unstable_by_key(id);
+                    write(database.sql.clone(), part)
                 };
-                let write_part = |part: &[R]| write(database.sql.clone(), part.to_vec());
-                let done = until_done_or_held(WHAT, &rows, None, are_held, write_part).await;
+                let done = until_done_or_held(WHAT, others, None, are_held, write_part).await;
+                let done = database.suspects.try_known(op, done, known, id, &written, write_part).await;
                 for refused in done.refused {
                     let (id, attempt) = name(refused.item);
                     if database.set_attempt_aside(Kind::Confirm, id, attempt, &refused.error).await == Aside::Open {
@@ -221,9 +229,10 @@ impl<S: Statements> Settler<S> {
                 }
                 answers.extend(done.answers.into_iter().map(|answer| (index, answer)));
                 moved.extend(done.moved.into_iter().cloned());
-                held.extend(done.held.into_iter().map(|row| name(row).0));
+                held.extend(done.held.into_iter().map(id));
+                doubtful.extend(done.doubtful.into_iter().flat_map(|(part, _)| part).map(id));
             }
-            parts = self.moved_parts(refusals, moved, &name).await;
+            parts = self.moved_parts(refusals, moved, id).await;
             refusals += 1;
         }
         if !held.is_empty() {
@@ -232,6 +241,7 @@ impl<S: Statements> Settler<S> {
                 "other transactions lock tasks whose messages are confirmed; trying them again at intervals"
             );
         }
+        held.extend(doubtful);
         (answers, held)
     }
 
@@ -240,9 +250,9 @@ impl<S: Statements> Settler<S> {
         &self,
         refusals: u32,
         moved: Vec<R>,
-        name: impl Fn(&R) -> (TaskId, Attempt),
+        id: impl Fn(&R) -> TaskId,
     ) -> Vec<(DatabaseIndex, Vec<R>)> {
-        self.databases.divide_again(refusals, moved, |row| name(row).0).await.unwrap_or_else(|left| {
+        self.databases.divide_again(refusals, moved, id).await.unwrap_or_else(|left| {
             tracing::warn!(
                 rows = left.len(),
                 "no database takes these confirms, because a shard is moving; the next owner publishes their tasks again"
@@ -251,7 +261,7 @@ impl<S: Statements> Settler<S> {
         })
     }
 
-    /// Returns the tasks whose rows another transaction holds.
+    /// Returns the tasks to try again.
     async fn deliver(&self, open: &[(&Confirmed, i64)]) -> BTreeSet<TaskId> {
         if open.is_empty() {
             return BTreeSet::new();
@@ -265,10 +275,13 @@ impl<S: Statements> Settler<S> {
             })
             .collect();
         let name = |task: &Deliver| (task.id, task.attempt);
-        self.write(tasks, name, |database, part| async move { database.task_deliver(&part).await }).await.1
+        let write = |database: S, part: Vec<Deliver>| async move {
+            database.task_deliver(&part).await.map(|()| part.iter().map(|task| task.id).collect())
+        };
+        self.write(StoreOp::TaskDeliver, tasks, name, write, Clone::clone).await.1
     }
 
-    /// Returns the successes of each database, and the tasks whose rows another transaction holds.
+    /// Returns the successes of each database, and the tasks to try again.
     async fn finish(
         &self,
         finishing: &[(&Confirmed, i64)],
@@ -290,8 +303,9 @@ impl<S: Statements> Settler<S> {
             })
             .collect();
         let name = |task: &Finish| (task.id, task.attempt);
-        let (answers, held) =
-            self.write(tasks, name, |database, part| async move { database.task_finish(&part).await }).await;
+        let write = |database: S, part: Vec<Finish>| async move { database.task_finish(&part).await };
+        let written = |finished: &Finished| finished.ids.clone();
+        let (answers, held) = self.write(StoreOp::TaskFinish, tasks, name, write, written).await;
         // Tasks that a report has finished meanwhile were counted there.
         let mut finished: HashSet<TaskId> = HashSet::new();
         let mut succeeded = Vec::new();

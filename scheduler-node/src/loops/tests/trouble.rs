@@ -82,6 +82,19 @@ async fn neighbours_of_a_task_whose_claim_fails_as_with_a_bug_are_claimed_and_it
 }
 
 #[tokio::test]
+async fn a_claim_that_skips_a_row_because_its_failed_write_is_not_rolled_back_yet_does_not_clear_it() {
+    let loops = Loops::new().await;
+    let ids = loops.three(|_| ()).await;
+    loops.test.fail_with(DAMAGED, "UPDATE", "task", "queue", POISON).await;
+    let (_dispatches, _stop) = loops.dispatch(WakeKind::Claim, &ids[1..2]);
+    loops.until_suspected().await;
+    let lock = loops.test.lock_row(ids[1]).await;
+    until(|| async { loops.metrics.passed_over.get() > 0 }).await;
+    lock.release().await;
+    assert_eq!(loops.database().suspects.count(), 1);
+}
+
+#[tokio::test]
 async fn neighbours_of_a_ready_task_whose_start_fails_as_with_a_bug_are_started_and_it_is_set_aside() {
     let loops = Loops::new().await;
     let ids = loops.three_ready().await;
@@ -95,7 +108,8 @@ async fn neighbours_of_a_ready_task_whose_start_fails_as_with_a_bug_are_started_
 #[tokio::test]
 async fn neighbours_of_an_expired_task_whose_end_fails_as_with_a_bug_expire_and_it_is_set_aside() {
     let loops = Loops::new().await;
-    let ids = loops.three(|task| task.expires_at = Some(UnixMicros::new(1))).await;
+    let expired = |task: &mut ValidTask| task.expires_at = Some(UnixMicros::new(1));
+    let ids = loops.three(expired).await;
     loops.test.fail_with(DAMAGED, "INSERT", "archive", "queue", POISON).await;
     let archiver = Archiver {
         database: loops.database().clone(),
@@ -107,6 +121,10 @@ async fn neighbours_of_an_expired_task_whose_end_fails_as_with_a_bug_expire_and_
     for id in [ids[0], ids[2]] {
         loops.until_state(id, "expired").await;
     }
+    // Its neighbours may have passed before it was a suspect.
+    loops.until_suspected().await;
+    let later = loops.three(expired).await;
+    loops.until_state(later[0], "expired").await;
     loops.until_at_fault(Kind::Expiry).await;
 }
 
@@ -126,6 +144,37 @@ async fn a_report_that_the_database_neither_writes_nor_keeps_stays_at_the_broker
     loops.until_state(ids[0], "succeeded").await;
     loops.execute("DROP FUNCTION public.refuse() CASCADE").await;
     loops.until_state(ids[1], "succeeded").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_that_fails_alone_as_with_a_bug_delays_no_other_for_long_and_its_task_is_set_aside() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    loops.test.fail_with(DAMAGED, "INSERT OR UPDATE OR DELETE", "task", "queue", POISON).await;
+    let hand = bench.hand().await;
+    reporter::tests::start(loops.reporter(), bench.take_incoming());
+    hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[1])).await;
+    loops.until_suspected().await;
+    hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(ids[0])).await;
+    loops.until_state(ids[0], "succeeded").await;
+    loops.until_at_fault(Kind::Report).await;
+    until(|| async { loops.database().owned_shards.aside().contains(&ids[1]) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_confirm_that_fails_alone_as_with_a_bug_delays_no_other_for_long_and_its_task_is_set_aside() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.test.fail_with(DAMAGED, "UPDATE", "task", "queue", POISON).await;
+    let (settlements, confirms) = Settlements::channel();
+    settlements.confirmed(vec![confirmed(ids[1], DELIVER)]).await;
+    let settler = loops.settler(100, &Arc::default());
+    spawn_child(async move { settler.run(confirms, CancellationToken::new()).await });
+    loops.until_suspected().await;
+    settlements.confirmed(vec![confirmed(ids[0], DELIVER)]).await;
+    loops.until_state(ids[0], "delivered").await;
+    loops.until_at_fault(Kind::Confirm).await;
+    until(|| async { loops.database().owned_shards.aside().contains(&ids[1]) }).await;
 }
 
 impl Loops {

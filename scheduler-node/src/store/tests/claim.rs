@@ -60,7 +60,7 @@ async fn what_has_expired_is_not_claimed() {
         )
         .await
         .unwrap();
-    assert_eq!(expired, [QueueName::new("orders")]);
+    assert_eq!(expired, [(task.id, QueueName::new("orders"))]);
     assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some("expired"));
 }
 

@@ -270,11 +270,9 @@ impl Both {
 
     async fn expire(&mut self) {
         let shards = [ShardId::new(0), ShardId::new(1)];
-        let mut real = self.test.database.task_expire(&shards, 100, &Self::keep(), &[]).await.unwrap();
-        let mut simulated = self.in_memory(statement::expire(&shards)).await;
-        real.sort();
-        simulated.sort();
-        assert_eq!(real, simulated);
+        let real = self.test.database.task_expire(&shards, 100, &Self::keep(), &[]).await.unwrap();
+        let simulated = self.in_memory(statement::expire(&shards)).await;
+        assert_eq!(sorted(real.into_iter().map(|(id, _)| id).collect()), sorted(simulated));
     }
 
     /// The reads: keys, what an owner before left, and standings.

@@ -32,31 +32,32 @@ fn outage() -> Error {
 
 #[test]
 fn an_outage_is_repeated_for_ever_and_a_refusal_is_split_until_the_culprit_stands_alone() {
-    assert_eq!(next(Fault::Outage, 1_000, 1, true), Next::Again);
-    assert_eq!(next(Fault::Outage, 1_000, 500, true), Next::Again);
-    assert_eq!(next(Fault::Data, 1, 500, true), Next::Split);
-    assert_eq!(next(Fault::Data, 1, 1, true), Next::Refuse);
+    assert_eq!(next(Fault::Outage, 1_000, 1, true, BUG_TRIES_ALONE), Next::Again);
+    assert_eq!(next(Fault::Outage, 1_000, 500, true, BUG_TRIES_ALONE), Next::Again);
+    assert_eq!(next(Fault::Data, 1, 500, true, BUG_TRIES_ALONE), Next::Split);
+    assert_eq!(next(Fault::Data, 1, 1, true, BUG_TRIES_ALONE), Next::Refuse);
 }
 
 #[test]
 fn contention_is_never_a_refusal_and_a_batch_that_meets_it_again_and_again_is_split() {
-    assert_eq!(next(Fault::Contention, 1, 500, true), Next::Again);
-    assert_eq!(next(Fault::Contention, CONTENDED_TRIES, 500, true), Next::Split);
-    assert_eq!(next(Fault::Contention, 1_000, 1, true), Next::Again);
+    assert_eq!(next(Fault::Contention, 1, 500, true, BUG_TRIES_ALONE), Next::Again);
+    assert_eq!(next(Fault::Contention, CONTENDED_TRIES, 500, true, BUG_TRIES_ALONE), Next::Split);
+    assert_eq!(next(Fault::Contention, 1_000, 1, true, BUG_TRIES_ALONE), Next::Again);
 }
 
 #[test]
 fn what_looks_like_a_bug_has_some_seconds_to_pass() {
-    assert_eq!(next(Fault::Bug, 1, 1, true), Next::Again);
-    assert_eq!(next(Fault::Bug, BUG_TRIES, 500, true), Next::Split);
-    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, true), Next::Refuse);
+    assert_eq!(next(Fault::Bug, 1, 1, true, BUG_TRIES_ALONE), Next::Again);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 500, true, BUG_TRIES_ALONE), Next::Split);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, true, BUG_TRIES_ALONE), Next::Refuse);
 }
 
 #[test]
 fn what_strikes_every_row_is_no_fault_of_the_row() {
-    assert_eq!(next(Fault::Bug, BUG_TRIES, 500, false), Next::Split);
-    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, false), Next::Again);
-    assert_eq!(next(Fault::Bug, BUG_TRIES_ALONE, 1, false), Next::Refuse);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 500, false, BUG_TRIES_ALONE), Next::Split);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, false, BUG_TRIES_ALONE), Next::Again);
+    assert_eq!(next(Fault::Bug, BUG_TRIES_ALONE, 1, false, BUG_TRIES_ALONE), Next::Doubt);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, false, BUG_TRIES), Next::Doubt);
 }
 
 #[test]

@@ -15,8 +15,9 @@ fn ids<const N: usize>() -> [TaskId; N] {
 async fn refused(suspects: &Suspects, items: &[TaskId], passes: Option<TaskId>) -> Vec<TaskId> {
     let bug = || Error::unreadable(DatabaseName::new("main"), StoreOp::TaskClaim);
     let is_fine = |part: &[TaskId]| part.iter().all(|id| Some(*id) == passes);
-    let tried = try_each(items, |part| std::future::ready(if is_fine(part) { Ok(()) } else { Err(bug()) })).await;
-    let judged = suspects.judge(StoreOp::TaskClaim, items, tried, |id| *id);
+    let tried =
+        try_each(items, |part| std::future::ready(if is_fine(part) { Ok(part.to_vec()) } else { Err(bug()) })).await;
+    let judged = suspects.judge(StoreOp::TaskClaim, tried, |id| *id, Clone::clone);
     judged.refused.iter().map(|refused| *refused.item).collect()
 }
 
@@ -62,6 +63,12 @@ async fn a_row_that_is_tried_alone_is_refused_much_later_unless_others_pass_mean
 }
 
 #[tokio::test(start_paused = true)]
+async fn where_several_rows_fail_and_none_passes_each_is_refused_later() {
+    let bad: [TaskId; 3] = ids();
+    assert_eq!(patience(&Suspects::default(), &bad, None).await, ALONE * 3);
+}
+
+#[tokio::test(start_paused = true)]
 async fn rows_that_fail_twice_in_different_troubles_are_not_refused() {
     let bad: [TaskId; 2] = ids();
     let suspects = Suspects::default();
@@ -79,6 +86,19 @@ async fn a_row_that_has_passed_is_no_suspect_any_more() {
     assert_eq!(refused(&suspects, &[id], None).await, []);
     assert_eq!(refused(&suspects, &[id], Some(id)).await, []);
     assert_eq!(suspects.count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_row_that_a_statement_skips_stays_a_suspect_and_shows_nothing_of_the_server() {
+    let suspects = Suspects::default();
+    let bad: [TaskId; 1] = ids();
+    let began = tokio::time::Instant::now();
+    while refused(&suspects, &bad, None).await.is_empty() {
+        let tried = try_each(&bad, |_| std::future::ready(Ok(Vec::new()))).await;
+        suspects.judge(StoreOp::TaskClaim, tried, |id| *id, Clone::clone);
+        tokio::time::advance(SHORT).await;
+    }
+    assert_eq!(began.elapsed(), ALONE);
 }
 
 #[tokio::test(start_paused = true)]

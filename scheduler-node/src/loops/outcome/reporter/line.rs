@@ -1,7 +1,8 @@
 //! The line of one database: applies the reports on its tasks, a batch at a time, and acks each after the write.
 //!
 //! A report whose row another transaction holds leaves the line and waits without an ack. It is tried again at
-//! intervals, so an application's open transaction delays the reports on its own tasks and no others.
+//! intervals, so an application's open transaction delays the reports on its own tasks and no others. A report that
+//! fails alone with what looks like a bug waits with them.
 //!
 //! In an outage of the database the reports go back to the broker after a while. Another node may reach the database,
 //! and reports on tasks of other databases find room in the prefetch.
@@ -15,12 +16,12 @@ use common::{ids::TaskId, task::report::ReportStatus};
 use tokio::sync::mpsc;
 
 use super::{
-    AWAY_LONGEST, AttemptEvent, Reported, Reporter,
+    AWAY_LONGEST, AttemptEvent, Reported, Reporter, applied,
     incoming::{ReadReport, Unreadable},
 };
 use crate::{
     broker::Incoming,
-    store::{Error, Statements},
+    store::{Error, Fault, Statements, StoreOp},
     supervise::{at_work, spawn_child},
     working_set::{
         database::{Aside, DatabaseIndex, NodeDatabase, held_again},
@@ -32,7 +33,7 @@ use crate::{
 /// Messages of one pass. All of them together need one read and at most three writes in each database.
 const BATCH: usize = 500;
 
-/// The most reports that wait for other transactions, of one database. They take places in the prefetch, which is 500
+/// The most reports that wait to be tried again, of one database. They take places in the prefetch, which is 500
 /// for all databases. Those beyond it go back to the broker once in each pause: they may come again as often as
 /// `OWN_DELIVERY_LIMIT` says, which is more than a week at this pace.
 const HELD_MOST: usize = 100;
@@ -55,7 +56,7 @@ const STOPPING: Reported = Reported::Applied { stopping: true };
 struct Answers {
     /// No database takes them, because a shard is moving, or theirs is away.
     untaken: HashSet<usize>,
-    /// Another transaction holds their rows.
+    /// Another transaction holds their rows, or they are in doubt.
     held: HashSet<usize>,
     /// Their outcome is still to be written, by these events without values; and whether the quarantine has them.
     open: HashMap<usize, (AttemptEvent, bool)>,
@@ -119,18 +120,23 @@ impl<S: Statements> Reporter<S> {
         mut reports: Vec<ReadReport>,
         aside: &mpsc::Sender<Unreadable>,
     ) -> Vec<ReadReport> {
+        let database = &self.databases[index];
+        let id = |report: &ReadReport| report.id;
+        let first_suspect = database.suspects.put_last(StoreOp::TaskStanding, &mut reports, id);
         for (place, report) in reports.iter_mut().enumerate() {
             report.event.number(place);
         }
-        let done = until_done_or_held(
-            WHAT,
-            &reports,
-            Some(AWAY_LONGEST),
-            |part| self.databases.are_held(part.iter().map(|report| report.id).collect()),
-            |part| self.apply_in_place(part.iter().map(|report| (report.id, report.event.clone())).collect()),
-        )
-        .await;
-        let mut answers = self.answers(&self.databases[index], &reports, done).await;
+        let (others, known) = reports.split_at(first_suspect);
+        let are_held = |part: &[ReadReport]| self.databases.are_held(part.iter().map(id).collect());
+        let write = |part: &[ReadReport]| {
+            self.apply_in_place(part.iter().map(|report| (report.id, report.event.clone())).collect())
+        };
+        let done = until_done_or_held(WHAT, others, Some(AWAY_LONGEST), are_held, write).await;
+        let done = database
+            .suspects
+            .try_known(StoreOp::TaskStanding, done, known, id, |answers| applied(answers), write)
+            .await;
+        let mut answers = self.answers(database, &reports, done).await;
         let mut left = Vec::new();
         for (place, ReadReport { id, event, message, is_kept }) in reports.into_iter().enumerate() {
             if answers.held.contains(&place) {
@@ -173,7 +179,8 @@ impl<S: Statements> Reporter<S> {
         let place_of = |report: &ReadReport| reports.iter().position(|one| std::ptr::eq(one, report));
         let mut answers = Answers::default();
         answers.untaken.extend(done.moved.into_iter().chain(done.away).filter_map(place_of));
-        answers.held.extend(done.held.into_iter().filter_map(place_of));
+        let doubtful = done.doubtful.into_iter().flat_map(|(part, _)| part);
+        answers.held.extend(done.held.into_iter().chain(doubtful).filter_map(place_of));
         for Refused { item, error } in done.refused {
             let fate = self.refused(database, item, &error).await;
             let Some(place) = place_of(item) else { continue };
@@ -195,25 +202,22 @@ impl<S: Statements> Reporter<S> {
 
     /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
     /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
+    /// Each is tried once. What another transaction, a move or an outage keeps from being written comes again.
     async fn refused(&self, database: &NodeDatabase<S>, report: &ReadReport, error: &Error) -> Fate {
         let ReadReport { id, event, message, is_kept } = report;
         let is_kept =
             *is_kept || database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
-        let bare = [event.bare()];
-        let done = until_done_or_held(
-            WHAT,
-            &bare,
-            None,
-            |_| self.databases.are_held(vec![*id]),
-            |bare| self.apply_in_place(vec![(*id, bare[0].clone())]),
-        )
-        .await;
-        if let Some(bare) = done.held.into_iter().chain(done.moved).next() {
-            return Fate::Open { bare: bare.clone(), is_kept };
+        let bare = event.bare();
+        match self.apply_in_place(vec![(*id, bare.clone())]).await {
+            Ok(_) => return Fate::Settled,
+            // A row at fault refuses any form of a report.
+            Err(again)
+                if again.fault() == Fault::Data || (again.fault(), error.fault()) == (Fault::Bug, Fault::Bug) => {}
+            Err(_) => return Fate::Open { bare, is_kept },
         }
-        let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) else { return Fate::Settled };
-        match database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await {
-            Aside::Open => Fate::Open { bare: event.bare(), is_kept },
+        let Some(attempt) = event.attempt() else { return Fate::Settled };
+        match database.set_attempt_aside(Kind::Report, *id, attempt, error).await {
+            Aside::Open => Fate::Open { bare, is_kept },
             Aside::Refused if !is_kept => Fate::Unkept,
             Aside::Done | Aside::Refused => Fate::Settled,
         }
