@@ -36,10 +36,7 @@ use crate::{
         put::{PutOutcome, Retention},
     },
     supervise::at_work,
-    working_set::{
-        database::{DatabaseIndex, NodeDatabases},
-        retry::try_each,
-    },
+    working_set::database::{DatabaseIndex, NodeDatabases},
 };
 
 /// The value of the metrics' label `source`.
@@ -308,14 +305,12 @@ impl SqlIntake {
             let keep_ms = book.get(&task.queue).policy.keep_succeeded_ms;
             CancelledRow { submitted_at, at: cancelled_at.unwrap_or(submitted_at), keep_ms }
         };
-        let suspects = &self.databases[index].suspects;
-        suspects.put_last(StoreOp::TaskCollectCancelled, &mut cancelled, |task| task.id);
-        let tried = try_each(&cancelled, |part| {
-            let kept: Vec<CancelledRow> = part.iter().map(kept).collect();
+        let collect = |part| {
+            let kept: Vec<CancelledRow> = <[NewTask]>::iter(part).map(kept).collect();
             async move { self.databases[index].sql.task_collect_cancelled(part, &kept, self.source().name()).await }
-        })
-        .await;
-        let tried = suspects.judge(StoreOp::TaskCollectCancelled, tried, |task| task.id, Clone::clone);
+        };
+        let (op, suspects) = (StoreOp::TaskCollectCancelled, &self.databases[index].suspects);
+        let (cancelled, tried) = suspects.try_each(op, &mut cancelled, |task| task.id, collect, Clone::clone).await;
         for refused in &tried.refused {
             self.refused(refused);
         }
@@ -336,9 +331,9 @@ impl SqlIntake {
         passed: &mut Passed,
     ) -> PutAway {
         let database = &self.databases[index];
-        database.suspects.put_last(StoreOp::TaskCollect, &mut tasks, |task| task.id);
-        let tried = try_each(&tasks, |part| database.sql.task_collect(part, source)).await;
-        let tried = database.suspects.judge(StoreOp::TaskCollect, tried, |task| task.id, Clone::clone);
+        let (suspects, collect) = (&database.suspects, |part| database.sql.task_collect(part, source));
+        let (tasks, tried) =
+            suspects.try_each(StoreOp::TaskCollect, &mut tasks, |task| task.id, collect, Clone::clone).await;
         let others_pass = !tried.answers.is_empty();
         let made_ids: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made_ids.contains(&task.id)).collect();
@@ -347,7 +342,7 @@ impl SqlIntake {
         let refused: Vec<_> = tried.refused.iter().map(|refused| self.refused(refused)).collect();
         let (waiting, failed) = passed.leave(tried.left, others_pass, |task| task.id);
         if source.is_none() && failed.is_none() {
-            passed.leave_held(&tasks, |id| made_ids.contains(id) || refused.iter().any(|(of, _)| of == id));
+            passed.leave_held(tasks, |id| made_ids.contains(id) || refused.iter().any(|(of, _)| of == id));
         }
         PutAway { refused, waiting, failed }
     }
@@ -364,18 +359,17 @@ impl SqlIntake {
             return Ok(PutAway::default());
         }
         let (book, database) = (self.books.load_full(), &self.databases[index]);
-        database.suspects.put_last(StoreOp::TaskCollectKeyed, &mut tasks, |task| task.id);
         let hold = |task: &NewTask| Retention::of(&book.get(&task.queue).policy);
-        let tried = try_each(&tasks, |part| {
-            let holds: Vec<Retention> = part.iter().map(hold).collect();
+        let collect = |part| {
+            let holds: Vec<Retention> = <[NewTask]>::iter(part).map(hold).collect();
             async move { database.sql.task_collect_keyed(part, &holds, source).await }
-        })
-        .await;
+        };
         let answered = |collected: &Vec<Collected>| -> Vec<TaskId> {
             let answered = collected.iter().filter(|one| one.put.outcome != PutOutcome::Busy);
             answered.map(|one| one.id).collect()
         };
-        let tried = database.suspects.judge(StoreOp::TaskCollectKeyed, tried, |task| task.id, answered);
+        let (op, suspects) = (StoreOp::TaskCollectKeyed, &database.suspects);
+        let (tasks, tried) = suspects.try_each(op, &mut tasks, |task| task.id, collect, answered).await;
         let others_pass = !tried.answers.is_empty();
         let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
@@ -387,7 +381,7 @@ impl SqlIntake {
         if failed.is_none() {
             let outcomes: BTreeMap<TaskId, PutOutcome> =
                 collected.iter().map(|one| (one.id, one.put.outcome)).collect();
-            passed.leave_held(&tasks, |id| match outcomes.get(id) {
+            passed.leave_held(tasks, |id| match outcomes.get(id) {
                 Some(outcome) => *outcome != PutOutcome::Busy,
                 None => source.is_some(),
             });

@@ -22,7 +22,7 @@ use super::{
     failures::Failures,
     owned_shards::OwnedShards,
     ready_queues::ReadyQueues,
-    retry::{Refused, try_each},
+    retry::Refused,
     set_aside::{Kept, Kind, SetAside, why},
     suspects::Suspects,
 };
@@ -100,9 +100,10 @@ impl<S: Statements> NodeDatabase<S> {
     /// DuetimeSetAside), no node publishes it again, and its deadline ends nothing.
     pub async fn set_attempt_aside(&self, kind: Kind, id: TaskId, attempt: Attempt, error: &Error) -> Aside {
         self.set_aside.keep_attempt(&self.sql, kind, (id, attempt), &why(error)).await;
-        let attempts = [(id, attempt)];
-        let tried = try_each(&attempts, |_| self.sql.task_set_aside(id, attempt)).await;
-        let mut tried = self.suspects.judge(StoreOp::TaskSetAside, tried, |(id, _)| *id, |()| [id]);
+        let mut ids = [id];
+        let set_aside = |_: &[TaskId]| self.sql.task_set_aside(id, attempt);
+        let (_, mut tried) =
+            self.suspects.try_each(StoreOp::TaskSetAside, &mut ids, |id| *id, set_aside, |()| [id]).await;
         // The row was judged to be at fault before.
         let fails_again = |(_, left): &mut (_, Error)| error.fault() == Fault::Bug && left.fault() == Fault::Bug;
         let refused = tried.left.extract_if(.., fails_again).map(|(part, error)| Refused { item: &part[0], error });
@@ -113,8 +114,7 @@ impl<S: Statements> NodeDatabase<S> {
         self.set_aside.close((id, attempt));
         let is_refused = !tried.refused.is_empty();
         // The database refuses any change of this row, so no rescue can publish it either.
-        let refused = tried.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });
-        self.set_aside(kind, refused.collect()).await;
+        self.set_aside(kind, tried.refused).await;
         if is_refused { Aside::Refused } else { Aside::Done }
     }
 }

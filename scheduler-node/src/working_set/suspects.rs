@@ -58,6 +58,26 @@ impl Suspects {
         items.partition_point(|item| !suspects.contains_key(&(op, id(item))))
     }
 
+    /// Tries each of `items` once, the suspects last, and judges them. Returns the rows in their new order, and the
+    /// result. `op`, `written`: see [`Self::judge`].
+    pub async fn try_each<'a, I, T, F, W>(
+        &self,
+        op: StoreOp,
+        items: &'a mut [I],
+        id: impl Fn(&I) -> TaskId,
+        write: impl Fn(&'a [I]) -> F,
+        written: impl Fn(&T) -> W,
+    ) -> (&'a [I], Tried<'a, I, T>)
+    where
+        F: Future<Output = Result<T, Error>>,
+        W: IntoIterator<Item = TaskId>,
+    {
+        self.put_last(op, items, &id);
+        let items: &[I] = items;
+        let tried = try_each(items, write).await;
+        (items, self.judge(op, tried, id, written))
+    }
+
     /// Adds `known`, the suspects of a batch, to its result: tries each once, and judges them and the rows in doubt.
     /// What is left of them is in doubt, and the caller tries it again later. `op`, `written`: see [`Self::judge`].
     pub async fn try_known<'a, I, T, F, W>(
@@ -87,7 +107,7 @@ impl Suspects {
     /// statement that was tried. `written`: the rows that an answer shows as written. A statement skips a row that
     /// another transaction holds, if only one that has just failed and is not rolled back yet. Such a row has neither
     /// passed nor failed.
-    pub fn judge<'a, I, T, W: IntoIterator<Item = TaskId>>(
+    fn judge<'a, I, T, W: IntoIterator<Item = TaskId>>(
         &self,
         op: StoreOp,
         mut tried: Tried<'a, I, T>,

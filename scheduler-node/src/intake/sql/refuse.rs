@@ -13,7 +13,7 @@ use crate::{
     store::{Error, Fault, StoreOp, inbox::InboxRow},
     working_set::{
         database::{DatabaseIndex, LEFT_ALONE},
-        retry::{Refused, try_each},
+        retry::Refused,
         set_aside::{Kept, Kind, why},
     },
 };
@@ -112,9 +112,9 @@ impl SqlIntake {
         let mut reasons: Vec<(TaskId, String)> =
             refused.iter().map(|(id, problem)| (*id, problem.to_string().replace('\0', "\u{fffd}"))).collect();
         let database = &self.databases[self.index];
-        database.suspects.put_last(StoreOp::InboxRefuse, &mut reasons, |(id, _)| *id);
-        let tried = try_each(&reasons, |part| source.inbox_refuse(part, there)).await;
-        let tried = database.suspects.judge(StoreOp::InboxRefuse, tried, |(id, _)| *id, Clone::clone);
+        let (suspects, refuse_part) = (&database.suspects, |part| source.inbox_refuse(part, there));
+        let (_, tried) =
+            suspects.try_each(StoreOp::InboxRefuse, &mut reasons, |(id, _)| *id, refuse_part, Clone::clone).await;
         let others_pass = !tried.answers.is_empty();
         let just_now: Vec<TaskId> = tried.answers.into_iter().flatten().collect();
         for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {

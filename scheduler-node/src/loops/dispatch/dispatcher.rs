@@ -37,7 +37,7 @@ use crate::{
     },
     store::{Database, Error, Statements, StoreOp},
     supervise::at_work,
-    working_set::{database::LOOK_AGAIN, lanes::Lanes, retry::try_each, set_aside::Kind},
+    working_set::{database::LOOK_AGAIN, lanes::Lanes, set_aside::Kind},
 };
 
 /// Claims of one database under way: enough to hide a slow round trip, few enough to keep their order.
@@ -222,10 +222,10 @@ impl<S: Statements> Dispatcher<S> {
             return;
         }
         self.claims.metrics.claim_batch.observe(ids.len() as f64);
-        self.claims.database.suspects.put_last(StoreOp::TaskClaim, &mut ids, |id| *id);
-        let tried = try_each(&ids, |part| self.claim_part(part, ahead)).await;
-        let tried = self.claims.database.suspects.judge(StoreOp::TaskClaim, tried, |id| *id, Clone::clone);
-        self.claims.database.set_aside(Kind::Claim, tried.refused).await;
+        let (database, claim_part) = (&self.claims.database, |part| self.claim_part(part, ahead));
+        let (_, tried) =
+            database.suspects.try_each(StoreOp::TaskClaim, &mut ids, |id| *id, claim_part, Clone::clone).await;
+        database.set_aside(Kind::Claim, tried.refused).await;
         for (part, error) in tried.left {
             self.claims.failed("due", part, ahead, &error);
         }
@@ -264,10 +264,10 @@ impl<S: Statements> Dispatcher<S> {
     }
 
     async fn rescue(&self, mut ids: Vec<TaskId>) {
-        self.claims.database.suspects.put_last(StoreOp::TaskRescue, &mut ids, |id| *id);
-        let tried = try_each(&ids, |part| self.rescue_part(part)).await;
-        let tried = self.claims.database.suspects.judge(StoreOp::TaskRescue, tried, |id| *id, Clone::clone);
-        self.claims.database.set_aside(Kind::Rescue, tried.refused).await;
+        let (database, rescue_part) = (&self.claims.database, |part| self.rescue_part(part));
+        let (_, tried) =
+            database.suspects.try_each(StoreOp::TaskRescue, &mut ids, |id| *id, rescue_part, Clone::clone).await;
+        database.set_aside(Kind::Rescue, tried.refused).await;
         for (part, error) in tried.left {
             self.claims.failed("rescue", part, Duration::ZERO, &error);
         }

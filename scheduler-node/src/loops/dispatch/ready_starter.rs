@@ -45,7 +45,7 @@ use crate::{
         lane::{LaneEnd, LaneEnds, Pick, Walks},
     },
     supervise::at_work,
-    working_set::{lanes::Lanes, retry::try_each, set_aside::Kind},
+    working_set::{lanes::Lanes, set_aside::Kind},
 };
 
 /// Looks at different queues under way: a lane of a thousand keys does not delay the others.
@@ -380,12 +380,10 @@ impl<S: Statements> ReadyStarter<S> {
     async fn pick_apart(&self, pick: &Pick<'_>) -> Result<(Vec<(Claimed, Walks)>, Option<Error>), Error> {
         let database = &self.claims.database.sql;
         let mut ids = database.task_pick_candidates(pick).await?;
-        self.claims.database.suspects.put_last(StoreOp::TaskPick, &mut ids, |id| *id);
-        let tried =
-            try_each(&ids, |part| async move { database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await })
-                .await;
+        let pick_part = |part| async move { database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await };
         let started = |(claimed, _): &(Claimed, Walks)| claimed.written();
-        let tried = self.claims.database.suspects.judge(StoreOp::TaskPick, tried, |id| *id, started);
+        let suspects = &self.claims.database.suspects;
+        let (_, tried) = suspects.try_each(StoreOp::TaskPick, &mut ids, |id| *id, pick_part, started).await;
         self.claims.database.set_aside(Kind::Claim, tried.refused).await;
         // An unknown outcome counts before all others: the queue rests until it is over.
         let error = tried.left.into_iter().map(|(_, error)| error).max_by_key(|error| error.effect == Effect::Unknown);

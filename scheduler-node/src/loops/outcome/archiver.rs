@@ -20,7 +20,7 @@ use crate::{
     supervise::at_work,
     working_set::{
         database::NodeDatabase,
-        retry::{Refused, try_each},
+        retry::Refused,
         set_aside::{Kept, Kind, why},
     },
 };
@@ -181,9 +181,10 @@ impl Archiver {
     ) -> Result<Vec<(TaskId, QueueName)>, Error> {
         let database = &self.database.sql;
         let mut ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
-        self.database.suspects.put_last(StoreOp::TaskExpire, &mut ids, |id| *id);
-        let tried = try_each(&ids, |part| database.task_expire_these(shards, part, keep)).await;
-        let mut tried = self.database.suspects.judge(StoreOp::TaskExpire, tried, |id| *id, |expired| ids_of(expired));
+        let expire_part = |part| database.task_expire_these(shards, part, keep);
+        let ids_of = |expired: &Vec<(TaskId, QueueName)>| expired.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+        let suspects = &self.database.suspects;
+        let (_, mut tried) = suspects.try_each(StoreOp::TaskExpire, &mut ids, |id| *id, expire_part, ids_of).await;
         for Refused { item: id, error } in tried.refused {
             self.database.set_aside.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await;
             aside.push(*id);
@@ -194,10 +195,6 @@ impl Archiver {
             _ => Ok(tried.answers.into_iter().flatten().collect()),
         }
     }
-}
-
-fn ids_of(expired: &[(TaskId, QueueName)]) -> Vec<TaskId> {
-    expired.iter().map(|(id, _)| *id).collect()
 }
 
 #[cfg(test)]

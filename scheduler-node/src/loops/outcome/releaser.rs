@@ -54,12 +54,12 @@ impl<S: Statements> Releaser<S> {
         succeeded: &[Succeeded],
     ) -> Result<Vec<Released>, Error> {
         let mut ids = ids.to_vec();
-        database.suspects.put_last(StoreOp::TaskRelease, &mut ids, |id| *id);
-        let asked = try_each(&ids, |part| async move { Ok((part, database.sql.task_release(part, &[]).await?)) }).await;
+        let look = |part| async move { Ok((part, database.sql.task_release(part, &[]).await?)) };
         let looked_at = |(part, check): &(&[TaskId], ReleaseCheck)| -> Vec<TaskId> {
             part.iter().copied().filter(|id| !check.held.contains(id)).collect()
         };
-        let mut asked = database.suspects.judge(StoreOp::TaskRelease, asked, |id| *id, looked_at);
+        let (_, mut asked) =
+            database.suspects.try_each(StoreOp::TaskRelease, &mut ids, |id| *id, look, looked_at).await;
         // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
         let mut told = try_each(succeeded, |part| database.sql.task_release(&[], part)).await;
         database.set_aside(Kind::Release, asked.refused).await;

@@ -32,11 +32,11 @@ use crate::{
     loops::upkeep::queue_reader::{Books, catch_up},
     metrics::Metrics,
     receipt::Receipts,
-    store::{Database, Error, Statements, StoreOp, settle::StandingRow},
+    store::{Database, Error, Fault, Statements, StoreOp, settle::StandingRow},
     traces::Traces,
     working_set::{
         database::{Aside, DatabaseIndex, NodeDatabase, NodeDatabases},
-        retry::{Refused, try_each, until_done},
+        retry::Refused,
         set_aside::Kind,
     },
 };
@@ -208,23 +208,19 @@ impl<S: Statements> Reporter<S> {
     /// aside. Returns the tasks that are left for another time. Changes the order of `ids`.
     pub async fn deadlines(&self, index: DatabaseIndex, ids: &mut [TaskId]) -> Left {
         let database = &self.databases[index];
-        database.suspects.put_last(StoreOp::TaskStanding, ids, |id| *id);
-        let ids: &[TaskId] = ids;
-        let tried =
-            try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect()))
-                .await;
-        let tried = database.suspects.judge(StoreOp::TaskStanding, tried, |id| *id, |answers| applied(answers));
+        let end = |part: &[TaskId]| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect());
+        let ended = |answers: &Vec<(TaskId, Reported)>| applied(answers);
+        let (_, tried) = database.suspects.try_each(StoreOp::TaskStanding, ids, |id| *id, end, ended).await;
         let mut open = Vec::new();
         for Refused { item: id, error } in tried.refused {
-            let ids = [*id];
-            let standing = until_done("deadlines", &ids, |ids| database.sql.task_standing(ids)).await;
-            match standing.answers.first().and_then(|rows| rows.first()) {
-                Some(row) => {
+            match database.sql.task_standing(&[*id]).await.as_deref().map(<[_]>::first) {
+                Ok(Some(row)) => {
                     if database.set_attempt_aside(Kind::Deadline, *id, row.attempt, &error).await == Aside::Open {
                         open.push((vec![*id], error));
                     }
                 }
-                None => database.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
+                Err(again) if !matches!(again.fault(), Fault::Data | Fault::Bug) => open.push((vec![*id], error)),
+                Ok(None) | Err(_) => database.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
             }
         }
         let passed = tried.answers.into_iter().flatten().filter(|(_, answer)| *answer == Reported::Passed);

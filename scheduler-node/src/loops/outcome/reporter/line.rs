@@ -56,7 +56,7 @@ const STOPPING: Reported = Reported::Applied { stopping: true };
 struct Answers {
     /// No database takes them, because a shard is moving, or theirs is away.
     untaken: HashSet<usize>,
-    /// Another transaction holds their rows, or they are in doubt.
+    /// Another transaction holds their rows, or they are in doubt. They are tried again.
     held: HashSet<usize>,
     /// Their outcome is still to be written, by these events without values; and whether the quarantine has them.
     open: HashMap<usize, (AttemptEvent, bool)>,
@@ -138,12 +138,17 @@ impl<S: Statements> Reporter<S> {
             .await;
         let mut answers = self.answers(database, &reports, done).await;
         let mut left = Vec::new();
-        for (place, ReadReport { id, event, message, is_kept }) in reports.into_iter().enumerate() {
+        for (place, mut report) in reports.into_iter().enumerate() {
+            if let Some(open) = answers.open.remove(&place) {
+                (report.event, report.is_kept) = open;
+                answers.held.insert(place);
+            }
             if answers.held.contains(&place) {
-                left.push(ReadReport { id, event, message, is_kept });
-            } else if let Some((event, is_kept)) = answers.open.remove(&place) {
-                left.push(ReadReport { id, event, message, is_kept });
-            } else if answers.untaken.contains(&place) {
+                left.push(report);
+                continue;
+            }
+            let ReadReport { id, event, message, .. } = report;
+            if answers.untaken.contains(&place) {
                 message.ack.requeue().await;
             } else if answers.unkept.contains(&place) {
                 give_back(id, message);
