@@ -162,6 +162,29 @@ async fn a_report_that_fails_alone_as_with_a_bug_delays_no_other_for_long_and_it
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_reports_that_come_while_the_archive_is_away_are_written_once_it_is_back() {
+    let loops = Loops::new().await;
+    let mut bench = bench::Bench::new().await;
+    let mut ids = Vec::new();
+    for _ in 0..60 {
+        ids.extend(loops.claimed().await);
+    }
+    loops.execute("ALTER TABLE duetime.archive RENAME TO away").await;
+    let hand = bench.hand().await;
+    reporter::tests::start(loops.reporter(), bench.take_incoming());
+    for id in &ids {
+        hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(*id)).await;
+    }
+    // More than wait beside the line: some go back to the broker and come again.
+    until(|| async { loops.database().suspects.count() > 100 }).await;
+    loops.execute("ALTER TABLE duetime.away RENAME TO archive").await;
+    for id in ids {
+        loops.until_state(id, "succeeded").await;
+    }
+    assert_eq!(loops.database().set_aside.count(Kind::Report), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_confirm_that_fails_alone_as_with_a_bug_delays_no_other_for_long_and_its_task_is_set_aside() {
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
