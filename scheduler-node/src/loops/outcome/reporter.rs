@@ -129,6 +129,8 @@ pub enum Reported {
     Applied {
         /// The consumer must stop.
         stopping: bool,
+        /// The task has ended.
+        finished: bool,
     },
     /// The report is about a finished attempt, or its task does not accept reports any more.
     Stale { state: TaskState, attempt: Attempt },
@@ -141,10 +143,10 @@ pub enum Reported {
     Untrusted { place: usize, why: String },
 }
 
-/// The tasks whose events were written.
-fn applied(answers: &[(TaskId, Reported)]) -> Vec<TaskId> {
-    let applied = answers.iter().filter(|(_, answer)| matches!(answer, Reported::Applied { .. }));
-    applied.map(|(id, _)| *id).collect()
+/// The tasks that have ended. Retries and heartbeats do not count: they show nothing of the archive.
+fn finished(answers: &[(TaskId, Reported)]) -> Vec<TaskId> {
+    let finished = answers.iter().filter(|(_, answer)| matches!(answer, Reported::Applied { finished: true, .. }));
+    finished.map(|(id, _)| *id).collect()
 }
 
 /// The tasks whose deadlines have passed and that are not ended yet.
@@ -209,7 +211,7 @@ impl<S: Statements> Reporter<S> {
     pub async fn deadlines(&self, index: DatabaseIndex, ids: &mut [TaskId]) -> Left {
         let database = &self.databases[index];
         let end = |part: &[TaskId]| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect());
-        let ended = |answers: &Vec<(TaskId, Reported)>| applied(answers);
+        let ended = |answers: &Vec<(TaskId, Reported)>| finished(answers);
         let (_, tried) = database.suspects.try_each(StoreOp::TaskStanding, ids, |id| *id, end, ended).await;
         let mut open = Vec::new();
         for Refused { item: id, error } in tried.refused {
@@ -301,7 +303,10 @@ impl<S: Statements> Reporter<S> {
             answers.push((*id, answer));
         }
         let written = self.write(database, &writes).await?;
-        answers.extend(written.iter().map(|id| (*id, Reported::Applied { stopping: standing[id].stopping })));
+        answers.extend(written.iter().map(|id| {
+            let (stopping, finished) = (standing[id].stopping, writes.facts[id].outcome.is_some());
+            (*id, Reported::Applied { stopping, finished })
+        }));
         let overtaken = writes.facts.keys().filter(|id| !written.contains(id));
         Ok(overtaken
             .map(|id| (*id, Reported::Stale { state: standing[id].state, attempt: standing[id].attempt }))

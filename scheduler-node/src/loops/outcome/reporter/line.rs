@@ -16,7 +16,7 @@ use common::{ids::TaskId, task::report::ReportStatus};
 use tokio::sync::mpsc;
 
 use super::{
-    AWAY_LONGEST, AttemptEvent, Reported, Reporter, applied,
+    AWAY_LONGEST, AttemptEvent, Reported, Reporter, finished,
     incoming::{ReadReport, Unreadable},
 };
 use crate::{
@@ -48,8 +48,6 @@ const GIVE_BACK_AFTER: Duration = Duration::from_secs(10);
 
 /// The name of these writes in the log. The broker keeps messages without an ack.
 const WHAT: &str = "consumers' reports";
-
-const STOPPING: Reported = Reported::Applied { stopping: true };
 
 /// The answers to a batch of reports, by their places in it.
 #[derive(Default)]
@@ -134,7 +132,7 @@ impl<S: Statements> Reporter<S> {
         let done = until_done_or_held(WHAT, others, Some(AWAY_LONGEST), are_held, write).await;
         let done = database
             .suspects
-            .try_known(StoreOp::TaskStanding, done, known, id, |answers| applied(answers), write)
+            .try_known(StoreOp::TaskStanding, done, known, id, |answers| finished(answers), write)
             .await;
         let mut answers = self.answers(database, &reports, done).await;
         let mut left = Vec::new();
@@ -197,7 +195,7 @@ impl<S: Statements> Reporter<S> {
         }
         for (id, answer) in done.answers.into_iter().flatten() {
             match answer {
-                STOPPING => drop(answers.stopping.insert(id)),
+                Reported::Applied { stopping: true, .. } => drop(answers.stopping.insert(id)),
                 Reported::Untrusted { place, why } => drop(answers.untrusted.insert(place, why)),
                 _ => {}
             }

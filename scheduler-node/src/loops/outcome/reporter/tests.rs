@@ -40,6 +40,21 @@ pub(in crate::loops) fn start(reporter: Reporter, incoming: mpsc::Receiver<Incom
     spawn_child(reporter.run(incoming, stop));
 }
 
+#[tokio::test]
+async fn an_attempt_that_is_retried_shows_nothing_of_the_archive() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let report = |status: &str| AttemptEvent::Reported {
+        attempt: Attempt::new(1),
+        body: Box::new(ResultBody::parse(&format!(r#"{{"status":"{status}"}}"#)).unwrap()),
+        from: None,
+    };
+    let events = vec![(ids[0], report("failed")), (ids[2], report("succeeded"))];
+    let answers = loops.reporter().apply_in_place(events).await.unwrap();
+    assert_eq!(answers.len(), 2);
+    assert_eq!(finished(&answers), [ids[2]]);
+}
+
 /// Waits until so many messages of the queue of results have no ack, and no others are left in it.
 async fn until_unacked(bench: &bench::Bench, count: u32) {
     until(|| async {
