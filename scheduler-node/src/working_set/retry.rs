@@ -56,7 +56,7 @@ pub struct Done<'a, I, T> {
     /// The rows that are left of an outage. Some of them may be written. Empty without a limit of patience.
     pub away: Vec<&'a I>,
     /// The parts that fail with what looks like a bug, each with its error. The rows or the server are at fault. Empty
-    /// after [`until_done`], which refuses such a row in the end.
+    /// after [`until_done`], which refuses such a row.
     pub doubtful: Vec<(&'a [I], Error)>,
 }
 
@@ -99,18 +99,18 @@ enum Next {
     Doubt,
 }
 
-/// Decides after a failure. `tries`: the failures of this part, this one included; `alone`: those of a single row that
-/// looks like a bug, after which there is doubt. `others_pass`: some rows of the same batch were written.
-fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool, alone: u32) -> Next {
+/// Decides after a failure. `tries`: the failures of this part, this one included. `others_pass`: some rows of the
+/// same batch were written. `gives_back`: the caller takes rows in doubt.
+fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool, gives_back: bool) -> Next {
     let hopeless = match fault {
         Fault::Outage | Fault::Moved => return Next::Again,
         Fault::Contention => return if rows > 1 && tries >= CONTENDED_TRIES { Next::Split } else { Next::Again },
         Fault::Data => !seeded!(RefusalRepeated),
-        Fault::Bug if rows == 1 && !others_pass => return if tries >= alone { Next::Doubt } else { Next::Again },
-        Fault::Bug => tries >= BUG_TRIES,
+        Fault::Bug => tries >= if rows > 1 || others_pass || gives_back { BUG_TRIES } else { BUG_TRIES_ALONE },
     };
     match (hopeless, rows) {
         (false, _) => Next::Again,
+        (true, 1) if fault == Fault::Bug && gives_back => Next::Doubt,
         (true, 1) => Next::Refuse,
         (true, _) => Next::Split,
     }
@@ -123,10 +123,7 @@ pub async fn until_done<'a, I, T, F>(what: &str, items: &'a [I], write: impl Fn(
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let held = |_| std::future::ready(Vec::new());
-    let mut done = repeat(what, items, None, BUG_TRIES_ALONE, held, write).await;
-    done.refused.extend(done.doubtful.drain(..).map(|(part, error)| Refused { item: &part[0], error }));
-    done
+    repeat(what, items, None, false, |_| std::future::ready(Vec::new()), write).await
 }
 
 /// As [`until_done`], but leaves out the rows that another transaction holds. `held` finds out after contention, for
@@ -144,14 +141,14 @@ where
     F: Future<Output = Result<T, Error>>,
     H: Future<Output = Vec<bool>>,
 {
-    repeat(what, items, patience, BUG_TRIES, held, write).await
+    repeat(what, items, patience, true, held, write).await
 }
 
 async fn repeat<'a, I, T, F, H>(
     what: &str,
     items: &'a [I],
     patience: Option<Duration>,
-    alone: u32,
+    gives_back: bool,
     held: impl Fn(&'a [I]) -> H,
     write: impl Fn(&'a [I]) -> F,
 ) -> Done<'a, I, T>
@@ -193,7 +190,7 @@ where
             parts.extend(done.take_held(part, &held).into_iter().map(|free| (free, 0)));
             continue;
         }
-        match next(error.fault(), failures + 1, part.len(), !done.answers.is_empty(), alone) {
+        match next(error.fault(), failures + 1, part.len(), !done.answers.is_empty(), gives_back) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
             Next::Doubt => done.doubtful.push((part, error)),
             Next::Split => parts.extend(halves(part).map(|half| (half, failures))),

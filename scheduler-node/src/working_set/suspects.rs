@@ -41,8 +41,8 @@ pub struct Suspects(Arc<Mutex<BTreeMap<(StoreOp, TaskId), Suspect>>>);
 struct Suspect {
     since: Instant,
     failed_at: Instant,
-    /// Other rows have passed since then.
-    others_pass: bool,
+    /// When another row first passed since then.
+    others_pass_since: Option<Instant>,
 }
 
 impl Suspects {
@@ -137,7 +137,10 @@ impl Suspects {
         for id in written {
             suspects.remove(&(op, id));
         }
-        suspects.iter_mut().filter(|((of, _), _)| *of == op).for_each(|(_, suspect)| suspect.others_pass = true);
+        let now = clock::instant();
+        for (_, suspect) in suspects.iter_mut().filter(|((of, _), _)| *of == op) {
+            suspect.others_pass_since.get_or_insert(now);
+        }
         true
     }
 
@@ -148,14 +151,18 @@ impl Suspects {
         if suspects.len() >= MOST && !suspects.contains_key(&(op, id)) {
             return false;
         }
-        let new = Suspect { since: now, failed_at: now, others_pass };
+        let new = Suspect { since: now, failed_at: now, others_pass_since: others_pass.then_some(now) };
         let suspect = suspects.entry((op, id)).or_insert(new);
         suspect.failed_at = now;
-        suspect.others_pass |= others_pass;
-        let (others_pass, failed_for) = (suspect.others_pass, now.saturating_duration_since(suspect.since));
-        let failing = suspects.keys().filter(|(of, _)| *of == op).count();
-        let patience = if others_pass { BESIDE_OTHERS } else { ALONE * u32::try_from(failing).unwrap_or(u32::MAX) };
-        let is_at_fault = failed_for >= patience;
+        let (since, others_pass_since) = (suspect.since, suspect.others_pass_since);
+        let is_at_fault = match others_pass_since {
+            // Where the trouble of a server ends, others pass before this row does.
+            Some(passed_since) => now.saturating_duration_since(passed_since) >= BESIDE_OTHERS,
+            None => {
+                let failing = suspects.keys().filter(|(of, _)| *of == op).count();
+                now.saturating_duration_since(since) >= ALONE * u32::try_from(failing).unwrap_or(u32::MAX)
+            }
+        };
         if is_at_fault {
             suspects.remove(&(op, id));
         }

@@ -54,17 +54,15 @@ impl<S: Statements> Releaser<S> {
         succeeded: &[Succeeded],
     ) -> Result<Vec<Released>, Error> {
         let mut ids = ids.to_vec();
-        let look = |part| async move { Ok((part, database.sql.task_release(part, &[]).await?)) };
-        let looked_at = |(part, check): &(&[TaskId], ReleaseCheck)| -> Vec<TaskId> {
-            part.iter().copied().filter(|id| !check.held.contains(id)).collect()
-        };
-        let (_, mut asked) =
-            database.suspects.try_each(StoreOp::TaskRelease, &mut ids, |id| *id, look, looked_at).await;
+        let look = |part| database.sql.task_release(part, &[]);
+        // A look at a task that no longer waits reads nothing, so it shows nothing.
+        let released = |check: &ReleaseCheck| check.released.iter().map(|task| task.id).collect::<Vec<_>>();
+        let (_, mut asked) = database.suspects.try_each(StoreOp::TaskRelease, &mut ids, |id| *id, look, released).await;
         // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
         let mut told = try_each(succeeded, |part| database.sql.task_release(&[], part)).await;
         database.set_aside(Kind::Release, asked.refused).await;
         let (mut released, mut held) = (Vec::new(), Vec::new());
-        for looked in asked.answers.into_iter().map(|(_, check)| check).chain(told.answers) {
+        for looked in asked.answers.into_iter().chain(told.answers) {
             released.extend(looked.released);
             held.extend(looked.held);
         }

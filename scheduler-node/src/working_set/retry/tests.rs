@@ -32,32 +32,40 @@ fn outage() -> Error {
 
 #[test]
 fn an_outage_is_repeated_for_ever_and_a_refusal_is_split_until_the_culprit_stands_alone() {
-    assert_eq!(next(Fault::Outage, 1_000, 1, true, BUG_TRIES_ALONE), Next::Again);
-    assert_eq!(next(Fault::Outage, 1_000, 500, true, BUG_TRIES_ALONE), Next::Again);
-    assert_eq!(next(Fault::Data, 1, 500, true, BUG_TRIES_ALONE), Next::Split);
-    assert_eq!(next(Fault::Data, 1, 1, true, BUG_TRIES_ALONE), Next::Refuse);
+    assert_eq!(next(Fault::Outage, 1_000, 1, true, false), Next::Again);
+    assert_eq!(next(Fault::Outage, 1_000, 500, true, false), Next::Again);
+    assert_eq!(next(Fault::Data, 1, 500, true, false), Next::Split);
+    assert_eq!(next(Fault::Data, 1, 1, true, false), Next::Refuse);
 }
 
 #[test]
 fn contention_is_never_a_refusal_and_a_batch_that_meets_it_again_and_again_is_split() {
-    assert_eq!(next(Fault::Contention, 1, 500, true, BUG_TRIES_ALONE), Next::Again);
-    assert_eq!(next(Fault::Contention, CONTENDED_TRIES, 500, true, BUG_TRIES_ALONE), Next::Split);
-    assert_eq!(next(Fault::Contention, 1_000, 1, true, BUG_TRIES_ALONE), Next::Again);
+    assert_eq!(next(Fault::Contention, 1, 500, true, false), Next::Again);
+    assert_eq!(next(Fault::Contention, CONTENDED_TRIES, 500, true, false), Next::Split);
+    assert_eq!(next(Fault::Contention, 1_000, 1, true, false), Next::Again);
 }
 
 #[test]
 fn what_looks_like_a_bug_has_some_seconds_to_pass() {
-    assert_eq!(next(Fault::Bug, 1, 1, true, BUG_TRIES_ALONE), Next::Again);
-    assert_eq!(next(Fault::Bug, BUG_TRIES, 500, true, BUG_TRIES_ALONE), Next::Split);
-    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, true, BUG_TRIES_ALONE), Next::Refuse);
+    assert_eq!(next(Fault::Bug, 1, 1, true, false), Next::Again);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 500, true, false), Next::Split);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, true, false), Next::Refuse);
 }
 
 #[test]
 fn what_strikes_every_row_is_no_fault_of_the_row() {
-    assert_eq!(next(Fault::Bug, BUG_TRIES, 500, false, BUG_TRIES_ALONE), Next::Split);
-    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, false, BUG_TRIES_ALONE), Next::Again);
-    assert_eq!(next(Fault::Bug, BUG_TRIES_ALONE, 1, false, BUG_TRIES_ALONE), Next::Doubt);
-    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, false, BUG_TRIES), Next::Doubt);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 500, false, false), Next::Split);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 1, false, false), Next::Again);
+    assert_eq!(next(Fault::Bug, BUG_TRIES_ALONE, 1, false, false), Next::Refuse);
+}
+
+#[test]
+fn a_row_in_doubt_goes_back_to_the_caller_who_takes_it_whether_others_pass_or_not() {
+    for others_pass in [false, true] {
+        assert_eq!(next(Fault::Bug, 1, 1, others_pass, true), Next::Again);
+        assert_eq!(next(Fault::Bug, BUG_TRIES, 1, others_pass, true), Next::Doubt);
+    }
+    assert_eq!(next(Fault::Data, 1, 1, false, true), Next::Refuse);
 }
 
 #[test]

@@ -69,6 +69,17 @@ async fn where_several_rows_fail_and_none_passes_each_is_refused_later() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_row_that_has_failed_for_long_when_the_first_of_others_passes_is_given_more_time() {
+    let [good, bad] = ids();
+    let suspects = Suspects::default();
+    for _ in 0..30 {
+        assert_eq!(refused(&suspects, &[good, bad], None).await, []);
+        tokio::time::advance(SHORT).await;
+    }
+    assert_eq!(patience(&suspects, &[good, bad], Some(good)).await, BESIDE_OTHERS);
+}
+
+#[tokio::test(start_paused = true)]
 async fn rows_that_fail_twice_in_different_troubles_are_not_refused() {
     let bad: [TaskId; 2] = ids();
     let suspects = Suspects::default();
