@@ -253,9 +253,7 @@ async fn apply_to_selected(
                 counts.no_further_attempts += u64::from(outcome == Some(CancelOutcome::NoFurtherAttempts));
             }
             Err(problem) if problem.status >= 500 => {
-                if problem.is_contention {
-                    held = desk.held(&ids[nth..]).await;
-                }
+                held = desk.held(&problem, &ids[nth..]).await;
                 if held.contains(id) {
                     *counts.left.entry(SkipReason::Held).or_default() += 1;
                     continue;

@@ -226,10 +226,8 @@ impl Desk {
                 }
                 Err(problem) if problem.status < 500 => counts.refuse(reason_left(&problem)),
                 Err(problem) => {
-                    if problem.is_contention {
-                        let ids: Vec<TaskId> = left[nth..].iter().map(|found| found.seen.id).collect();
-                        held = held_of(database, &ids).await;
-                    }
+                    let ids: Vec<TaskId> = left[nth..].iter().map(|found| found.seen.id).collect();
+                    held = held_of(&problem, database, &ids).await;
                     if held.contains(&found.seen.id) {
                         counts.refuse(SkipReason::Held);
                         continue;
@@ -244,15 +242,14 @@ impl Desk {
         Ok((counts, None))
     }
 
-    /// Those of `ids` whose rows another transaction holds. Ask after contention only: after any other failure the
-    /// write that has failed may hold its row until it is rolled back.
-    pub(crate) async fn held(&self, ids: &[TaskId]) -> BTreeSet<TaskId> {
+    /// Those of `ids` whose rows another transaction holds, after `problem`.
+    pub(crate) async fn held(&self, problem: &Problem, ids: &[TaskId]) -> BTreeSet<TaskId> {
         let mut held = BTreeSet::new();
         for database in self.parts().store.databases().iter() {
             let is_there = |id: &TaskId| self.parts().store.of(id.shard()).is_some_and(|of| Arc::ptr_eq(of, database));
             let ids: Vec<TaskId> = ids.iter().copied().filter(is_there).collect();
             if !ids.is_empty() {
-                held.extend(held_of(database, &ids).await);
+                held.extend(held_of(problem, database, &ids).await);
             }
         }
         held
@@ -297,8 +294,12 @@ impl Desk {
     }
 }
 
-/// The tasks that another transaction locks. Empty if the database does not tell.
-async fn held_of(database: &Database, ids: &[TaskId]) -> BTreeSet<TaskId> {
+/// The tasks that another transaction locks. Empty if the database does not tell, and if `problem` is no contention:
+/// then the write that has failed may hold its row until it is rolled back.
+async fn held_of(problem: &Problem, database: &Database, ids: &[TaskId]) -> BTreeSet<TaskId> {
+    if !problem.is_contention {
+        return BTreeSet::new();
+    }
     database.task_held(ids).await.unwrap_or_default().into_iter().collect()
 }
 
