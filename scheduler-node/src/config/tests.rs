@@ -223,6 +223,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[[auth.token]]\nname = 'ops'\nrole = 'viewer'\nqueues = ['*']\nsha256 = ''", "auth.token[0].queues", "prefix"),
     ("[[auth.token]]\nname = 'ops'\nrole = 'viewer'\nqueues = []\nsha256 = ''", "auth.token[0].queues", "left out"),
     ("[scheduler]\nclaim_ahead_ms = 500\nhorizon_ms = 400", "scheduler.claim_ahead_ms", "scheduler.horizon_ms"),
+    ("[scheduler]\nclaim_ahead_ms = 2001", "scheduler.claim_ahead_ms", "2000"),
     ("[scheduler]\nwindow = 100", "scheduler.window", "scheduler.batch"),
     ("[scheduler]\nbatch = 0", "scheduler.batch", "between"),
     ("[scheduler]\nbatch = 1.5", "scheduler.batch", "whole number"),

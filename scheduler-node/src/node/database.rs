@@ -20,6 +20,7 @@ use crate::{
             claims::ClaimHandler,
             dispatcher::{Dispatcher, Pace},
             preloader::Preloader,
+            publisher::longest_hold,
             ready_starter::ReadyStarter,
         },
         nudger,
@@ -98,6 +99,8 @@ impl DatabaseLoops {
         let preloader = Preloader::new(database.clone(), scheduler.horizon(), scheduler.heap_entries, metrics);
         work.spawn(LoopKind::Preloader, preloader.run(stop.clone()));
         let pace = Pace { batch: scheduler.batch, window: scheduler.window };
+        // Half of the time that a message may be held is left for the burst itself.
+        let longest_lead = scheduler.claim_ahead().min(longest_hold(shared.config.etcd.lease_ttl()) / 2);
         let claims = ClaimHandler {
             database: database.clone(),
             index,
@@ -107,7 +110,7 @@ impl DatabaseLoops {
         let dispatcher = Dispatcher {
             claims: claims.clone(),
             pace,
-            lead: Arc::new(Mutex::new(Lead::new(scheduler.claim_ahead(), std::time::Instant::now()))),
+            lead: Arc::new(Mutex::new(Lead::new(longest_lead, std::time::Instant::now()))),
             lanes: Arc::clone(&shared.lanes),
             books: Arc::clone(&shared.books),
             broker: self.broker.state(),

@@ -1,7 +1,7 @@
 //! Publishes claimed tasks at their due instants, batch by batch for each lane, and passes on the outcome of each.
 //!
-//! Messages wait here for their due instants, a few milliseconds each, and due ones in the outbox for a batch. A lane
-//! has a few batches out at a time, each on a channel of its own; a slow lane fills up without delaying the others. A
+//! Messages wait in the outbox, some milliseconds for their due instants, and due ones for a batch. A lane has a few
+//! batches out at a time, each on a channel of its own; a slow lane fills up without delaying the others. A
 //! task without a confirm stays `dispatching` and comes back through a rescue. If this loop stops, this node publishes
 //! nothing.
 
@@ -15,8 +15,7 @@ mod trace;
 mod unclaim;
 
 use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -97,124 +96,78 @@ pub struct Publisher<S = Arc<Database>, B = Broker> {
     pub delay_rules: DelayRules,
 }
 
-/// A dispatch, ordered by its due instant. Boxed: a burst moves many of them about in the heap.
+/// A batch that has ended.
 #[derive(Debug)]
-struct Due(Box<Dispatch>);
-
-impl Due {
-    fn rank(&self) -> (Instant, TaskId) {
-        (self.0.publish_at, self.0.delivery.id)
-    }
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        self.rank() == other.rank()
-    }
-}
-
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.rank().cmp(&other.rank())
-    }
+struct Ended {
+    queue: QueueName,
+    messages: usize,
+    /// How long the broker took, if the batch was sent.
+    took: Option<Duration>,
 }
 
 impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Runs until the dispatchers are gone and everything they claimed has been published or given back.
     pub async fn run(self, mut claimed: mpsc::Receiver<Dispatch>) {
         let this = Arc::new(self);
-        let mut later: BinaryHeap<Reverse<Due>> = BinaryHeap::new();
         let mut outbox = Outbox::default();
-        let mut batches: JoinSet<(QueueName, usize)> = JoinSet::new();
+        let mut batches: JoinSet<Ended> = JoinSet::new();
         let mut open = true;
-        while open || !later.is_empty() || !batches.is_empty() {
-            let next_due = later.peek().map(|due| due.0.0.publish_at);
-            let next = next_due.into_iter().chain(outbox.next_look()).min();
+        while open || !outbox.is_empty() {
+            let next = outbox.next_look();
             tokio::select! {
                 biased;
                 () = reached(&this.alarm, next), if next.is_some() => {}
                 Some(ended) = batches.join_next(), if !batches.is_empty() => {
-                    let (queue, messages) = ended.expect("a batch does not panic");
-                    outbox.ended(&queue, messages);
+                    let Ended { queue, messages, took } = ended.expect("a batch does not panic");
+                    outbox.ended(&queue, messages, took, clock::instant());
                     this.start(&queue, &mut outbox, &mut batches);
-                    this.lanes.backlog.note(outbox.waiting() > 0, clock::instant());
+                    this.lanes.backlog.note(outbox.has_due(), clock::instant());
                     continue;
                 }
                 dispatch = claimed.recv(), if open => match dispatch {
-                    Some(dispatch) => later.push(Reverse(Due(Box::new(dispatch)))),
+                    Some(dispatch) => outbox.add(dispatch),
                     None => open = false,
                 },
             }
             while let Ok(dispatch) = claimed.try_recv() {
-                later.push(Reverse(Due(Box::new(dispatch))));
+                outbox.add(dispatch);
             }
-            this.start_due(&mut later, &mut outbox, &mut batches);
-            this.lanes.backlog.note(outbox.waiting() > 0, clock::instant());
+            let now = clock::instant();
+            while let Some(queue) = outbox.look(now) {
+                this.start(&queue, &mut outbox, &mut batches);
+            }
+            this.lanes.backlog.note(outbox.has_due(), clock::instant());
         }
         this.lanes.backlog.note(false, clock::instant());
     }
 
-    fn start_due(
-        self: &Arc<Self>,
-        later: &mut BinaryHeap<Reverse<Due>>,
-        outbox: &mut Outbox,
-        batches: &mut JoinSet<(QueueName, usize)>,
-    ) {
-        let now = clock::instant();
-        let mut touched: Vec<QueueName> = Vec::new();
-        while later.peek().is_some_and(|due| due.0.0.publish_at <= now) {
-            let Some(Reverse(Due(dispatch))) = later.pop() else { break };
-            let queue = dispatch.delivery.queue.clone();
-            // The first batches of a burst leave while the others are still being taken.
-            if outbox.add(*dispatch, now) {
-                self.start(&queue, outbox, batches);
-            }
-            if touched.last() != Some(&queue) {
-                touched.push(queue);
-            }
-        }
-        while let Some(queue) = outbox.look(now) {
-            touched.push(queue);
-        }
-        for queue in touched {
-            self.start(&queue, outbox, batches);
-        }
-    }
-
     /// Sends the lane's messages, as long as they may leave.
-    fn start(self: &Arc<Self>, queue: &QueueName, outbox: &mut Outbox, batches: &mut JoinSet<(QueueName, usize)>) {
+    fn start(self: &Arc<Self>, queue: &QueueName, outbox: &mut Outbox, batches: &mut JoinSet<Ended>) {
         let now = clock::instant();
         while let Some(batch) = outbox.next_batch(queue, now) {
             let messages = batch.len();
             let (this, work) = (Arc::clone(self), at_work());
             let queue = queue.clone();
             batches.spawn(async move {
-                this.publish(&queue, batch).await;
+                let took = this.publish(&queue, batch).await;
                 drop(work);
-                (queue, messages)
+                Ended { queue, messages, took }
             });
         }
     }
 
-    async fn publish(&self, queue: &QueueName, batch: Vec<Dispatch>) {
+    /// Returns how long the broker took, if anything was sent.
+    async fn publish(&self, queue: &QueueName, batch: Vec<Dispatch>) -> Option<Duration> {
         let mut batch = self.fresh(batch, |dispatch| dispatch);
         if batch.is_empty() {
-            return;
+            return None;
         }
         let Some(keys) = self.receipt_keys().await else {
             // No consumer could answer a delivery without a receipt.
             for dispatch in batch {
                 self.databases[dispatch.database].look_again([dispatch.delivery.id], LOOK_AGAIN);
             }
-            return;
+            return None;
         };
         let policy = self.books.load().get(queue);
         let hops = self.begin_hops(&mut batch);
@@ -225,7 +178,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         // A process that was stopped meanwhile continues here, perhaps after its lease.
         let batch = self.fresh(batch, |(dispatch, _)| dispatch);
         if batch.is_empty() {
-            return;
+            return None;
         }
         let place = |dispatch: &Dispatch| Place::of(dispatch, &policy, hops.get(&dispatch.delivery.id).copied());
         let places: HashMap<TaskId, Place> =
@@ -241,11 +194,14 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
         self.lanes.sent(queue, messages, clock::instant());
         self.metrics.published(queue, messages as u64);
+        let began = clock::instant();
         let published = self.broker.publish(&route, outgoing).await;
+        let took = clock::instant().saturating_duration_since(began);
         fail::fail_point!("after_confirm", |_| std::process::abort());
         self.history.record_all(published.iter().map(outcome_of));
         self.end_hops(queue, &route.exchange, &places, &published);
         self.settle(&policy, &places, published, &route.exchange).await;
+        Some(took)
     }
 
     /// Waits for the receipt keys. They are missing only while a node that has just started cannot reach the first

@@ -27,11 +27,11 @@ use super::{
 };
 
 /// The settings that docs/performance.md recommends for known bursts.
-pub(crate) const FOR_BURSTS: &str = "[scheduler]\nclaim_ahead_ms = 1000\nwindow = 40000\n";
+pub(crate) const FOR_BURSTS: &str = "[scheduler]\nclaim_ahead_ms = 2000\nwindow = 40000\n";
 
 const BATCH: usize = 1_000;
-/// All tasks are stored so long before their instant: claims begin a second before it.
-const STORED_AHEAD: Duration = Duration::from_secs(3);
+/// All tasks are stored so long before their instant: claims begin two seconds before it.
+const STORED_AHEAD: Duration = Duration::from_secs(4);
 /// The slowest submission that the instant leaves time for.
 const SUBMITTED_PER_S: u64 = 5_000;
 /// The limit for the last task to arrive.

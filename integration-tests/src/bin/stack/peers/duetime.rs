@@ -150,7 +150,7 @@ async fn described(order: &Order, told: Told) -> Result<Told> {
     let profile = if binary()?.iter().any(|part| part == "release") { "release" } else { "debug build" };
     Ok(Told {
         settings: format!(
-            "{NODES} nodes, {} tasks a batch over HTTP, {IN_FLIGHT} batches at once, settle = confirm, for `burst` claim_ahead_ms = 1000 and window = 40000, one consumer \
+            "{NODES} nodes, {} tasks a batch over HTTP, {IN_FLIGHT} batches at once, settle = confirm, for `burst` claim_ahead_ms = 2000 and window = 40000, one consumer \
              with prefetch 4,000",
             order.batch
         ),

@@ -1,28 +1,31 @@
-//! Due messages on their way to the broker, lane by lane, and the batches in which they leave.
+//! Claimed messages on their way to the broker, lane by lane, and the batches in which they leave at their due
+//! instants.
 //!
 //! A lane without a batch out sends at once. Otherwise, while the node sends many messages, a few of them wait for the
 //! end of a batch, a moment at most, and what comes due meanwhile leaves with them. So a busy broker gets fewer and
 //! larger batches, as Nagle's algorithm (RFC 896) does with the segments of a connection.
 
+mod lane;
+mod rate;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, VecDeque},
+    collections::{BinaryHeap, HashMap},
     time::{Duration, Instant},
 };
 
 use common::ids::QueueName;
+use lane::Lane;
+use rate::Rate;
+use window::Window;
 
 use super::Dispatch;
 
 /// Batches of one lane under way at a time: enough to keep the broker busy, few enough to leave channels to others.
 const BATCHES_PER_LANE: usize = 16;
-
-/// Messages under way at a time, beyond one batch of each lane. All lanes share one connection, so a message of a
-/// small lane may wait behind so many. Fewer keep the broker less busy.
-const MESSAGES_UNDER_WAY: usize = 1_024;
 
 /// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
 const MESSAGES_PER_BATCH: usize = 256;
@@ -30,163 +33,126 @@ const MESSAGES_PER_BATCH: usize = 256;
 /// So many messages do not wait for a batch under way: more of them would make the batch hardly cheaper.
 const ENOUGH: usize = 64;
 
+/// A lane is silent when none of its batches has ended for so long. A busy broker takes some tens of milliseconds.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
+
+/// The interval between two looks for silent lanes, which ask every lane.
+const LOOK_FOR_SILENT_EVERY: Duration = Duration::from_millis(250);
+
 /// The longest wait for the end of a batch: about the time in which a busy broker confirms one.
 pub(super) const HOLD: Duration = Duration::from_millis(5);
 
-/// The rate is that of so long a time: the last one that has passed.
-pub(super) const SPAN: Duration = Duration::from_millis(100);
+#[cfg(test)]
+pub(super) use rate::{MANY, SPAN};
 
-/// The messages of a span from which on they wait for one another. Fewer leave the node time to send each at once.
-pub(super) const MANY: usize = 150;
-
-/// The messages that wait for a batch, and the number of those in batches.
+/// All claimed messages that the broker does not have yet, and the number of those in batches.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     lanes: HashMap<QueueName, Lane>,
-    /// The messages of all lanes that wait for a batch.
-    waiting: usize,
+    /// The messages of all lanes that stand ready for a batch. While one is due and not in a batch, this is not 0.
+    ready: usize,
     /// The messages of all lanes in batches.
     under_way: usize,
-    /// The moments at which lanes must be looked at again, because their messages have waited long enough.
+    /// Those of them that lanes without an answer have. They take no room from other lanes.
+    silent: usize,
+    looked_for_silent_at: Option<Instant>,
+    /// The moments at which lanes must be looked at: a message comes due, or has waited long enough. One that its lane
+    /// does not plan any more is passed over.
     looks: BinaryHeap<Reverse<(Instant, QueueName)>>,
     rate: Rate,
-}
-
-/// How many messages came in the last span, and in the present one.
-#[derive(Debug, Default)]
-struct Rate {
-    began: Option<Instant>,
-    last: usize,
-    present: usize,
-}
-
-/// The messages that one lane has to send.
-#[derive(Debug, Default)]
-struct Lane {
-    messages: VecDeque<Dispatch>,
-    batches: usize,
-    /// The messages of these batches.
-    under_way: usize,
-    /// Whether `looks` has this lane, so that it has it once.
-    has_look: bool,
+    window: Window,
 }
 
 impl Outbox {
-    /// Adds a due message, behind the others of its lane. Returns whether the lane has a full batch now.
-    pub(super) fn add(&mut self, dispatch: Dispatch, now: Instant) -> bool {
-        self.rate.count(now);
-        let lane = self.lanes.entry(dispatch.delivery.queue.clone()).or_default();
-        lane.messages.push_back(dispatch);
-        self.waiting += 1;
-        lane.messages.len() == MESSAGES_PER_BATCH
+    /// Adds a message, which leaves at its due instant or later.
+    pub(super) fn add(&mut self, dispatch: Dispatch) {
+        let (queue, at) = (dispatch.delivery.queue.clone(), dispatch.publish_at);
+        let lane = self.lanes.entry(queue.clone()).or_default();
+        lane.add(dispatch);
+        plan_look(&mut self.looks, lane, queue, at);
     }
 
     /// The next batch that may leave, all of one route. `None`: the lane has nothing to send, or must wait.
     pub(super) fn next_batch(&mut self, queue: &QueueName, now: Instant) -> Option<Vec<Dispatch>> {
+        let (most, has_room) = (self.window.batch(), self.has_room(now));
         let lane = self.lanes.get_mut(queue)?;
-        if lane.messages.is_empty() || !lane.may_send(self.under_way) {
-            return None;
+        let came = lane.make_ready(now);
+        self.ready += came;
+        self.rate.count(came, now);
+        let held_until = lane.held_until().filter(|until| now < *until && self.rate.is_of_many(now));
+        if held_until.is_none() && lane.may_send(has_room, most) {
+            let batch = lane.take_batch(most, now);
+            self.ready -= batch.len();
+            self.under_way += batch.len();
+            self.window.sends(self.under_way, lane.was_busy(now), now);
+            return Some(batch);
         }
-        let are_many = self.rate.is_of_many(now);
-        if let Some(until) = lane.held_until().filter(|until| are_many && now < *until) {
-            if !lane.has_look {
-                lane.has_look = true;
-                self.looks.push(Reverse((until, queue.clone())));
-            }
-            return None;
+        if held_until.is_none() && lane.waits() && !has_room {
+            lane.busy_at = Some(now);
+            self.window.limits(now);
         }
-        let batch = lane.take_batch();
-        self.waiting -= batch.len();
-        self.under_way += batch.len();
-        Some(batch)
+        let next_due = lane.next_due().filter(|at| *at > now);
+        if let Some(at) = next_due.into_iter().chain(held_until).min() {
+            plan_look(&mut self.looks, lane, queue.clone(), at);
+        }
+        None
     }
 
-    /// Ends a batch of so many messages. A lane that has nothing more to send is forgotten.
-    pub(super) fn ended(&mut self, queue: &QueueName, messages: usize) {
+    /// Ends a batch of so many messages. A lane that has nothing more to send is forgotten. `took`: how long the broker
+    /// took for it, if it was sent.
+    pub(super) fn ended(&mut self, queue: &QueueName, messages: usize, took: Option<Duration>, now: Instant) {
         self.under_way -= messages;
+        if let Some(took) = took {
+            self.window.answered(messages, took, now);
+        }
         let Some(lane) = self.lanes.get_mut(queue) else { return };
-        lane.batches -= 1;
-        lane.under_way -= messages;
-        if lane.batches == 0 && lane.messages.is_empty() {
+        self.silent -= lane.ended(messages, now);
+        if lane.is_idle() {
             self.lanes.remove(queue);
         }
     }
 
-    /// The messages of all lanes that wait for a batch.
-    pub(super) const fn waiting(&self) -> usize {
-        self.waiting
+    /// Whether there is room for another batch. If there is none, silent lanes give back theirs.
+    fn has_room(&mut self, now: Instant) -> bool {
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < LOOK_FOR_SILENT_EVERY;
+        let has_room = self.window.has_room(self.under_way - self.silent);
+        if has_room || self.looked_for_silent_at.is_some_and(is_recent) {
+            return has_room;
+        }
+        self.looked_for_silent_at = Some(now);
+        self.silent = self.lanes.values_mut().map(|lane| lane.count_silent(now)).sum();
+        self.window.has_room(self.under_way - self.silent)
     }
 
-    /// When a lane must be looked at again.
+    /// Whether a due message waits for a batch.
+    pub(super) const fn has_due(&self) -> bool {
+        self.ready > 0
+    }
+
+    /// Whether all messages have left, and all batches have ended.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    /// When a lane must be looked at.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.looks.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// A lane that must be looked at again by now.
+    /// A lane that must be looked at by now.
     pub(super) fn look(&mut self, now: Instant) -> Option<QueueName> {
-        self.next_look().filter(|at| *at <= now)?;
-        let Reverse((_, queue)) = self.looks.pop()?;
-        if let Some(lane) = self.lanes.get_mut(&queue) {
-            lane.has_look = false;
+        while self.next_look().is_some_and(|at| at <= now) {
+            let Reverse((at, queue)) = self.looks.pop()?;
+            if self.lanes.get_mut(&queue).is_some_and(|lane| lane.look_comes(at)) {
+                return Some(queue);
+            }
         }
-        Some(queue)
+        None
     }
 }
 
-impl Lane {
-    /// Whether the lane may have another batch out; `all`: the messages of all lanes under way. A lane that must wait
-    /// for others has a batch out, whose end is the next chance.
-    const fn may_send(&self, all: usize) -> bool {
-        let has_share = self.under_way < MESSAGES_PER_BATCH || all < MESSAGES_UNDER_WAY;
-        self.batches < BATCHES_PER_LANE && has_share
+fn plan_look(looks: &mut BinaryHeap<Reverse<(Instant, QueueName)>>, lane: &mut Lane, queue: QueueName, at: Instant) {
+    if lane.plans_look(at) {
+        looks.push(Reverse((at, queue)));
     }
-
-    /// Until when its messages wait for the end of a batch: too few to leave before. `None`: they do not wait.
-    fn held_until(&self) -> Option<Instant> {
-        let are_few = self.batches > 0 && self.messages.len() < ENOUGH;
-        self.messages.front().filter(|_| are_few).map(|first| first.publish_at + HOLD)
-    }
-
-    /// Takes the next batch from the front. All its messages have one route.
-    fn take_batch(&mut self) -> Vec<Dispatch> {
-        let first = self.messages.front().and_then(exchange_of);
-        let alike = self.messages.iter().take(MESSAGES_PER_BATCH).take_while(|dispatch| exchange_of(dispatch) == first);
-        let most = alike.count();
-        self.batches += 1;
-        self.under_way += most;
-        self.messages.drain(..most).collect()
-    }
-}
-
-impl Rate {
-    fn count(&mut self, now: Instant) {
-        if self.age(now).is_none_or(|age| age >= SPAN) {
-            *self = Self { began: Some(now), last: self.last_at(now), present: 0 };
-        }
-        self.present += 1;
-    }
-
-    /// Whether so many messages come that they wait for one another.
-    fn is_of_many(&self, now: Instant) -> bool {
-        self.last_at(now) >= MANY
-    }
-
-    /// The messages of the last span that has passed.
-    fn last_at(&self, now: Instant) -> usize {
-        match self.age(now) {
-            Some(age) if age < SPAN => self.last,
-            Some(age) if age < 2 * SPAN => self.present,
-            _ => 0,
-        }
-    }
-
-    /// How long ago the present span began.
-    fn age(&self, now: Instant) -> Option<Duration> {
-        self.began.map(|began| now.saturating_duration_since(began))
-    }
-}
-
-/// The envelope's exchange, if any.
-fn exchange_of(dispatch: &Dispatch) -> Option<&str> {
-    dispatch.delivery.envelope.as_ref().map(|envelope| envelope.exchange.as_str())
 }

@@ -164,9 +164,13 @@ async fn what_was_claimed_too_long_ago_is_not_published_before_its_row_is_read_a
 async fn after_a_burst(loops: &Loops, queue: &Queue) -> Option<(usize, Duration)> {
     let (batches, mut sent) = mpsc::channel(MANY);
     let (claimed, dispatches) = mpsc::channel(MANY);
-    let due = || dispatch(queue.name.as_str(), Instant::now());
-    // All are there when the publisher starts, so it counts them at one moment.
-    hand_over(&claimed, std::iter::repeat_with(due).take(MANY)).await;
+    // Few of each queue, so that they do not wait for room. All are there when the publisher starts, so it counts
+    // them at one moment.
+    let due = |number| {
+        let other = format!("other-{}", number / 10);
+        dispatch(if number < 10 { queue.name.as_str() } else { &other }, Instant::now())
+    };
+    hand_over(&claimed, (0..MANY).map(due)).await;
     let began = Instant::now();
     let running = spawn_child(publisher(loops, Silent(batches), queue, LONG).run(dispatches));
     let mut left = MANY;
@@ -175,7 +179,7 @@ async fn after_a_burst(loops: &Loops, queue: &Queue) -> Option<(usize, Duration)
     }
     // The rate counts a span once it has passed.
     tokio::time::sleep(SPAN).await;
-    let last = due();
+    let last = due(0);
     let due_at = last.publish_at;
     hand_over(&claimed, [last]).await;
     let left_with = tokio::time::timeout(LONG, sent.recv()).await.expect("it leaves while no batch has ended");

@@ -1,17 +1,24 @@
+use std::collections::VecDeque;
+
 use common::task::Envelope;
 
-use super::{super::tests::dispatch, *};
+use super::{
+    super::tests::dispatch,
+    window::{BATCHES, FIRST, FORGOTTEN_AFTER, LEAST, MOST, QUICK},
+    *,
+};
 
 fn add(outbox: &mut Outbox, messages: usize, publish_at: Instant) {
     for _ in 0..messages {
-        outbox.add(dispatch("orders", publish_at), publish_at);
+        outbox.add(dispatch("orders", publish_at));
     }
 }
 
 /// An outbox of a node that sends many messages, and the present.
 fn busy() -> (Outbox, Instant) {
     let now = Instant::now();
-    (Outbox { rate: Rate { began: Some(now), last: MANY, present: 0 }, ..Outbox::default() }, now)
+    let rate = Rate { began: Some(now), last: MANY, present: 0 };
+    (Outbox { rate, window: wide(now), ..Outbox::default() }, now)
 }
 
 /// The same with a batch of one message out.
@@ -22,22 +29,41 @@ fn busy_with_a_batch_out() -> (Outbox, Instant) {
     (outbox, now)
 }
 
+/// The window of a broker that has been quick for a while.
+fn wide(now: Instant) -> Window {
+    let mut window = Window::default();
+    window.limits(now);
+    window.answered(MOST, Duration::ZERO, now);
+    window
+}
+
 fn orders() -> QueueName {
     QueueName::new("orders")
 }
 
-/// The messages of each batch that leaves now.
+/// The messages of each batch that leaves now, after all looks that are due.
 fn leave(outbox: &mut Outbox, now: Instant) -> Vec<usize> {
+    while outbox.look(now).is_some() {}
     std::iter::from_fn(|| outbox.next_batch(&orders(), now)).map(|batch| batch.len()).collect()
 }
 
+/// Ends a batch that the broker took so long for.
+fn end(outbox: &mut Outbox, messages: usize, took: Duration, now: Instant) {
+    outbox.ended(&orders(), messages, Some(took), now);
+}
+
 #[test]
-fn a_lane_has_a_batch_out_whatever_the_others_have_and_more_while_all_have_few() {
-    let lane = |batches, under_way| Lane { batches, under_way, ..Lane::default() };
-    assert!(lane(0, 0).may_send(usize::MAX));
-    assert!(!lane(1, MESSAGES_PER_BATCH).may_send(MESSAGES_UNDER_WAY));
-    assert!(lane(1, MESSAGES_PER_BATCH).may_send(MESSAGES_UNDER_WAY - 1));
-    assert!(!lane(BATCHES_PER_LANE, BATCHES_PER_LANE).may_send(BATCHES_PER_LANE), "it leaves channels to others");
+fn a_lane_has_a_batch_out_whatever_the_others_have_and_more_while_there_is_room() {
+    let lane = |batches, under_way| {
+        let mut lane = Lane::default();
+        (lane.ready, lane.batches, lane.under_way) = ([dispatch("orders", Instant::now())].into(), batches, under_way);
+        lane
+    };
+    assert!(lane(0, 0).may_send(false, 16));
+    assert!(!lane(1, 16).may_send(false, 16));
+    assert!(lane(1, 16).may_send(true, 16));
+    assert!(!lane(BATCHES_PER_LANE, BATCHES_PER_LANE).may_send(true, 16), "it leaves channels to others");
+    assert!(!Lane::default().may_send(true, 16), "it has nothing to send");
 }
 
 #[test]
@@ -46,11 +72,11 @@ fn a_message_leaves_at_once_or_with_the_next_ones_when_a_batch_ends() {
     add(&mut outbox, 1, now);
     add(&mut outbox, 1, now);
     assert_eq!(leave(&mut outbox, now), [0; 0], "a batch is out");
-    outbox.ended(&orders(), 1);
+    end(&mut outbox, 1, Duration::ZERO, now);
     assert_eq!(leave(&mut outbox, now), [2]);
-    outbox.ended(&orders(), 2);
-    assert!(outbox.lanes.is_empty(), "an idle lane is forgotten");
-    assert_eq!((outbox.waiting, outbox.under_way), (0, 0));
+    end(&mut outbox, 2, Duration::ZERO, now);
+    assert!(outbox.is_empty(), "an idle lane is forgotten");
+    assert_eq!((outbox.ready, outbox.under_way), (0, 0));
 }
 
 #[test]
@@ -60,27 +86,137 @@ fn a_few_messages_wait_a_moment_for_a_slow_batch() {
     assert_eq!(leave(&mut outbox, began), [0; 0]);
     add(&mut outbox, ENOUGH - 2, began);
     assert_eq!(leave(&mut outbox, began), [0; 0]);
-    assert_eq!(outbox.looks.len(), 1, "one look for each lane");
-    assert_eq!(outbox.next_look(), Some(began + HOLD));
     assert_eq!(outbox.look(began), None);
-    assert_eq!(outbox.look(began + HOLD), Some(orders()));
+    assert_eq!(outbox.next_look(), Some(began + HOLD));
     assert_eq!(leave(&mut outbox, began + HOLD), [ENOUGH - 1]);
     assert_eq!(outbox.next_look(), None);
 }
 
 #[test]
-fn a_look_may_come_early_and_leaves_another_one() {
+fn a_look_that_the_lane_plans_no_more_is_passed_over() {
     let (mut outbox, began) = busy_with_a_batch_out();
     let later = began + HOLD / 2;
     add(&mut outbox, 1, began);
     assert_eq!(leave(&mut outbox, began), [0; 0]);
-    outbox.ended(&orders(), 1);
+    end(&mut outbox, 1, Duration::ZERO, later);
     assert_eq!(leave(&mut outbox, later), [1]);
     add(&mut outbox, 1, later);
     assert_eq!(leave(&mut outbox, later), [0; 0]);
-    assert_eq!(outbox.look(began + HOLD), Some(orders()), "the look of the message that has left");
-    assert_eq!(leave(&mut outbox, began + HOLD), [0; 0]);
+    assert_eq!(outbox.look(began + HOLD), None, "the look of the message that has left");
     assert_eq!(outbox.next_look(), Some(later + HOLD));
+}
+
+#[test]
+fn a_message_leaves_at_its_due_instant_whatever_was_added_before() {
+    let (mut outbox, now) = (Outbox::default(), Instant::now());
+    let after_ms = |ms| now + Duration::from_millis(ms);
+    for ms in [30, 20, 40] {
+        add(&mut outbox, 1, after_ms(ms));
+    }
+    assert_eq!((outbox.has_due(), outbox.look(now), outbox.next_look()), (false, None, Some(after_ms(20))));
+    assert_eq!(leave(&mut outbox, after_ms(20)), [1]);
+    assert_eq!(outbox.next_look(), Some(after_ms(30)));
+    assert_eq!(leave(&mut outbox, after_ms(40)), [2]);
+    assert_eq!(outbox.next_look(), None);
+    assert!(!outbox.is_empty(), "two batches are out");
+}
+
+#[test]
+fn a_burst_stands_ready_batch_by_batch_and_another_lane_waits_for_none_of_it() {
+    let (mut outbox, now) = (Outbox::default(), Instant::now());
+    add(&mut outbox, 100 * MESSAGES_PER_BATCH, now);
+    outbox.add(dispatch("others", now));
+    assert_eq!(leave(&mut outbox, now), [FIRST / BATCHES; BATCHES]);
+    assert_eq!(outbox.ready, MESSAGES_PER_BATCH);
+    assert_eq!(outbox.next_batch(&QueueName::new("others"), now).map(|batch| batch.len()), Some(1));
+}
+
+/// The messages under way after each of so many answers to the batches that are out; the lane sends what it may.
+fn under_way_after(outbox: &mut Outbox, out: &mut VecDeque<usize>, (answers, took): (usize, Duration)) -> Vec<usize> {
+    let now = Instant::now();
+    let answered = |_| {
+        let messages = out.pop_front().expect("a batch is out");
+        end(outbox, messages, took, now);
+        out.extend(leave(outbox, now));
+        outbox.under_way
+    };
+    (0..answers).map(answered).collect()
+}
+
+#[test]
+fn a_burst_has_more_under_way_while_the_broker_is_quick_and_less_while_it_is_slow() {
+    let (mut outbox, now) = (Outbox::default(), Instant::now());
+    add(&mut outbox, 100 * MOST, now);
+    let mut out = leave(&mut outbox, now).into();
+    let quick = under_way_after(&mut outbox, &mut out, (100, QUICK));
+    assert!(quick[0] < 2 * FIRST && quick[BATCHES - 1] >= 2 * FIRST, "it doubles with each round: {quick:?}");
+    assert!((MOST..MOST + MESSAGES_PER_BATCH).contains(&quick[99]), "{quick:?}");
+    let slow = under_way_after(&mut outbox, &mut out, (100, 2 * QUICK));
+    assert!((LEAST..LEAST + LEAST / BATCHES).contains(&slow[99]), "{slow:?}");
+}
+
+#[test]
+fn a_window_that_no_small_lane_shares_grows_while_the_broker_is_slow_too() {
+    let (mut window, began) = (Window::default(), Instant::now());
+    let answered = |window: &mut Window, now| {
+        window.limits(now);
+        window.answered(MOST, 2 * QUICK, now);
+        window.batch()
+    };
+    window.sends(0, false, began);
+    assert_eq!(answered(&mut window, began), FIRST / BATCHES);
+    assert_eq!(answered(&mut window, began + FORGOTTEN_AFTER), MESSAGES_PER_BATCH);
+}
+
+#[test]
+fn a_lane_that_waits_for_no_room_shares_the_window() {
+    let (mut outbox, began) = (Outbox::default(), Instant::now());
+    let later = began + FORGOTTEN_AFTER;
+    add(&mut outbox, 100 * MOST, began);
+    leave(&mut outbox, began);
+    let answers = |outbox: &mut Outbox, now| {
+        leave(outbox, now);
+        end(outbox, FIRST / BATCHES, 2 * QUICK, now);
+        outbox.window.batch()
+    };
+    assert_eq!(answers(&mut outbox, later), (FIRST + FIRST / BATCHES) / BATCHES, "it is alone");
+    outbox.add(dispatch("others", later));
+    outbox.next_batch(&QueueName::new("others"), later).expect("it sends");
+    assert_eq!(answers(&mut outbox, later), (FIRST + FIRST / BATCHES) / BATCHES, "its messages would wait");
+}
+
+#[test]
+fn a_window_that_limits_no_lane_grows_for_none_and_begins_anew_after_a_while() {
+    let (mut window, now) = (Window::default(), Instant::now());
+    window.answered(MESSAGES_PER_BATCH, Duration::ZERO, now);
+    assert_eq!(window.batch(), FIRST / BATCHES, "no lane waited for room");
+    window.limits(now);
+    window.answered(3 * FIRST, Duration::ZERO, now);
+    assert_eq!(window.batch(), FIRST);
+    let later = now + FORGOTTEN_AFTER;
+    window.answered(FIRST, Duration::ZERO, later);
+    assert_eq!(window.batch(), FIRST, "no lane has waited for long");
+    window.limits(later);
+    assert_eq!(window.batch(), FIRST / BATCHES);
+}
+
+#[test]
+fn a_lane_without_an_answer_takes_room_from_others_for_a_second() {
+    let (mut outbox, began) = (Outbox::default(), Instant::now());
+    let (others, later) = (QueueName::new("others"), began + SILENT_AFTER);
+    add(&mut outbox, 2 * FIRST, began);
+    assert_eq!(leave(&mut outbox, began).iter().sum::<usize>(), FIRST, "the lane takes all room");
+    for _ in 0..FIRST {
+        outbox.add(dispatch("others", began));
+    }
+    let mut batches = |now| {
+        while outbox.look(now).is_some() {}
+        std::iter::from_fn(|| outbox.next_batch(&others, now)).map(|batch| batch.len()).sum::<usize>()
+    };
+    assert_eq!(batches(began), FIRST / BATCHES, "one batch");
+    assert_eq!(batches(later), FIRST - FIRST / BATCHES, "the silent lane counts no more");
+    outbox.ended(&orders(), FIRST / BATCHES, None, later);
+    assert_eq!((outbox.silent, outbox.under_way), (FIRST / BATCHES, 2 * FIRST - FIRST / BATCHES));
 }
 
 #[test]
@@ -88,6 +224,7 @@ fn a_message_among_few_waits_for_no_batch() {
     let (mut outbox, now) = (Outbox::default(), Instant::now());
     add(&mut outbox, 1, now);
     add(&mut outbox, MANY - 2, now);
+    outbox.window = wide(now);
     assert_eq!(leave(&mut outbox, now), [MANY - 1]);
     let later = now + SPAN;
     add(&mut outbox, 1, later);
@@ -99,14 +236,14 @@ fn a_rate_is_that_of_the_last_span() {
     let (mut rate, began) = (Rate::default(), Instant::now());
     assert!(!rate.is_of_many(began));
     for _ in 0..MANY {
-        rate.count(began);
+        rate.count(1, began);
     }
     assert!(!rate.is_of_many(began), "the span has not passed");
     assert!(rate.is_of_many(began + SPAN));
-    rate.count(began + SPAN);
+    rate.count(1, began + SPAN);
     assert!(rate.is_of_many(began + SPAN * 3 / 2));
     assert!(!rate.is_of_many(began + SPAN * 2), "one message in the last span");
-    rate.count(began + SPAN * 10);
+    rate.count(1, began + SPAN * 10);
     assert!(!rate.is_of_many(began + SPAN * 10), "none in the last span");
 }
 
@@ -115,16 +252,16 @@ fn many_messages_and_late_ones_wait_for_no_batch() {
     let (mut outbox, now) = busy_with_a_batch_out();
     add(&mut outbox, ENOUGH, now);
     assert_eq!(leave(&mut outbox, now), [ENOUGH]);
-    outbox.add(dispatch("orders", now.checked_sub(HOLD).unwrap()), now);
+    outbox.add(dispatch("orders", now.checked_sub(HOLD).unwrap()));
     assert_eq!(leave(&mut outbox, now), [1], "it waited elsewhere");
 }
 
 #[test]
 fn a_burst_leaves_in_full_batches_and_its_rest_waits() {
     let (mut outbox, now) = busy();
-    add(&mut outbox, 2 * MESSAGES_PER_BATCH + 1, now);
-    assert_eq!(leave(&mut outbox, now), [MESSAGES_PER_BATCH; 2]);
-    assert_eq!(outbox.waiting(), 1);
+    add(&mut outbox, MOST + 1, now);
+    assert_eq!(leave(&mut outbox, now), [MESSAGES_PER_BATCH; BATCHES]);
+    assert!(outbox.has_due());
 }
 
 #[test]
@@ -134,7 +271,7 @@ fn a_batch_has_one_exchange() {
         let mut other = dispatch("orders", now);
         let envelope = Envelope { exchange: exchange.to_owned(), ..Envelope::default() };
         other.delivery.envelope = Some(Box::new(envelope));
-        outbox.add(other, now);
+        outbox.add(other);
     }
     assert_eq!(leave(&mut outbox, now), [2, 1]);
 }

@@ -1,0 +1,164 @@
+//! The messages that one lane has to send.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    time::Instant,
+};
+
+use common::ids::TaskId;
+
+use super::{
+    BATCHES_PER_LANE, Dispatch, ENOUGH, HOLD, MESSAGES_PER_BATCH, SILENT_AFTER,
+    window::{FIRST, is_recent},
+};
+
+/// The messages of a lane, in the order in which they leave.
+///
+/// No more of them stand ready than a batch takes. So the first batch of a burst leaves after as little work as that of
+/// a single message, however many are due with it.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    /// Those that are not due yet, and due ones beyond a batch.
+    later: BinaryHeap<Reverse<Later>>,
+    /// Due ones that stand ready for the next batch.
+    pub(super) ready: VecDeque<Dispatch>,
+    pub(super) batches: usize,
+    /// The messages of these batches.
+    pub(super) under_way: usize,
+    /// Those of them that count as silent.
+    silent: usize,
+    /// The last moment at which it had to wait for room, or had many messages under way.
+    pub(super) busy_at: Option<Instant>,
+    /// Since when batches are out, or the last one of them ended.
+    heard_at: Option<Instant>,
+    /// The next moment at which the lane is looked at.
+    look_at: Option<Instant>,
+}
+
+/// A message with its rank, which stands beside it so that a comparison reads one place in memory. The message is
+/// boxed, because the heap moves it about.
+#[derive(Debug)]
+struct Later {
+    rank: (Instant, TaskId),
+    dispatch: Box<Dispatch>,
+}
+
+impl PartialEq for Later {
+    fn eq(&self, other: &Self) -> bool {
+        self.rank == other.rank
+    }
+}
+
+impl Eq for Later {}
+
+impl PartialOrd for Later {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Later {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.rank.cmp(&other.rank)
+    }
+}
+
+impl Lane {
+    pub(super) fn add(&mut self, dispatch: Dispatch) {
+        let rank = (dispatch.publish_at, dispatch.delivery.id);
+        self.later.push(Reverse(Later { rank, dispatch: Box::new(dispatch) }));
+    }
+
+    /// Makes messages ready that are due by now, up to a full batch. Returns how many.
+    pub(super) fn make_ready(&mut self, now: Instant) -> usize {
+        let before = self.ready.len();
+        while self.ready.len() < MESSAGES_PER_BATCH && self.next_due().is_some_and(|at| at <= now) {
+            let Some(Reverse(first)) = self.later.pop() else { break };
+            self.ready.push_back(*first.dispatch);
+        }
+        self.ready.len() - before
+    }
+
+    /// The due instant of the next message that is not ready.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.later.peek().map(|Reverse(first)| first.rank.0)
+    }
+
+    /// Whether the lane may send another batch, of `most` messages; `has_room`: whether there is room for it among
+    /// those of all lanes. A lane that must wait for others has a batch out, whose end is the next chance.
+    pub(super) fn may_send(&self, has_room: bool, most: usize) -> bool {
+        let has_share = has_room || self.under_way < most;
+        self.waits() && self.batches < BATCHES_PER_LANE && has_share
+    }
+
+    /// Whether a message stands ready.
+    pub(super) fn waits(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Whether it lately had to wait for room, or had many messages under way.
+    pub(super) fn was_busy(&self, now: Instant) -> bool {
+        self.busy_at.is_some_and(|at| is_recent(at, now))
+    }
+
+    /// Until when its messages wait for the end of a batch: too few to leave before. `None`: they do not wait.
+    pub(super) fn held_until(&self) -> Option<Instant> {
+        let are_few = self.batches > 0 && self.ready.len() < ENOUGH;
+        self.ready.front().filter(|_| are_few).map(|first| first.publish_at + HOLD)
+    }
+
+    /// Takes the next batch from the front, of `most` messages or fewer. All of them have one route.
+    pub(super) fn take_batch(&mut self, most: usize, now: Instant) -> Vec<Dispatch> {
+        let first = self.ready.front().and_then(exchange_of);
+        let alike = self.ready.iter().take(most).take_while(|dispatch| exchange_of(dispatch) == first);
+        let messages = alike.count();
+        if self.batches == 0 {
+            self.heard_at = Some(now);
+        }
+        self.batches += 1;
+        self.under_way += messages;
+        if self.under_way >= FIRST {
+            self.busy_at = Some(now);
+        }
+        self.ready.drain(..messages).collect()
+    }
+
+    /// Ends a batch of so many messages. Returns how many counted as silent until now.
+    pub(super) const fn ended(&mut self, messages: usize, now: Instant) -> usize {
+        self.batches -= 1;
+        self.under_way -= messages;
+        self.heard_at = Some(now);
+        std::mem::replace(&mut self.silent, 0)
+    }
+
+    /// Counts the messages of its batches as silent, if none has ended for long. Returns how many those are.
+    pub(super) fn count_silent(&mut self, now: Instant) -> usize {
+        let is_silent = |at: Instant| now.saturating_duration_since(at) >= SILENT_AFTER;
+        self.silent = if self.heard_at.is_some_and(is_silent) { self.under_way } else { 0 };
+        self.silent
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.batches == 0 && self.ready.is_empty() && self.later.is_empty()
+    }
+
+    /// Plans a look, unless one is planned that comes no later. Returns whether it did.
+    pub(super) fn plans_look(&mut self, at: Instant) -> bool {
+        let is_first = self.look_at.is_none_or(|planned| at < planned);
+        if is_first {
+            self.look_at = Some(at);
+        }
+        is_first
+    }
+
+    /// Whether the look of this moment is the planned one. It is not planned any more.
+    pub(super) fn look_comes(&mut self, at: Instant) -> bool {
+        self.look_at.take_if(|planned| *planned == at).is_some()
+    }
+}
+
+/// The envelope's exchange, if any.
+fn exchange_of(dispatch: &Dispatch) -> Option<&str> {
+    dispatch.delivery.envelope.as_ref().map(|envelope| envelope.exchange.as_str())
+}

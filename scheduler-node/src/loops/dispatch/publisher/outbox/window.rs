@@ -1,0 +1,99 @@
+//! How many messages may be under way to the broker.
+//!
+//! Messages that the broker has not confirmed yet wait there, and those of other lanes wait behind them. So a burst
+//! begins with few, and has more while the broker is quick to confirm them: the slow start of TCP (RFC 5681), with the
+//! delay as the sign of congestion, as in TCP Vegas. Where all lanes have more than they may send, a short wait there is no
+//! gain, and the delay does not count.
+
+use std::time::{Duration, Instant};
+
+use super::MESSAGES_PER_BATCH;
+
+/// The messages with which a burst begins: a busy broker confirms them within some milliseconds.
+pub(super) const FIRST: usize = 64;
+
+/// A broker that is slow still has so many. With fewer, batches become so small that they cost more than they gain
+/// where the broker waits for a processor and not for its messages.
+pub(super) const LEAST: usize = 256;
+
+/// The most messages under way. More do not make the broker quicker.
+pub(super) const MOST: usize = 1_024;
+
+/// A window has so many batches, so that the broker works on one while another is on its way.
+pub(super) const BATCHES: usize = 4;
+
+/// A batch that takes longer has waited behind others. With more, the broker is hardly quicker, and other lanes wait
+/// longer.
+pub(super) const QUICK: Duration = Duration::from_millis(30);
+
+/// A window that was not used for so long begins anew, and a lane that was not busy for so long shares it with those
+/// that are.
+pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
+
+/// The bound of messages under way, beyond one batch of each lane.
+#[derive(Debug)]
+pub(super) struct Window {
+    messages: usize,
+    /// The last moment at which a lane had to wait for room, or as many messages were under way as a burst begins with.
+    used_at: Option<Instant>,
+    /// The last moment at which a lane sent that was not busy.
+    shared_at: Option<Instant>,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self { messages: FIRST, used_at: None, shared_at: None }
+    }
+}
+
+impl Window {
+    pub(super) const fn has_room(&self, under_way: usize) -> bool {
+        under_way < self.messages
+    }
+
+    /// The most messages of one batch.
+    pub(super) fn batch(&self) -> usize {
+        (self.messages / BATCHES).min(MESSAGES_PER_BATCH)
+    }
+
+    /// A lane waits for room.
+    pub(super) fn limits(&mut self, now: Instant) {
+        if !self.is_in_use(now) {
+            self.messages = FIRST;
+        }
+        self.used_at = Some(now);
+    }
+
+    /// A lane sends, and so many messages of all lanes are under way now. Those of a lane that is not busy wait behind
+    /// the others.
+    pub(super) fn sends(&mut self, under_way: usize, is_busy: bool, now: Instant) {
+        if under_way >= FIRST {
+            self.used_at = Some(now);
+        }
+        if !is_busy {
+            self.shared_at = Some(now);
+        }
+    }
+
+    /// The broker has answered a batch of so many messages within `took`.
+    pub(super) fn answered(&mut self, messages: usize, took: Duration, now: Instant) {
+        if !self.is_in_use(now) {
+            return;
+        }
+        if took <= QUICK || !self.shared_at.is_some_and(|at| is_recent(at, now)) {
+            self.messages = (self.messages + messages).min(MOST);
+        } else if self.messages > LEAST {
+            self.messages = (self.messages - messages / 2).max(LEAST);
+        }
+    }
+
+    /// Whether lanes lately had to wait for room, or nearly.
+    fn is_in_use(&self, now: Instant) -> bool {
+        self.used_at.is_some_and(|at| is_recent(at, now))
+    }
+}
+
+/// Whether what happened then still counts.
+pub(super) fn is_recent(at: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(at) < FORGOTTEN_AFTER
+}
