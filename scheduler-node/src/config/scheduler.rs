@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 use super::complaint::Complaints;
 
-/// Claims of a burst of 50,000 tasks over three nodes take this long on two cores, and a message may be held for no more
-/// than five seconds after its claim, part of which the burst itself takes.
+/// The claims of 50,000 tasks with one due time take so long, with three nodes on two cores. A message may be held for
+/// five seconds after its claim, and a burst needs most of this time for itself.
 const CLAIM_AHEAD_MOST_MS: u64 = 2_000;
 
 /// Bounds of the path from the due time to the broker.

@@ -20,7 +20,7 @@ use crate::{
             claims::ClaimHandler,
             dispatcher::{Dispatcher, Pace},
             preloader::Preloader,
-            publisher::longest_hold,
+            publisher::longest_lead,
             ready_starter::ReadyStarter,
         },
         nudger,
@@ -99,8 +99,7 @@ impl DatabaseLoops {
         let preloader = Preloader::new(database.clone(), scheduler.horizon(), scheduler.heap_entries, metrics);
         work.spawn(LoopKind::Preloader, preloader.run(stop.clone()));
         let pace = Pace { batch: scheduler.batch, window: scheduler.window };
-        // Half of the time that a message may be held is left for the burst itself.
-        let longest_lead = scheduler.claim_ahead().min(longest_hold(shared.config.etcd.lease_ttl()) / 2);
+        let longest_lead = longest_lead(scheduler.claim_ahead(), shared.config.etcd.lease_ttl());
         let claims = ClaimHandler {
             database: database.clone(),
             index,

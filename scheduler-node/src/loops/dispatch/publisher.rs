@@ -290,6 +290,12 @@ pub fn longest_hold(lease_ttl: Duration) -> Duration {
     LONGEST_HOLD.min(lease_ttl / 2)
 }
 
+/// How far ahead of their due times tasks are claimed at most. Half of the time that a message may be held is left for
+/// the publishing of a burst.
+pub fn longest_lead(claim_ahead: Duration, lease_ttl: Duration) -> Duration {
+    claim_ahead.min(longest_hold(lease_ttl) / 2)
+}
+
 /// How long a fail point holds messages back between their claim and their publish.
 fn held_before_publish() -> Option<Duration> {
     fail::fail_point!("before_publish", |ms| Some(Duration::from_millis(ms?.parse().ok()?)));

@@ -39,6 +39,15 @@ fn a_message_is_published_while_the_lease_of_its_claim_must_live_and_for_some_se
     }
 }
 
+#[test]
+fn tasks_are_claimed_so_late_that_half_of_the_time_to_hold_a_message_is_left() {
+    let lead_ms = |claim_ahead_ms, lease_ttl_s| {
+        longest_lead(Duration::from_millis(claim_ahead_ms), Duration::from_secs(lease_ttl_s)).as_millis()
+    };
+    assert_eq!((lead_ms(2_000, 10), lead_ms(2_000, 60)), (2_000, 2_000));
+    assert_eq!((lead_ms(2_000, 4), lead_ms(2_000, 2), lead_ms(100, 2)), (1_000, 500, 100));
+}
+
 /// A queue that takes no message.
 async fn full(bench: &Bench, queue: &Queue) {
     let route = route_with_length(queue.name.as_str(), queue.policy.max_length);

@@ -2,8 +2,8 @@
 //!
 //! Messages that the broker has not confirmed yet wait there, and those of other lanes wait behind them. So a burst
 //! begins with few, and has more while the broker is quick to confirm them: the slow start of TCP (RFC 5681), with the
-//! delay as the sign of congestion, as in TCP Vegas. Where all lanes have more than they may send, a short wait there is no
-//! gain, and the delay does not count.
+//! delay as the sign of congestion, as in TCP Vegas. The delay does not count where all lanes have more than they may
+//! send: none of them would gain by a short wait at the broker.
 
 use std::time::{Duration, Instant};
 
