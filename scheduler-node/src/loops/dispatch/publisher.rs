@@ -101,7 +101,7 @@ pub struct Publisher<S = Arc<Database>, B = Broker> {
 struct Ended {
     queue: QueueName,
     messages: usize,
-    /// How long the broker took, if the batch was sent.
+    /// How long the broker took, if it has confirmed a message.
     took: Option<Duration>,
 }
 
@@ -156,7 +156,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         }
     }
 
-    /// Returns how long the broker took, if anything was sent.
+    /// Returns how long the broker took, if it has confirmed a message.
     async fn publish(&self, queue: &QueueName, batch: Vec<Dispatch>) -> Option<Duration> {
         let mut batch = self.fresh(batch, |dispatch| dispatch);
         if batch.is_empty() {
@@ -197,11 +197,12 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let began = clock::instant();
         let published = self.broker.publish(&route, outgoing).await;
         let took = clock::instant().saturating_duration_since(began);
+        let is_confirmed = published.iter().any(|one| matches!(one.outcome, Outcome::Done(())));
         fail::fail_point!("after_confirm", |_| std::process::abort());
         self.history.record_all(published.iter().map(outcome_of));
         self.end_hops(queue, &route.exchange, &places, &published);
         self.settle(&policy, &places, published, &route.exchange).await;
-        Some(took)
+        is_confirmed.then_some(took)
     }
 
     /// Waits for the receipt keys. They are missing only while a node that has just started cannot reach the first

@@ -99,7 +99,7 @@ impl Outbox {
     }
 
     /// Ends a batch of so many messages. A lane that has nothing more to send is forgotten. `took`: how long the broker
-    /// took for it, if it was sent.
+    /// took for it, if it has confirmed a message.
     pub(super) fn ended(&mut self, queue: &QueueName, messages: usize, took: Option<Duration>, now: Instant) {
         self.under_way -= messages;
         if let Some(took) = took {

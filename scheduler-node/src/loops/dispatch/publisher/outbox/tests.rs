@@ -4,7 +4,7 @@ use common::task::Envelope;
 
 use super::{
     super::tests::dispatch,
-    window::{BATCHES, FIRST, FORGOTTEN_AFTER, LEAST, MOST, QUICK},
+    window::{BATCHES, FIRST, FORGOTTEN_AFTER, LEAST, LONGEST_WAIT, MOST, PERIOD},
     *,
 };
 
@@ -148,10 +148,10 @@ fn a_burst_has_more_under_way_while_the_broker_is_quick_and_less_while_it_is_slo
     let (mut outbox, now) = (Outbox::default(), Instant::now());
     add(&mut outbox, 100 * MOST, now);
     let mut out = leave(&mut outbox, now).into();
-    let quick = under_way_after(&mut outbox, &mut out, (100, QUICK));
+    let quick = under_way_after(&mut outbox, &mut out, (100, LONGEST_WAIT));
     assert!(quick[0] < 2 * FIRST && quick[BATCHES - 1] >= 2 * FIRST, "it doubles with each round: {quick:?}");
     assert!((MOST..MOST + MESSAGES_PER_BATCH).contains(&quick[99]), "{quick:?}");
-    let slow = under_way_after(&mut outbox, &mut out, (100, 2 * QUICK));
+    let slow = under_way_after(&mut outbox, &mut out, (100, 3 * LONGEST_WAIT));
     assert!((LEAST..LEAST + LEAST / BATCHES).contains(&slow[99]), "{slow:?}");
 }
 
@@ -160,12 +160,32 @@ fn a_window_that_no_small_lane_shares_grows_while_the_broker_is_slow_too() {
     let (mut window, began) = (Window::default(), Instant::now());
     let answered = |window: &mut Window, now| {
         window.limits(now);
-        window.answered(MOST, 2 * QUICK, now);
+        window.answered(MOST, 2 * LONGEST_WAIT, now);
         window.batch()
     };
+    window.answered(1, Duration::ZERO, began);
     window.sends(0, false, began);
-    assert_eq!(answered(&mut window, began), FIRST / BATCHES);
+    assert_eq!(answered(&mut window, began), LEAST / BATCHES);
     assert_eq!(answered(&mut window, began + FORGOTTEN_AFTER), MESSAGES_PER_BATCH);
+}
+
+#[test]
+fn a_broker_that_is_slow_without_a_queue_has_as_many_under_way_as_a_quick_one() {
+    let (mut window, began) = (Window::default(), Instant::now());
+    let answered = |window: &mut Window, took, now| {
+        window.limits(now);
+        window.sends(0, false, now);
+        window.answered(MOST, took, now);
+        window.batch()
+    };
+    let slow = 10 * LONGEST_WAIT;
+    assert_eq!(answered(&mut window, slow, began), MESSAGES_PER_BATCH, "each batch takes as long");
+    assert_eq!(answered(&mut window, Duration::ZERO, began), MESSAGES_PER_BATCH);
+    assert_eq!(answered(&mut window, slow, began), MESSAGES_PER_BATCH / 2, "it was quick before");
+    for (periods, most) in [(1, LEAST), (2, MOST)] {
+        let now = began + PERIOD * periods;
+        assert_eq!(answered(&mut window, slow, now), most / BATCHES, "{periods} periods later");
+    }
 }
 
 #[test]
@@ -176,13 +196,14 @@ fn a_lane_that_waits_for_no_room_shares_the_window() {
     leave(&mut outbox, began);
     let answers = |outbox: &mut Outbox, now| {
         leave(outbox, now);
-        end(outbox, FIRST / BATCHES, 2 * QUICK, now);
+        end(outbox, FIRST / BATCHES, 2 * LONGEST_WAIT, now);
         outbox.window.batch()
     };
-    assert_eq!(answers(&mut outbox, later), (FIRST + FIRST / BATCHES) / BATCHES, "it is alone");
+    outbox.window = wide(later);
+    assert_eq!(answers(&mut outbox, later), MESSAGES_PER_BATCH, "it is alone");
     outbox.add(dispatch("others", later));
     outbox.next_batch(&QueueName::new("others"), later).expect("it sends");
-    assert_eq!(answers(&mut outbox, later), (FIRST + FIRST / BATCHES) / BATCHES, "its messages would wait");
+    assert!(answers(&mut outbox, later) < MESSAGES_PER_BATCH, "its messages would wait");
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //!
 //! Messages that the broker has not confirmed yet wait there, and those of other lanes wait behind them. So a burst
 //! begins with few, and has more while the broker is quick to confirm them: the slow start of TCP (RFC 5681), with the
-//! delay as the sign of congestion, as in TCP Vegas. The delay does not count where all lanes have more than they may
-//! send: none of them would gain by a short wait at the broker.
+//! delay as the sign of congestion, as in TCP Vegas. That is how much longer a batch took than the quickest one lately.
+//! It does not count where all lanes have more than they may send: none of them would gain by a short wait at the
+//! broker.
 
 use std::time::{Duration, Instant};
 
@@ -22,9 +23,13 @@ pub(super) const MOST: usize = 1_024;
 /// A window has so many batches, so that the broker works on one while another is on its way.
 pub(super) const BATCHES: usize = 4;
 
-/// A batch that takes longer has waited behind others. With more, the broker is hardly quicker, and other lanes wait
-/// longer.
-pub(super) const QUICK: Duration = Duration::from_millis(30);
+/// A batch that takes so much longer than the quickest one has waited behind others. With a longer wait the broker is
+/// hardly quicker, and other lanes are later.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_millis(30);
+
+/// The quickest batch is that of this period or the one before. A broker that has become slower is known as such after
+/// two of them; until then fewer messages are under way than could be.
+pub(super) const PERIOD: Duration = Duration::from_secs(60);
 
 /// A window that was not used for so long begins anew, and a lane that was not busy for so long shares it with those
 /// that are.
@@ -38,11 +43,12 @@ pub(super) struct Window {
     used_at: Option<Instant>,
     /// The last moment at which a lane sent that was not busy.
     shared_at: Option<Instant>,
+    quickest: Quickest,
 }
 
 impl Default for Window {
     fn default() -> Self {
-        Self { messages: FIRST, used_at: None, shared_at: None }
+        Self { messages: FIRST, used_at: None, shared_at: None, quickest: Quickest::default() }
     }
 }
 
@@ -77,19 +83,42 @@ impl Window {
 
     /// The broker has answered a batch of so many messages within `took`.
     pub(super) fn answered(&mut self, messages: usize, took: Duration, now: Instant) {
+        let has_waited = took > self.quickest.with(took, now) + LONGEST_WAIT;
         if !self.is_in_use(now) {
             return;
         }
-        if took <= QUICK || !self.shared_at.is_some_and(|at| is_recent(at, now)) {
-            self.messages = (self.messages + messages).min(MOST);
-        } else if self.messages > LEAST {
-            self.messages = (self.messages - messages / 2).max(LEAST);
-        }
+        let is_shared = self.shared_at.is_some_and(|at| is_recent(at, now));
+        let most = if has_waited && is_shared { LEAST } else { MOST };
+        self.messages = if self.messages <= most {
+            (self.messages + messages).min(most)
+        } else {
+            self.messages.saturating_sub(messages / 2).max(most)
+        };
     }
 
     /// Whether lanes lately had to wait for room, or nearly.
     fn is_in_use(&self, now: Instant) -> bool {
         self.used_at.is_some_and(|at| is_recent(at, now))
+    }
+}
+
+/// How long the quickest batch took, in the present period and in the one before.
+#[derive(Debug, Default)]
+struct Quickest {
+    began: Option<Instant>,
+    last: Option<Duration>,
+    present: Option<Duration>,
+}
+
+impl Quickest {
+    /// Adds a batch, and returns how long the quickest one took.
+    fn with(&mut self, took: Duration, now: Instant) -> Duration {
+        if self.began.is_none_or(|began| now.saturating_duration_since(began) >= PERIOD) {
+            *self = Self { began: Some(now), last: self.present, present: None };
+        }
+        let present = self.present.map_or(took, |quickest| quickest.min(took));
+        self.present = Some(present);
+        self.last.map_or(present, |quickest| quickest.min(present))
     }
 }
 
