@@ -184,7 +184,7 @@ pub const KEYS: &[Key] = &[
     key(
         "scheduler.claim_ahead_ms",
         "100",
-        "how long before its due time a task may be claimed at most; the node uses the recent duration of claims",
+        "how long before its due time a task may be claimed at most, up to 2000; the node uses as much of it as claims lately took or a crowd of tasks needs, and at most a quarter of etcd.lease_ttl_ms",
     ),
     key("scheduler.batch", "500", "most tasks claimed or settled in one statement"),
     key("scheduler.window", "10000", "most claimed tasks whose outcome is not written yet"),

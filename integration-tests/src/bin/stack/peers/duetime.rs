@@ -148,10 +148,10 @@ fn submitted(count: usize, began: Instant) -> Told {
 async fn described(order: &Order, told: Told) -> Result<Told> {
     let said = integration_tests::sandbox::run(&["--version"]).await?;
     let profile = if binary()?.iter().any(|part| part == "release") { "release" } else { "debug build" };
+    let for_bursts = FOR_BURSTS.lines().skip(1).collect::<Vec<_>>().join(" and ");
     Ok(Told {
         settings: format!(
-            "{NODES} nodes, {} tasks a batch over HTTP, {IN_FLIGHT} batches at once, settle = confirm, for `burst` claim_ahead_ms = 2000 and window = 40000, one consumer \
-             with prefetch 4,000",
+            "{NODES} nodes, {} tasks a batch over HTTP, {IN_FLIGHT} batches at once, settle = confirm, for `burst` {for_bursts}, one consumer with prefetch 4,000",
             order.batch
         ),
         version: format!("{}, {profile}", String::from_utf8_lossy(&said.stdout).trim()),

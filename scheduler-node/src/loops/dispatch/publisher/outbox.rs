@@ -69,7 +69,7 @@ impl Outbox {
         let (queue, at) = (dispatch.delivery.queue.clone(), dispatch.publish_at);
         let lane = self.lanes.entry(queue.clone()).or_default();
         lane.add(dispatch);
-        plan_look(&mut self.looks, lane, queue, at);
+        plan_look(&mut self.looks, lane, &queue, at);
     }
 
     /// The next batch that may leave, all of one route. `None`: the lane has nothing to send, or must wait.
@@ -93,7 +93,7 @@ impl Outbox {
         }
         let next_due = lane.next_due().filter(|at| *at > now);
         if let Some(at) = next_due.into_iter().chain(held_until).min() {
-            plan_look(&mut self.looks, lane, queue.clone(), at);
+            plan_look(&mut self.looks, lane, queue, at);
         }
         None
     }
@@ -151,8 +151,8 @@ impl Outbox {
     }
 }
 
-fn plan_look(looks: &mut BinaryHeap<Reverse<(Instant, QueueName)>>, lane: &mut Lane, queue: QueueName, at: Instant) {
+fn plan_look(looks: &mut BinaryHeap<Reverse<(Instant, QueueName)>>, lane: &mut Lane, queue: &QueueName, at: Instant) {
     if lane.plans_look(at) {
-        looks.push(Reverse((at, queue)));
+        looks.push(Reverse((at, queue.clone())));
     }
 }
