@@ -37,6 +37,7 @@ pub mod limit;
 pub mod outcome;
 pub mod priority;
 pub mod queue;
+pub mod quickest;
 pub mod relay;
 pub mod retry;
 pub mod schedule;

@@ -1,6 +1,7 @@
 //! The next due tasks: the heap, its index of ids, how far ahead it is filled, and how it is emptied.
 
 mod again;
+mod claim_size;
 pub mod heap;
 pub mod horizon;
 mod index;
@@ -8,4 +9,5 @@ mod lead;
 pub mod turn;
 
 pub use again::again;
+pub use claim_size::ClaimSize;
 pub use lead::Lead;

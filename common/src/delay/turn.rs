@@ -1,9 +1,10 @@
-//! Which entries leave the heap next: the earliest, and in a backlog those that come due now too.
+//! Which entries leave the heap next: the earliest, and of a crowd the latest too.
 //!
 //! A burst in one queue may take seconds to claim. If all tasks went by their due times, those of every other queue
-//! would wait until its last one is claimed. So while the earliest entry is overdue, half of what leaves comes from the
-//! other end: tasks that come due now. The oldest keep their half, so none of them starves. Facebook's "adaptive LIFO"
-//! treats requests alike (Maurer, "Fail at Scale", ACM Queue 2015).
+//! would wait until its last one is claimed. So while the earliest entry is overdue, or hundreds are within reach, half
+//! of what leaves comes from the other end: tasks that come due now, or after a burst that is being claimed ahead. The
+//! oldest keep their half, so none of them starves. Facebook's "adaptive LIFO" treats requests alike (Maurer, "Fail at
+//! Scale", ACM Queue 2015).
 //!
 //! For the same reason the overdue may not fill the window. A part of it stays free for tasks that come due now.
 
@@ -15,9 +16,12 @@ use std::time::Duration;
 use super::heap::{DelayHeap, Entry};
 use crate::time::UnixMicros;
 
-/// In a backlog, a task counts as one that comes due now until it is late by so much. It is more than a slow claim
-/// takes, whose successors would otherwise join the backlog, and little for the tasks of a burst.
+/// In a crowd, a task counts as one that comes due now until it is late by so much. It is more than a slow claim
+/// takes, whose successors would otherwise join the overdue, and little for the tasks of a burst.
 const ON_TIME: Duration = Duration::from_millis(250);
+
+/// More tasks within reach are a crowd: they fill several claims, and a node rarely has as many of an even stream.
+pub const CROWD: usize = 500;
 
 /// The moments up to which entries leave the heap.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +31,15 @@ pub struct Reach {
     pub until: UnixMicros,
     /// For tasks to claim.
     pub claims_until: UnixMicros,
+    /// Whether the overdue stay, because so many messages wait to be sent that they would only wait there.
+    pub overdue_wait: bool,
+}
+
+impl Reach {
+    /// Tasks that are due after this come due now.
+    fn on_time_after(&self) -> UnixMicros {
+        if self.overdue_wait { self.now } else { self.now.minus(ON_TIME) }
+    }
 }
 
 /// The number of entries that may leave the heap; `overdue` is no more than `most`.
@@ -47,13 +60,15 @@ impl Room {
 
 /// Removes the entries that leave next.
 pub fn take(heap: &mut DelayHeap, reach: Reach, room: Room) -> Vec<Entry> {
-    let is_backlog = heap.next_due().is_some_and(|due| due < reach.now);
-    if !is_backlog {
+    let is_overdue = heap.next_due().is_some_and(|due| due < reach.now);
+    let room = if is_overdue && reach.overdue_wait { Room { overdue: 0, ..room } } else { room };
+    let is_crowd = is_overdue || heap.claims_until(reach.claims_until).nth(CROWD).is_some();
+    if !is_crowd {
         return earliest(heap, reach, room.overdue);
     }
-    let mut entries = heap.pop_due(reach.until, room.overdue.min(room.most.div_ceil(2)));
+    let mut entries = earliest(heap, reach, room.overdue.min(room.most.div_ceil(2)));
     let left = room.overdue - entries.len();
-    entries.extend(heap.pop_latest_claims(reach.now.minus(ON_TIME), reach.claims_until, room.most - entries.len()));
+    entries.extend(heap.pop_latest_claims(reach.on_time_after(), reach.claims_until, room.most - entries.len()));
     let left = left.min(room.most - entries.len());
     entries.extend(earliest(heap, reach, left));
     entries

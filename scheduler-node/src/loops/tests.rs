@@ -12,7 +12,7 @@ use std::{
 
 use common::{
     delay::{
-        Lead,
+        ClaimSize, Lead,
         heap::{Entry, WakeKind},
     },
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
@@ -223,20 +223,25 @@ impl Loops {
     /// Wakes `ids` in a dispatcher. The returned receiver yields what it hands to the publisher.
     pub(super) fn dispatch(&self, kind: WakeKind, ids: &[TaskId]) -> (mpsc::Receiver<Dispatch>, CancellationToken) {
         let (claims, dispatches) = self.claims();
-        let dispatcher = Dispatcher {
-            claims,
-            pace: Pace { batch: 100, window: 1_000 },
-            lead: Arc::new(Mutex::new(Lead::new(Duration::ZERO, Instant::now()))),
-            lanes: Arc::default(),
-            books: Arc::clone(&self.counter.books),
-            broker: self.broker.subscribe(),
-            reporter: self.reporter(),
-        };
+        let dispatcher = self.dispatcher(claims, Lead::new(Duration::ZERO, Instant::now()));
         let wake_at = UnixMicros::new(0);
         self.database().owned_shards.offer(ids.iter().map(|id| Entry { wake_at, id: *id, kind }));
         let stop = CancellationToken::new();
         spawn_child(dispatcher.run(stop.clone()));
         (dispatches, stop)
+    }
+
+    pub(super) fn dispatcher(&self, claims: ClaimHandler, lead: Lead) -> Dispatcher {
+        Dispatcher {
+            claims,
+            pace: Pace { batch: 100, window: 1_000 },
+            lead: Arc::new(Mutex::new(lead)),
+            size: Arc::new(Mutex::new(ClaimSize::new(100))),
+            lanes: Arc::default(),
+            books: Arc::clone(&self.counter.books),
+            broker: self.broker.subscribe(),
+            reporter: self.reporter(),
+        }
     }
 
     async fn until_aside(&self, kind: Kind) {

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use common::{delay::Lead, ids::DatabaseName};
+use common::{
+    delay::{ClaimSize, Lead},
+    ids::DatabaseName,
+};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -110,6 +113,7 @@ impl DatabaseLoops {
             claims: claims.clone(),
             pace,
             lead: Arc::new(Mutex::new(Lead::new(longest_lead, std::time::Instant::now()))),
+            size: Arc::new(Mutex::new(ClaimSize::new(pace.batch))),
             lanes: Arc::clone(&shared.lanes),
             books: Arc::clone(&shared.books),
             broker: self.broker.state(),

@@ -7,7 +7,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use common::{
-    delay::Lead,
+    delay::{ClaimSize, Lead},
     ids::{DatabaseIndex, QueueName, ShardId},
     queue::{Placement, Queue, QueueBook, Settle},
     retry::RetryPolicy,
@@ -191,6 +191,7 @@ impl Parts {
             claims,
             pace,
             lead: Arc::new(Mutex::new(Lead::new(Duration::from_millis(100), clock::instant()))),
+            size: Arc::new(Mutex::new(ClaimSize::new(pace.batch))),
             lanes: Arc::clone(&self.lanes),
             books: Arc::clone(&self.books),
             broker: self.broker.state(),

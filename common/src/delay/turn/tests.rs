@@ -31,7 +31,7 @@ fn heap(ahead_ms: impl IntoIterator<Item = i64>) -> DelayHeap {
 
 /// Entries of any kind leave 30 ms ahead, and tasks to claim 100 ms.
 fn reach() -> Reach {
-    Reach { now: NOW, until: at_ms(30), claims_until: at_ms(100) }
+    Reach { now: NOW, until: at_ms(30), claims_until: at_ms(100), overdue_wait: false }
 }
 
 fn room(most: usize) -> Room {
@@ -44,7 +44,7 @@ fn taken(heap: &mut DelayHeap, room: Room) -> Vec<i64> {
 }
 
 #[test]
-fn without_a_backlog_the_earliest_leave() {
+fn without_a_crowd_the_earliest_leave() {
     let mut heap = heap([80, 10, 50, 120]);
     heap.push(entry(40, 9, WakeKind::Deadline));
     assert_eq!(taken(&mut heap, room(2)), [10, 50]);
@@ -52,9 +52,27 @@ fn without_a_backlog_the_earliest_leave() {
 }
 
 #[test]
+fn tasks_that_come_due_after_a_crowd_are_claimed_before_its_last_one() {
+    let mut heap = heap(std::iter::repeat_n(40, 1_000).chain([50, 60, 120]));
+    assert_eq!(taken(&mut heap, room(4)), [40, 40, 60, 50]);
+    assert_eq!(taken(&mut heap, room(4)), [40; 4]);
+    assert_eq!(taken(&mut heap, room(9_999)).len(), 1_000 - 6, "the last one is not within reach");
+}
+
+#[test]
 fn tasks_that_come_due_during_a_burst_do_not_wait_for_its_last_one() {
     let mut heap = heap(std::iter::repeat_n(-1, 1_000).chain([20, 60]));
     assert_eq!(taken(&mut heap, room(10)), [-1, -1, -1, -1, -1, 60, 20, -1, -1, -1]);
+}
+
+#[test]
+fn the_overdue_stay_while_many_messages_wait_to_be_sent() {
+    let mut heap = heap([-300, -2, 20, 50]);
+    heap.push(entry(-1, 9, WakeKind::Rescue));
+    let reach = Reach { overdue_wait: true, ..reach() };
+    let mut taken = || take(&mut heap, reach, room(5)).iter().map(|entry| entry.wake_at).collect::<Vec<_>>();
+    assert_eq!(taken(), [at_ms(50), at_ms(20)]);
+    assert!(taken().is_empty());
 }
 
 #[test]

@@ -3,8 +3,8 @@
 //!
 //! It claims ahead of the due time, by more than claims lately took, which hides the database's round trip from the
 //! lateness; the publisher waits for the due instant. It claims nothing while the broker is away or blocked, or
-//! while too much is in flight. Tasks that wait for room belong to the ready starter. If it stops, nothing of this
-//! database comes due on this node.
+//! while too much is in flight, and nothing overdue while many messages wait to be sent. Tasks that wait for room
+//! belong to the ready starter. If it stops, nothing of this database comes due on this node.
 
 use std::{
     sync::Arc,
@@ -13,9 +13,9 @@ use std::{
 
 use common::{
     delay::{
-        Lead,
+        ClaimSize, Lead,
         heap::{Entry, WakeKind},
-        turn::{Reach, Room},
+        turn::{CROWD, Reach, Room},
     },
     ids::TaskId,
     time::UnixMicros,
@@ -70,6 +70,8 @@ struct Ahead {
     claims: Duration,
     /// The first of them, if it is due within the longest lead.
     first_claim: Option<UnixMicros>,
+    /// Whether so many tasks are to be claimed within that time that other queues' tasks wait for them.
+    is_crowd: bool,
     /// Deadlines wait for their moments once they have left the heap, and hold a place among the claims meanwhile.
     others: Duration,
 }
@@ -93,6 +95,8 @@ enum Turn {
 struct Batch {
     entries: Vec<Entry>,
     ahead: Duration,
+    /// Whether they are as many as one claim takes.
+    is_full: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -101,6 +105,8 @@ pub struct Dispatcher<S = Arc<Database>> {
     pub pace: Pace,
     /// Decides how long before the due instant tasks are claimed.
     pub lead: Arc<Mutex<Lead>>,
+    /// Decides how many tasks of a crowd a claim takes.
+    pub size: Arc<Mutex<ClaimSize>>,
     pub lanes: Arc<Lanes>,
     pub books: Books,
     pub broker: watch::Receiver<BrokerState>,
@@ -129,7 +135,7 @@ impl<S: Statements> Dispatcher<S> {
             }
             match self.turn() {
                 Turn::Wake(batch) => {
-                    let is_full = batch.entries.len() >= self.pace.batch;
+                    let is_full = batch.is_full;
                     let permit = Arc::clone(&claims).acquire_owned().await.expect("the semaphore is never closed");
                     let (this, work) = (self.clone(), at_work());
                     children.spawn(async move {
@@ -156,19 +162,22 @@ impl<S: Statements> Dispatcher<S> {
     fn turn(&self) -> Turn {
         let now = clock::instant();
         let longest = now + LONGEST_SLEEP;
-        let room = self.room(self.pace.batch);
-        let at = self.claims.database.sql.clock().at(now).filter(|_| room.most > 0);
+        let at = self.claims.database.sql.clock().at(now).filter(|_| self.room(1).most > 0);
         let Some(at) = at else { return Turn::SleepUntil(longest) };
         let ahead = self.ahead(at);
+        let most = if ahead.is_crowd { self.size.lock().most() } else { self.pace.batch };
+        let room = self.room(most);
         let begins = ahead.first_claim.is_some_and(|due| due <= at.plus(ahead.begin()));
         let claims = if begins { ahead.claims } else { Duration::ZERO };
-        let reach = Reach { now: at, until: at.plus(ahead.others), claims_until: at.plus(claims) };
+        let overdue_wait = self.lanes.backlog.delays_claims(now);
+        let reach = Reach { now: at, until: at.plus(ahead.others), claims_until: at.plus(claims), overdue_wait };
         let entries = self.claims.database.owned_shards.take_due(reach, room);
         if !entries.is_empty() {
-            return Turn::Wake(Batch { entries, ahead: ahead.claims });
+            let is_full = entries.len() >= most;
+            return Turn::Wake(Batch { entries, ahead: ahead.claims, is_full });
         }
-        if room.overdue == 0 {
-            // The head waits for room, but a task behind it may come due any moment.
+        if room.overdue == 0 || overdue_wait {
+            // The head waits, but a task behind it may come due any moment.
             return Turn::SleepUntil(now + BETWEEN_CLAIMS);
         }
         Turn::SleepUntil(self.next_look(now, &ahead).min(longest))
@@ -239,7 +248,9 @@ impl<S: Statements> Dispatcher<S> {
         let began = clock::instant();
         let answer = self.claims.database.sql.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
         let ended = clock::instant();
-        self.lead.lock().took(ended.saturating_duration_since(began), ended);
+        let took = ended.saturating_duration_since(began);
+        self.lead.lock().took(took, ended);
+        self.size.lock().took(ids.len(), took, ended);
         let answer = answer?;
         let written = answer.written();
         if let Some(claimed) = self.claims.received("due", ids.to_vec(), &fences, ahead, Ok(answer)).await {
@@ -254,7 +265,9 @@ impl<S: Statements> Dispatcher<S> {
         let lead = self.lead.lock().clone();
         let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), self.room(usize::MAX).most);
         let first_claim = crowd.first().copied();
-        let ahead = Ahead { others: lead.stride(now), claims: lead.ahead_of(crowd, now), first_claim };
+        let claims = lead.ahead_of(crowd.iter().copied(), now);
+        let is_crowd = crowd.get(CROWD).is_some_and(|due| *due <= at.plus(claims));
+        let ahead = Ahead { others: lead.stride(now), claims, first_claim, is_crowd };
         self.claims
             .metrics
             .claim_ahead_s

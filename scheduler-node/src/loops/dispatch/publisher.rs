@@ -121,7 +121,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                     let Ended { queue, messages, took } = ended.expect("a batch does not panic");
                     outbox.ended(&queue, messages, took, clock::instant());
                     this.start(&queue, &mut outbox, &mut batches);
-                    this.lanes.backlog.note(outbox.has_due(), clock::instant());
+                    this.lanes.backlog.note(outbox.has_due(), outbox.waiting(), clock::instant());
                     continue;
                 }
                 dispatch = claimed.recv(), if open => match dispatch {
@@ -136,9 +136,9 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             while let Some(queue) = outbox.look(now) {
                 this.start(&queue, &mut outbox, &mut batches);
             }
-            this.lanes.backlog.note(outbox.has_due(), clock::instant());
+            this.lanes.backlog.note(outbox.has_due(), outbox.waiting(), clock::instant());
         }
-        this.lanes.backlog.note(false, clock::instant());
+        this.lanes.backlog.note(false, 0, clock::instant());
     }
 
     /// Sends the lane's messages, as long as they may leave.

@@ -4,7 +4,10 @@ use common::{
 };
 
 use super::*;
-use crate::loops::tests::{DELIVER, Loops, POISON, until};
+use crate::{
+    loops::tests::{DELIVER, LONG, Loops, POISON, until},
+    supervise::spawn_child,
+};
 
 #[tokio::test]
 async fn a_task_that_another_transaction_holds_at_its_deadline_delays_no_other_and_ends_later() {
@@ -28,4 +31,27 @@ async fn a_task_that_another_transaction_holds_at_its_deadline_delays_no_other_a
         until(|| async { loops.test.state_of(ids[1]).await.as_deref() == Some(then) }).await;
         stop.cancel();
     }
+}
+
+#[tokio::test]
+async fn while_many_messages_wait_to_be_sent_only_what_comes_due_is_claimed() {
+    let loops = Loops::new().await;
+    let [overdue, _, coming] = loops.three(|_| ()).await;
+    let (claims, mut dispatches) = loops.claims();
+    let (now, minute) = (clock::instant(), Duration::from_secs(60));
+    let mut lead = Lead::new(2 * minute, now);
+    lead.took(2 * minute, now);
+    let wakes = [(overdue, claims.now().minus(minute)), (coming, claims.now().plus(minute))];
+    let entries = wakes.map(|(id, wake_at)| Entry { wake_at, id, kind: WakeKind::Claim });
+    claims.database.owned_shards.offer(entries);
+    let dispatcher = loops.dispatcher(claims, lead);
+    let lanes = Arc::clone(&dispatcher.lanes);
+    lanes.backlog.note(true, usize::MAX, now + minute);
+
+    spawn_child(dispatcher.run(CancellationToken::new()));
+    let mut next = async || tokio::time::timeout(LONG, dispatches.recv()).await.unwrap().unwrap().delivery.id;
+    assert_eq!(next().await, coming);
+    assert_eq!(loops.test.state_of(overdue).await.as_deref(), Some("scheduled"));
+    lanes.backlog.note(false, 0, now);
+    assert_eq!(next().await, overdue);
 }

@@ -49,6 +49,8 @@ pub(super) use rate::{MANY, SPAN};
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     lanes: HashMap<QueueName, Lane>,
+    /// The messages of all lanes that are not in batches.
+    waiting: usize,
     /// The messages of all lanes that stand ready for a batch. While one is due and not in a batch, this is not 0.
     ready: usize,
     /// The messages of all lanes in batches.
@@ -69,6 +71,7 @@ impl Outbox {
         let (queue, at) = (dispatch.delivery.queue.clone(), dispatch.publish_at);
         let lane = self.lanes.entry(queue.clone()).or_default();
         lane.add(dispatch);
+        self.waiting += 1;
         plan_look(&mut self.looks, lane, &queue, at);
     }
 
@@ -83,6 +86,7 @@ impl Outbox {
         if held_until.is_none() && lane.may_send(has_room, most) {
             let batch = lane.take_batch(most, now);
             self.ready -= batch.len();
+            self.waiting -= batch.len();
             self.under_way += batch.len();
             self.window.sends(self.under_way, lane.was_busy(now), now);
             return Some(batch);
@@ -127,6 +131,11 @@ impl Outbox {
     /// Whether a due message waits for a batch.
     pub(super) const fn has_due(&self) -> bool {
         self.ready > 0
+    }
+
+    /// The messages that are not in batches, due or not.
+    pub(super) const fn waiting(&self) -> usize {
+        self.waiting
     }
 
     /// Whether all messages have left, and all batches have ended.

@@ -14,7 +14,7 @@ async fn confirms_are_gathered_until_no_due_message_waits_to_be_sent_or_the_wind
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
     let lanes = Arc::<Lanes>::default();
-    lanes.backlog.note(true, clock::instant());
+    lanes.backlog.note(true, 1, clock::instant());
     let (settlements, mut confirms) = Settlements::channel();
     settlements.confirmed(vec![confirmed(ids[1], SUCCEED)]).await;
     let mut batch = vec![confirmed(ids[0], SUCCEED)];
@@ -28,7 +28,7 @@ async fn confirms_are_gathered_until_no_due_message_waits_to_be_sent_or_the_wind
     {
         let mut way = std::pin::pin!(roomy.give_way(&mut batch, &mut confirms));
         assert!(way.as_mut().now_or_never().is_none(), "a due message waits to be sent");
-        lanes.backlog.note(false, clock::instant());
+        lanes.backlog.note(false, 0, clock::instant());
         assert!(way.now_or_never().is_some());
     }
     assert_eq!(batch.len(), 2, "what came meanwhile is written together");

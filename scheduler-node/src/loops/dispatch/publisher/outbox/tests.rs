@@ -1,10 +1,10 @@
 use std::collections::VecDeque;
 
-use common::task::Envelope;
+use common::{quickest::PERIOD, task::Envelope};
 
 use super::{
     super::tests::dispatch,
-    window::{BATCHES, FIRST, FORGOTTEN_AFTER, LEAST, LONGEST_WAIT, MOST, PERIOD},
+    window::{BATCHES, FIRST, FORGOTTEN_AFTER, LEAST, LONGEST_WAIT, MOST},
     *,
 };
 

@@ -8,6 +8,8 @@
 
 use std::time::{Duration, Instant};
 
+use common::quickest::Quickest;
+
 use super::MESSAGES_PER_BATCH;
 
 /// The messages with which a burst begins: a busy broker confirms them within some milliseconds.
@@ -23,13 +25,9 @@ pub(super) const MOST: usize = 1_024;
 /// A window has so many batches, so that the broker works on one while another is on its way.
 pub(super) const BATCHES: usize = 4;
 
-/// A batch that takes so much longer than the quickest one has waited behind others. With a longer wait the broker is
-/// hardly quicker, and other lanes are later.
+/// A batch that takes so much longer than the quickest one lately has waited behind others. With a longer wait the
+/// broker is hardly quicker, and other lanes are later.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_millis(30);
-
-/// The quickest batch is that of this period or the one before. A broker that has become slower is known as such after
-/// two of them; until then fewer messages are under way than could be.
-pub(super) const PERIOD: Duration = Duration::from_secs(60);
 
 /// A window that was not used for so long begins anew, and a lane that was not busy for so long shares it with those
 /// that are.
@@ -99,26 +97,6 @@ impl Window {
     /// Whether lanes lately had to wait for room, or nearly.
     fn is_in_use(&self, now: Instant) -> bool {
         self.used_at.is_some_and(|at| is_recent(at, now))
-    }
-}
-
-/// How long the quickest batch took, in the present period and in the one before.
-#[derive(Debug, Default)]
-struct Quickest {
-    began: Option<Instant>,
-    last: Option<Duration>,
-    present: Option<Duration>,
-}
-
-impl Quickest {
-    /// Adds a batch, and returns how long the quickest one took.
-    fn with(&mut self, took: Duration, now: Instant) -> Duration {
-        if self.began.is_none_or(|began| now.saturating_duration_since(began) >= PERIOD) {
-            *self = Self { began: Some(now), last: self.present, present: None };
-        }
-        let present = self.present.map_or(took, |quickest| quickest.min(took));
-        self.present = Some(present);
-        self.last.map_or(present, |quickest| quickest.min(present))
     }
 }
 

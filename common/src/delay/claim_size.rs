@@ -1,0 +1,52 @@
+//! How many tasks of a crowd one claim takes.
+//!
+//! Tasks that come due now are as late as the claim that they share, and as the claims before it. While all nodes claim
+//! a burst, a claim of 500 tasks takes a tenth of a second. Fewer tasks cost more each. So a claim takes what lately
+//! took a moment, beyond what the quickest claims took: a slow network does not make claims smaller.
+
+#[cfg(test)]
+mod tests;
+
+use std::time::{Duration, Instant};
+
+use crate::quickest::Quickest;
+
+/// A claim's tasks take so long. Others come due within their lead meanwhile, which is longer.
+const MOMENT: Duration = Duration::from_millis(25);
+
+/// The fewest tasks of a full claim: a statement costs as much as some twenty tasks.
+const LEAST: usize = 100;
+
+/// Each full claim changes the estimate by this part of the difference, so that one slow one does not decide.
+const PART: u32 = 4;
+
+/// The size of one database's claims; every claim adjusts it.
+#[derive(Clone, Debug)]
+pub struct ClaimSize {
+    most: usize,
+    quickest: Quickest,
+    /// What a task of a claim takes.
+    each: Duration,
+}
+
+impl ClaimSize {
+    /// Claims of at most so many tasks.
+    pub fn new(most: usize) -> Self {
+        Self { most, quickest: Quickest::default(), each: Duration::ZERO }
+    }
+
+    /// Records how long a claim of so many tasks took.
+    pub fn took(&mut self, tasks: usize, claim: Duration, now: Instant) {
+        let waited = claim.saturating_sub(self.quickest.with(claim, now));
+        let Ok(tasks) = u32::try_from(tasks) else { return };
+        if tasks as usize >= LEAST.min(self.most) {
+            self.each = self.each * (PART - 1) / PART + waited / tasks / PART;
+        }
+    }
+
+    /// The most tasks of the next claim.
+    pub fn most(&self) -> usize {
+        let quick = MOMENT.as_nanos().checked_div(self.each.as_nanos()).and_then(|tasks| usize::try_from(tasks).ok());
+        quick.map_or(self.most, |quick| quick.clamp(LEAST.min(self.most), self.most))
+    }
+}

@@ -1,0 +1,45 @@
+//! How long something takes while nothing stands before it: the quickest of the last one to two periods.
+//!
+//! What takes longer has waited. TCP Vegas tells so from the round-trip times of a connection (Brakmo and Peterson,
+//! IEEE JSAC 1995).
+
+use std::time::{Duration, Instant};
+
+/// The quickest is that of this period or the one before. What has become slower is known as such after two of them.
+pub const PERIOD: Duration = Duration::from_secs(60);
+
+/// The quickest of the present period, and of the one before.
+#[derive(Clone, Debug, Default)]
+pub struct Quickest {
+    began: Option<Instant>,
+    last: Option<Duration>,
+    present: Option<Duration>,
+}
+
+impl Quickest {
+    /// Adds one that took so long, and returns how long the quickest took.
+    pub fn with(&mut self, took: Duration, now: Instant) -> Duration {
+        if self.began.is_none_or(|began| now.saturating_duration_since(began) >= PERIOD) {
+            *self = Self { began: Some(now), last: self.present, present: None };
+        }
+        let present = self.present.map_or(took, |quickest| quickest.min(took));
+        self.present = Some(present);
+        self.last.map_or(present, |quickest| quickest.min(present))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quickest_is_forgotten_after_two_periods() {
+        let start = Instant::now();
+        let (quick, slow) = (Duration::from_millis(2), Duration::from_millis(9));
+        let mut quickest = Quickest::default();
+        assert_eq!(quickest.with(slow, start), slow);
+        assert_eq!(quickest.with(quick, start), quick);
+        assert_eq!(quickest.with(slow, start + PERIOD), quick);
+        assert_eq!(quickest.with(slow, start + PERIOD * 2), slow);
+    }
+}
