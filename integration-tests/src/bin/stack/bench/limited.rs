@@ -1,4 +1,5 @@
-//! Queues at their limits beside a plain one: whether the limits are exact, and what they cost the plain queue.
+//! Queues at their limits beside a plain one: whether the limits are exact, and what they cost the plain queue, beside
+//! what the same queues cost it without limits.
 
 use std::{
     ops::Range,
@@ -9,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use integration_tests::sandbox::Sandbox;
 use parking_lot::Mutex;
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
 use super::{
@@ -24,6 +25,9 @@ use super::{
 const PLAIN: &str = "plain";
 const COUNTED: &str = "max-running";
 const PACED: &str = "rate-per-second";
+/// The same two queues without their limits.
+const UNCOUNTED: &str = "any-running";
+const UNPACED: &str = "any-rate";
 
 const PLAIN_PER_S: u32 = 1_000;
 /// For each of the queues with a limit: more than it lets through.
@@ -36,6 +40,8 @@ const RATE: f64 = 100.0;
 const BUSIEST_SECOND: f64 = 1.05 * RATE;
 /// Less would mean that permits are lost.
 const LEAST_OF_RATE: f64 = 0.98 * RATE;
+/// Two runs of the same load differ by as much on a shared machine.
+const TIMES_WITHOUT_LIMITS: f64 = 1.25;
 
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     progress("limits: starting the cluster ...");
@@ -44,15 +50,22 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     let load = Load::start(&cluster).await?;
     load.phase("limits, plain alone", options, &cluster, (&[Way::to(PLAIN)], PLAIN_PER_S), report).await?;
 
-    let part = "limits, all together";
     // The plain queue has two turns of four.
+    let all_per_s = PLAIN_PER_S + 2 * OFFERED_PER_S;
+    let ways = [PLAIN, UNCOUNTED, PLAIN, UNPACED].map(Way::to);
+    let part = "limits, none set";
+    let unlimited = load.phase(part, options, &cluster, (&ways, all_per_s), report).await?;
     let ways = [PLAIN, COUNTED, PLAIN, PACED].map(Way::to);
-    let measured = load.phase(part, options, &cluster, (&ways, PLAIN_PER_S + 2 * OFFERED_PER_S), report).await?;
+    let part = "limits, all together";
+    let limited = load.phase(part, options, &cluster, (&ways, all_per_s), report).await?;
+    let target = Target::AtMost(TIMES_WITHOUT_LIMITS);
+    report.judged(part, "plain p99: times without limits", limited.p99_ms / unlimited.p99_ms, "", target);
+    let measured = limited.due_us;
     load.tell_limits(part, options, &measured, report);
     let started = busiest_second(started_us(&cluster, &measured).await?) as f64;
     report.judged(part, "rate: started in the busiest second", started, "", Target::AtMost(BUSIEST_SECOND));
     lift(&cluster).await?;
-    let all = [&*load.plain, &*load.counted, &*load.paced];
+    let all = [&*load.plain, &*load.counted, &*load.paced, &*load.unlimited];
     let accepted = std::mem::take(&mut *load.accepted.lock());
     judge(part, "all queues", &accepted, &all, report).await;
     let refused = load.feed.refused.load(Ordering::Relaxed);
@@ -65,10 +78,17 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
 async fn lift(cluster: &Sandbox) -> Result<()> {
     let client = cluster.live()?;
     for (queue, settle) in [(COUNTED, "result"), (PACED, "confirm")] {
-        let policy = json!({ "settle": settle, "placement": "single", "max_length": MAX_LENGTH });
-        client.put_queue(queue, &policy).await.with_context(|| format!("lifting the limit of {queue}"))?;
+        client
+            .put_queue(queue, &without_limit(settle))
+            .await
+            .with_context(|| format!("lifting the limit of {queue}"))?;
     }
     Ok(())
+}
+
+/// A policy that takes whatever comes. All tasks of the queue are on one shard, as a limit needs it.
+fn without_limit(settle: &str) -> Value {
+    json!({ "settle": settle, "placement": "single", "max_length": MAX_LENGTH })
 }
 
 /// When the tasks of the paced queue were started, by the database's clock, which is this machine's.
@@ -83,39 +103,54 @@ async fn started_us(cluster: &Sandbox, measured: &Range<i64>) -> Result<Vec<i64>
     started.context("reading when tasks were started")
 }
 
-/// Three queues with their consumers.
+/// How the plain queue did in a phase.
+#[derive(Debug)]
+struct Phase {
+    /// The tasks that were due in this time count.
+    due_us: Range<i64>,
+    /// How late the tasks of the plain queue were published.
+    p99_ms: f64,
+}
+
+/// The queues with their consumers.
 #[derive(Debug)]
 struct Load {
     feed: Arc<Feed>,
     plain: Arc<Record>,
     counted: Arc<Record>,
     paced: Arc<Record>,
+    /// Of both queues without limits.
+    unlimited: Arc<Record>,
     reporter: Arc<Reporter>,
     accepted: Arc<Mutex<Vec<Accepted>>>,
-    _drains: [Drain; 3],
+    _drains: [Drain; 5],
 }
 
 impl Load {
     async fn start(cluster: &Sandbox) -> Result<Self> {
-        let (plain, counted, paced): (Arc<Record>, Arc<Record>, Arc<Record>) = Default::default();
+        let (plain, counted, paced, unlimited): (Arc<Record>, Arc<Record>, Arc<Record>, Arc<Record>) =
+            Default::default();
         let (feed, url) = (Feed::new(cluster.clients()), cluster.amqp_url());
         let reporter = Reporter::working_for(WORK);
         let drains = [
             Drain::start(&url, PLAIN, plain.eye()),
             Drain::reporting(&url, COUNTED, counted.eye(), &reporter),
             Drain::start(&url, PACED, paced.eye()),
+            Drain::reporting(&url, UNCOUNTED, unlimited.eye(), &Reporter::working_for(WORK)),
+            Drain::start(&url, UNPACED, unlimited.eye()),
         ];
         feed.open(PLAIN, "confirm", &plain.seen).await?;
-        let policy =
-            json!({ "settle": "result", "placement": "single", "max_running": MAX_RUNNING, "max_length": MAX_LENGTH });
-        feed.open_by(COUNTED, &policy, &counted.seen).await?;
-        let policy =
-            json!({ "settle": "confirm", "placement": "single", "rate_per_second": RATE, "max_length": MAX_LENGTH });
-        feed.open_by(PACED, &policy, &paced.seen).await?;
-        Ok(Self { feed, plain, counted, paced, reporter, accepted: Arc::default(), _drains: drains })
+        for (queue, settle) in [(UNCOUNTED, "result"), (UNPACED, "confirm")] {
+            feed.open_by(queue, &without_limit(settle), &unlimited.seen).await?;
+        }
+        let (mut counts, mut paces) = (without_limit("result"), without_limit("confirm"));
+        (counts["max_running"], paces["rate_per_second"]) = (json!(MAX_RUNNING), json!(RATE));
+        feed.open_by(COUNTED, &counts, &counted.seen).await?;
+        feed.open_by(PACED, &paces, &paced.seen).await?;
+        Ok(Self { feed, plain, counted, paced, unlimited, reporter, accepted: Arc::default(), _drains: drains })
     }
 
-    /// Offers an even stream, and reports the lateness of the plain queue. Returns the time that was measured.
+    /// Offers an even stream, and reports the lateness of the plain queue.
     async fn phase(
         &self,
         part: &str,
@@ -123,17 +158,18 @@ impl Load {
         cluster: &Sandbox,
         (ways, per_second): (&[Way], u32),
         report: &mut Report,
-    ) -> Result<Range<i64>> {
+    ) -> Result<Phase> {
         let steady = steady::offer(part, options, (cluster, &self.feed), ways, per_second, &self.accepted).await?;
         let late = steady.nodes.histogram("duetime_lateness_seconds", &format!("\"{PLAIN}\""));
         report.figure(part, "plain published", late.count() / options.time().as_secs_f64(), "/s");
         report.figure(part, "plain published late: p50", late.quantile(0.5) * 1e3, "ms");
-        report.figure(part, "plain published late: p99", late.quantile(0.99) * 1e3, "ms");
+        let p99_ms = late.quantile(0.99) * 1e3;
+        report.figure(part, "plain published late: p99", p99_ms, "ms");
         steady.watch.end(part, report)?;
         if options.details {
             steady.nodes.details(part, options.time().as_secs_f64(), report);
         }
-        Ok(steady.due_us)
+        Ok(Phase { due_us: steady.due_us, p99_ms })
     }
 
     fn tell_limits(&self, part: &str, options: &Options, measured: &Range<i64>, report: &mut Report) {
