@@ -73,6 +73,10 @@ impl Publisher {
                 None
             } else {
                 let Ok(_turn) = lane.copy.try_lock() else { continue };
+                if share_a_queue && lane.has_answered_since(since) {
+                    // Another batch gave the turn back: its copy has been answered meanwhile.
+                    continue;
+                }
                 let copy = self.send_copy(route, &batch[index]).await;
                 let Some(copy) = copy.filter(|copy| !matches!(copy.outcome, Outcome::Unknown(_))) else {
                     // The copy could not be sent, or its confirm is missing too.
