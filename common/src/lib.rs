@@ -37,7 +37,6 @@ pub mod limit;
 pub mod outcome;
 pub mod priority;
 pub mod queue;
-pub mod quickest;
 pub mod relay;
 pub mod retry;
 pub mod schedule;

@@ -9,7 +9,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-use crate::quickest::Quickest;
+use super::quickest::Quickest;
 
 /// A claim's tasks take so long. Others come due within their lead meanwhile, which is longer.
 const MOMENT: Duration = Duration::from_millis(25);

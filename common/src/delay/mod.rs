@@ -6,6 +6,7 @@ pub mod heap;
 pub mod horizon;
 mod index;
 mod lead;
+pub mod quickest;
 pub mod turn;
 
 pub use again::again;

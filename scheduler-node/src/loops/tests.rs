@@ -223,11 +223,10 @@ impl Loops {
     /// Wakes `ids` in a dispatcher. The returned receiver yields what it hands to the publisher.
     pub(super) fn dispatch(&self, kind: WakeKind, ids: &[TaskId]) -> (mpsc::Receiver<Dispatch>, CancellationToken) {
         let (claims, dispatches) = self.claims();
-        let dispatcher = self.dispatcher(claims, Lead::new(Duration::ZERO, Instant::now()));
-        let wake_at = UnixMicros::new(0);
-        self.database().owned_shards.offer(ids.iter().map(|id| Entry { wake_at, id: *id, kind }));
+        let entry = |id: &TaskId| Entry { wake_at: UnixMicros::new(0), id: *id, kind };
+        self.database().owned_shards.offer(ids.iter().map(entry));
         let stop = CancellationToken::new();
-        spawn_child(dispatcher.run(stop.clone()));
+        spawn_child(self.dispatcher(claims, Lead::new(Duration::ZERO, Instant::now())).run(stop.clone()));
         (dispatches, stop)
     }
 

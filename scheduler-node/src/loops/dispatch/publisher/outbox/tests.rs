@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use common::{quickest::PERIOD, task::Envelope};
+use common::{delay::quickest::PERIOD, task::Envelope};
 
 use super::{
     super::tests::dispatch,

@@ -3,6 +3,9 @@
 //! What takes longer has waited. TCP Vegas tells so from the round-trip times of a connection (Brakmo and Peterson,
 //! IEEE JSAC 1995).
 
+#[cfg(test)]
+mod tests;
+
 use std::time::{Duration, Instant};
 
 /// The quickest is that of this period or the one before. What has become slower is known as such after two of them.
@@ -25,21 +28,5 @@ impl Quickest {
         let present = self.present.map_or(took, |quickest| quickest.min(took));
         self.present = Some(present);
         self.last.map_or(present, |quickest| quickest.min(present))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_quickest_is_forgotten_after_two_periods() {
-        let start = Instant::now();
-        let (quick, slow) = (Duration::from_millis(2), Duration::from_millis(9));
-        let mut quickest = Quickest::default();
-        assert_eq!(quickest.with(slow, start), slow);
-        assert_eq!(quickest.with(quick, start), quick);
-        assert_eq!(quickest.with(slow, start + PERIOD), quick);
-        assert_eq!(quickest.with(slow, start + PERIOD * 2), slow);
     }
 }
