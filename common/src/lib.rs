@@ -20,6 +20,7 @@
 //! - [`cluster`]: [`cluster::ClusterView`], what etcd holds at one moment; [`cluster::Freeze`], when not to trust it;
 //!   [`cluster::ownership`], what a node has to do about its shards.
 //! - [`delay`]: [`delay::heap`], the next due entries; [`delay::horizon`], which part of the future to read into it.
+//! - [`outbox`]: which claimed messages leave for the broker next, and how many are under way to it.
 //! - [`relay`]: what the end of a call means to a consumer that turns tasks into calls, and when it leaves its target
 //!   alone.
 //! - [`wire`]: requests, answers and messages over HTTP and AMQP.
@@ -34,6 +35,7 @@ pub mod ids;
 mod json;
 mod labelled;
 pub mod limit;
+pub mod outbox;
 pub mod outcome;
 pub mod priority;
 pub mod queue;

@@ -31,6 +31,8 @@ pub struct Reach {
     pub until: UnixMicros,
     /// For tasks to claim.
     pub claims_until: UnixMicros,
+    /// Whether so many tasks are to be claimed that they are a [`CROWD`].
+    pub is_crowd: bool,
     /// Whether the overdue stay, because so many messages wait to be sent that they would only wait there.
     pub overdue_wait: bool,
 }
@@ -62,8 +64,7 @@ impl Room {
 pub fn take(heap: &mut DelayHeap, reach: Reach, room: Room) -> Vec<Entry> {
     let is_overdue = heap.next_due().is_some_and(|due| due < reach.now);
     let room = if is_overdue && reach.overdue_wait { Room { overdue: 0, ..room } } else { room };
-    let is_crowd = is_overdue || heap.claims_until(reach.claims_until).nth(CROWD).is_some();
-    if !is_crowd {
+    if !is_overdue && !reach.is_crowd {
         return earliest(heap, reach, room.overdue);
     }
     let mut entries = earliest(heap, reach, room.overdue.min(room.most.div_ceil(2)));

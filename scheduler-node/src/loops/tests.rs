@@ -16,6 +16,7 @@ use common::{
         heap::{Entry, WakeKind},
     },
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
+    outbox::Dispatch,
     queue::{Queue, QueueBook},
     task::{Dependency, NewTask, ValidTask, verdict::AfterConfirm},
     time::UnixMicros,
@@ -34,7 +35,6 @@ use super::{
     dispatch::{
         claims::ClaimHandler,
         dispatcher::{Dispatcher, Pace},
-        publisher::Dispatch,
         ready_starter::ReadyStarter,
     },
     nudger::Nudger,

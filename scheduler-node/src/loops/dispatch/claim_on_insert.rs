@@ -9,6 +9,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use common::{
     ids::{Attempt, Epoch, QueueName, TaskId},
+    outbox::Dispatch,
     task::{Delivery, NewTask},
     time::UnixMicros,
 };
@@ -17,10 +18,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     broker::BrokerState,
     clock,
-    loops::{
-        dispatch::publisher::{self, Dispatch},
-        upkeep::queue_reader::Books,
-    },
+    loops::{dispatch::publisher, upkeep::queue_reader::Books},
     metrics::Metrics,
     store::submit::InsertResult,
     working_set::{

@@ -16,12 +16,13 @@ use common::{
         heap::{Entry, WakeKind},
     },
     ids::{Epoch, ShardId, TaskId},
+    outbox::Dispatch,
     task::Delivery,
     time::UnixMicros,
 };
 use tokio::sync::mpsc;
 
-use super::publisher::{self, Dispatch};
+use super::publisher;
 use crate::{
     clock,
     metrics::Metrics,

@@ -170,7 +170,13 @@ impl<S: Statements> Dispatcher<S> {
         let begins = ahead.first_claim.is_some_and(|due| due <= at.plus(ahead.begin()));
         let claims = if begins { ahead.claims } else { Duration::ZERO };
         let overdue_wait = self.lanes.backlog.delays_claims(now);
-        let reach = Reach { now: at, until: at.plus(ahead.others), claims_until: at.plus(claims), overdue_wait };
+        let reach = Reach {
+            now: at,
+            until: at.plus(ahead.others),
+            claims_until: at.plus(claims),
+            is_crowd: ahead.is_crowd,
+            overdue_wait,
+        };
         let entries = self.claims.database.owned_shards.take_due(reach, room);
         if !entries.is_empty() {
             let is_full = entries.len() >= most;
@@ -263,9 +269,10 @@ impl<S: Statements> Dispatcher<S> {
     fn ahead(&self, at: UnixMicros) -> Ahead {
         let now = clock::instant();
         let lead = self.lead.lock().clone();
-        let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), self.room(usize::MAX).most);
+        let room = self.room(usize::MAX).most;
+        let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), room.max(CROWD + 1));
         let first_claim = crowd.first().copied();
-        let claims = lead.ahead_of(crowd.iter().copied(), now);
+        let claims = lead.ahead_of(crowd.iter().copied().take(room), now);
         let is_crowd = crowd.get(CROWD).is_some_and(|due| *due <= at.plus(claims));
         let ahead = Ahead { others: lead.stride(now), claims, first_claim, is_crowd };
         self.claims

@@ -5,7 +5,6 @@
 //! task without a confirm stays `dispatching` and comes back through a rescue. If this loop stops, this node publishes
 //! nothing.
 
-mod outbox;
 mod returned;
 mod shape;
 #[cfg(test)]
@@ -22,6 +21,7 @@ use std::{
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
+    outbox::{Dispatch, Outbox},
     outcome::Outcome,
     queue::Queue,
     task::{
@@ -31,7 +31,6 @@ use common::{
     time::UnixMicros,
     wire::format::Shaped,
 };
-use outbox::Outbox;
 use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{
@@ -65,16 +64,6 @@ const LONGEST_HOLD: Duration = Duration::from_secs(5);
 
 /// While the broker is away, messages with an unknown outcome are looked at again after this long.
 const BROKER_PAUSE: Duration = Duration::from_millis(250);
-
-/// A claimed task on its way to the broker.
-#[derive(Debug)]
-pub struct Dispatch {
-    /// The index of its database among the databases.
-    pub database: DatabaseIndex,
-    pub delivery: Delivery,
-    pub publish_at: Instant,
-    pub claimed_at: Instant,
-}
 
 #[derive(Debug)]
 pub struct Publisher<S = Arc<Database>, B = Broker> {

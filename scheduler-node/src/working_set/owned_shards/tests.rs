@@ -18,7 +18,7 @@ fn owned() -> OwnedShards {
 
 /// Takes what is due at `until` out of the heap.
 fn take(owned: &OwnedShards, until: UnixMicros) -> Vec<Entry> {
-    let reach = Reach { now: UnixMicros::FIRST, until, claims_until: until, overdue_wait: false };
+    let reach = Reach { now: UnixMicros::FIRST, until, claims_until: until, is_crowd: false, overdue_wait: false };
     owned.take_due(reach, Room { most: 10, overdue: 10 })
 }
 

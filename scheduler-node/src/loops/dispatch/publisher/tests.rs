@@ -1,15 +1,13 @@
 use std::collections::BTreeSet;
 
 use common::{
+    outbox::{HOLD, MANY, SPAN},
     queue::QueueBook,
     wire::amqp::{HEADER_MAX_ATTEMPTS, HeaderValue},
 };
 use tokio::sync::watch;
 
-use super::{
-    outbox::{HOLD, MANY, SPAN},
-    *,
-};
+use super::*;
 use crate::{
     broker::tests::bench::{self, Bench, LONG, batch, route_with_length, tally, with_small_messages},
     loops::tests::Loops,

@@ -105,7 +105,7 @@ async fn what_a_lost_pick_has_started_is_woken_when_the_pick_has_certainly_ended
     starter.turns.lock().insert(queue.clone(), turn(&doubt));
     starter.look(&queue, true).await.expect("one task still waits");
     let now = fixture::now(&loops.test.pool).await;
-    let reach = Reach { now, until: now, claims_until: now, overdue_wait: false };
+    let reach = Reach { now, until: now, claims_until: now, is_crowd: false, overdue_wait: false };
     let woken = owned.take_due(reach, Room { most: 10, overdue: 10 });
     assert_eq!(woken.len(), 2, "{woken:?}");
     assert!(woken.iter().all(|entry| entry.kind == WakeKind::Rescue && ids.contains(&entry.id)));

@@ -1,12 +1,38 @@
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use common::{delay::quickest::PERIOD, task::Envelope};
+use uuid::Uuid;
 
 use super::{
-    super::tests::dispatch,
     window::{BATCHES, FIRST, FORGOTTEN_AFTER, LEAST, LONGEST_WAIT, MOST},
     *,
 };
+use crate::{
+    delay::quickest::PERIOD,
+    ids::{Attempt, ShardId, TaskId},
+    task::{Content, Envelope},
+    time::UnixMicros,
+};
+
+/// A first attempt on its way to `queue`, claimed and due at the same moment.
+fn dispatch(queue: &str, at: Instant) -> Dispatch {
+    let delivery = Delivery {
+        id: TaskId::mint(Uuid::now_v7(), ShardId::new(7)),
+        attempt: Attempt::new(1),
+        attempts_base: Attempt::NONE,
+        queue: QueueName::new(queue),
+        due_at: UnixMicros::new(0),
+        content: Content { payload: Vec::new(), content_type: String::new(), headers: BTreeMap::new() },
+        priority: 0,
+        key: None,
+        partition_key: None,
+        version: 0,
+        max_attempts: None,
+        timeout_ms: None,
+        redelivered: false,
+        envelope: None,
+    };
+    Dispatch { database: DatabaseIndex::HOME, delivery, publish_at: at, claimed_at: at }
+}
 
 fn add(outbox: &mut Outbox, messages: usize, publish_at: Instant) {
     for _ in 0..messages {
@@ -129,6 +155,37 @@ fn a_burst_stands_ready_batch_by_batch_and_another_lane_waits_for_none_of_it() {
     assert_eq!(leave(&mut outbox, now), [FIRST / BATCHES; BATCHES]);
     assert_eq!(outbox.ready, MESSAGES_PER_BATCH);
     assert_eq!(outbox.next_batch(&QueueName::new("others"), now).map(|batch| batch.len()), Some(1));
+}
+
+/// The numbers of the messages that have left, by their attempts, after all that are due at `now`.
+fn left(outbox: &mut Outbox, now: Instant) -> Vec<i32> {
+    outbox.window = wide(now);
+    let batches = std::iter::from_fn(|| outbox.next_batch(&orders(), now));
+    batches.flatten().map(|dispatch| dispatch.delivery.attempt.number()).collect()
+}
+
+#[test]
+fn messages_of_one_due_time_leave_in_the_order_of_their_claims_and_none_before_its_own_instant() {
+    let (mut outbox, now) = (Outbox::default(), Instant::now());
+    let after_us = |us| now + Duration::from_micros(us);
+    let mut add = |number, database, due_us, publish_at_us| {
+        let mut one = dispatch("orders", after_us(publish_at_us));
+        one.database = DatabaseIndex::new(database);
+        (one.delivery.attempt, one.delivery.due_at) = (Attempt::new(number), UnixMicros::new(due_us));
+        outbox.add(one);
+    };
+    // The clock's readings differ a little, and more after the clock was set.
+    let set = 100_000;
+    for (number, at_us) in [(1, 800), (2, 500), (3, 900), (4, 700), (5, 900 + set), (6, 700 + set), (7, 900)] {
+        add(number, 0, 1_000_000, at_us);
+    }
+    add(11, 1, 1_000_000, 600);
+    add(12, 1, 1_000_001, 400);
+    add(13, 0, 1_000_000, 600);
+    assert_eq!(left(&mut outbox, after_us(700)), [12, 11]);
+    assert_eq!(left(&mut outbox, after_us(800)), [1, 2]);
+    assert_eq!(left(&mut outbox, after_us(900)), [3, 4, 7, 13]);
+    assert_eq!(left(&mut outbox, after_us(1_000_000)), [5, 6]);
 }
 
 /// The messages under way after each of so many answers to the batches that are out; the lane sends what it may.

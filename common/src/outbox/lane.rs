@@ -1,26 +1,35 @@
 //! The messages that one lane has to send.
 
 use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
-    time::Instant,
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
 };
-
-use common::ids::TaskId;
 
 use super::{
     BATCHES_PER_LANE, Dispatch, ENOUGH, HOLD, MESSAGES_PER_BATCH, SILENT_AFTER,
     window::{FIRST, is_recent},
 };
+use crate::{ids::DatabaseIndex, time::UnixMicros};
+
+/// The due instants that a node finds for one due time differ by less, because its readings of the database's clock do.
+/// If they differ by more, the clock was set.
+const READINGS_DIFFER: Duration = Duration::from_millis(2);
 
 /// The messages of a lane, in the order in which they leave.
 ///
 /// No more of them stand ready than a batch takes. So the first batch of a burst leaves after as little work as that of
 /// a single message, however many are due with it.
+///
+/// Messages of one due time leave in the order in which they were claimed. Otherwise some of a burst would wait so long
+/// that their rows must be read again.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     /// Those that are not due yet, and due ones beyond a batch.
-    later: BinaryHeap<Reverse<Later>>,
+    later: BTreeMap<Place, Box<Dispatch>>,
+    /// Counts the messages added.
+    added: u64,
+    /// The due time of the last message of each database, and the instant at which that one may leave.
+    last: BTreeMap<DatabaseIndex, (UnixMicros, Instant)>,
     /// Due ones that stand ready for the next batch.
     pub(super) ready: VecDeque<Dispatch>,
     pub(super) batches: usize,
@@ -36,53 +45,35 @@ pub(super) struct Lane {
     look_at: Option<Instant>,
 }
 
-/// A message with its rank, which stands beside it so that a comparison reads one place in memory. The message is
-/// boxed, because the heap moves it about.
-#[derive(Debug)]
-struct Later {
-    rank: (Instant, TaskId),
-    dispatch: Box<Dispatch>,
-}
-
-impl PartialEq for Later {
-    fn eq(&self, other: &Self) -> bool {
-        self.rank == other.rank
-    }
-}
-
-impl Eq for Later {}
-
-impl PartialOrd for Later {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Later {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.rank.cmp(&other.rank)
-    }
-}
+/// When a message may leave, and how many were added before it.
+type Place = (Instant, u64);
 
 impl Lane {
-    pub(super) fn add(&mut self, dispatch: Dispatch) {
-        let rank = (dispatch.publish_at, dispatch.delivery.id);
-        self.later.push(Reverse(Later { rank, dispatch: Box::new(dispatch) }));
+    /// Adds a message. Returns the instant at which it may leave.
+    pub(super) fn add(&mut self, dispatch: Dispatch) -> Instant {
+        let (due_at, own) = (dispatch.delivery.due_at, dispatch.publish_at);
+        let is_alike = |(due, at): (UnixMicros, Instant)| due == due_at && at < own + READINGS_DIFFER;
+        let last = self.last.get(&dispatch.database).copied().filter(|last| is_alike(*last));
+        let leaves_at = last.map_or(own, |(_, at)| at.max(own));
+        self.last.insert(dispatch.database, (due_at, leaves_at));
+        self.later.insert((leaves_at, self.added), Box::new(dispatch));
+        self.added += 1;
+        leaves_at
     }
 
     /// Makes messages ready that are due by now, up to a full batch. Returns how many.
     pub(super) fn make_ready(&mut self, now: Instant) -> usize {
         let before = self.ready.len();
         while self.ready.len() < MESSAGES_PER_BATCH && self.next_due().is_some_and(|at| at <= now) {
-            let Some(Reverse(first)) = self.later.pop() else { break };
-            self.ready.push_back(*first.dispatch);
+            let Some((_, first)) = self.later.pop_first() else { break };
+            self.ready.push_back(*first);
         }
         self.ready.len() - before
     }
 
     /// The due instant of the next message that is not ready.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.later.peek().map(|Reverse(first)| first.rank.0)
+        self.later.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// Whether the lane may send another batch, of `most` messages; `has_room`: whether there is room for it among

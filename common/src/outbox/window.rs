@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use common::delay::quickest::Quickest;
+use crate::delay::quickest::Quickest;
 
 use super::MESSAGES_PER_BATCH;
 

@@ -17,12 +17,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::ids::QueueName;
 use lane::Lane;
 use rate::Rate;
+pub use rate::{MANY, SPAN};
 use window::Window;
 
-use super::Dispatch;
+use crate::{
+    ids::{DatabaseIndex, QueueName},
+    task::Delivery,
+};
 
 /// Batches of one lane under way at a time: enough to keep the broker busy, few enough to leave channels to others.
 const BATCHES_PER_LANE: usize = 16;
@@ -40,14 +43,22 @@ const SILENT_AFTER: Duration = Duration::from_secs(1);
 const LOOK_FOR_SILENT_EVERY: Duration = Duration::from_millis(250);
 
 /// The longest wait for the end of a batch: about the time in which a busy broker confirms one.
-pub(super) const HOLD: Duration = Duration::from_millis(5);
+pub const HOLD: Duration = Duration::from_millis(5);
 
-#[cfg(test)]
-pub(super) use rate::{MANY, SPAN};
+/// A claimed task on its way to the broker.
+#[derive(Debug)]
+pub struct Dispatch {
+    /// The index of its database among the databases.
+    pub database: DatabaseIndex,
+    pub delivery: Delivery,
+    /// Its due instant by the clock of this database. It leaves at this instant or later.
+    pub publish_at: Instant,
+    pub claimed_at: Instant,
+}
 
 /// All claimed messages that the broker does not have yet, and the number of those in batches.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub struct Outbox {
     lanes: HashMap<QueueName, Lane>,
     /// The messages of all lanes that are not in batches.
     waiting: usize,
@@ -67,16 +78,16 @@ pub(super) struct Outbox {
 
 impl Outbox {
     /// Adds a message, which leaves at its due instant or later.
-    pub(super) fn add(&mut self, dispatch: Dispatch) {
-        let (queue, at) = (dispatch.delivery.queue.clone(), dispatch.publish_at);
+    pub fn add(&mut self, dispatch: Dispatch) {
+        let queue = dispatch.delivery.queue.clone();
         let lane = self.lanes.entry(queue.clone()).or_default();
-        lane.add(dispatch);
+        let at = lane.add(dispatch);
         self.waiting += 1;
         plan_look(&mut self.looks, lane, &queue, at);
     }
 
     /// The next batch that may leave, all of one route. `None`: the lane has nothing to send, or must wait.
-    pub(super) fn next_batch(&mut self, queue: &QueueName, now: Instant) -> Option<Vec<Dispatch>> {
+    pub fn next_batch(&mut self, queue: &QueueName, now: Instant) -> Option<Vec<Dispatch>> {
         let (most, has_room) = (self.window.batch(), self.has_room(now));
         let lane = self.lanes.get_mut(queue)?;
         let came = lane.make_ready(now);
@@ -104,7 +115,7 @@ impl Outbox {
 
     /// Ends a batch of so many messages. A lane that has nothing more to send is forgotten. `took`: how long the broker
     /// took for it, if it has confirmed a message.
-    pub(super) fn ended(&mut self, queue: &QueueName, messages: usize, took: Option<Duration>, now: Instant) {
+    pub fn ended(&mut self, queue: &QueueName, messages: usize, took: Option<Duration>, now: Instant) {
         self.under_way -= messages;
         if let Some(took) = took {
             self.window.answered(messages, took, now);
@@ -129,27 +140,27 @@ impl Outbox {
     }
 
     /// Whether a due message waits for a batch.
-    pub(super) const fn has_due(&self) -> bool {
+    pub const fn has_due(&self) -> bool {
         self.ready > 0
     }
 
     /// The messages that are not in batches, due or not.
-    pub(super) const fn waiting(&self) -> usize {
+    pub const fn waiting(&self) -> usize {
         self.waiting
     }
 
     /// Whether all messages have left, and all batches have ended.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.lanes.is_empty()
     }
 
     /// When a lane must be looked at.
-    pub(super) fn next_look(&self) -> Option<Instant> {
+    pub fn next_look(&self) -> Option<Instant> {
         self.looks.peek().map(|Reverse((at, _))| *at)
     }
 
     /// A lane that must be looked at by now.
-    pub(super) fn look(&mut self, now: Instant) -> Option<QueueName> {
+    pub fn look(&mut self, now: Instant) -> Option<QueueName> {
         while self.next_look().is_some_and(|at| at <= now) {
             let Reverse((at, queue)) = self.looks.pop()?;
             if self.lanes.get_mut(&queue).is_some_and(|lane| lane.look_comes(at)) {

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 /// The rate is that of so long a time: the last one that has passed.
-pub(in super::super) const SPAN: Duration = Duration::from_millis(100);
+pub const SPAN: Duration = Duration::from_millis(100);
 
 /// The messages of a span from which on they wait for one another. Fewer leave the node time to send each at once.
-pub(in super::super) const MANY: usize = 150;
+pub const MANY: usize = 150;
 
 /// How many messages came in the last span, and in the present one.
 #[derive(Debug, Default)]
