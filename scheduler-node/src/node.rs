@@ -107,7 +107,7 @@ impl Node {
         let reporter = shared.reporter(&nudger, &keys, &audit);
         let submitter = shared.submitter();
         let (claim_on_insert, settlements) = shared.publish(work, &broker, &reporter);
-        shared.watch(work, &broker, nudger.clone());
+        shared.watch(work, &broker, &views, nudger.clone());
         let readiness = Readiness::new(Sources {
             fitness: shared.fitness.subscribe(),
             broker: broker.state(),

@@ -105,6 +105,11 @@ impl ClusterView {
         })
     }
 
+    /// Whether a member reaches the database.
+    pub fn is_reached(&self, database: &DatabaseName) -> bool {
+        self.members.values().any(|member| !member.unfit.contains(database))
+    }
+
     /// The node that should own `shard`.
     pub(crate) fn assigned(&self, shard: ShardId) -> Option<&NodeId> {
         self.assignment.as_ref()?.assignment.owner(shard)

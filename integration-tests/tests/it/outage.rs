@@ -5,13 +5,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
     clock::{now_ms, now_us},
+    consumer::Answer,
     load::Load,
     sandbox::Sandbox,
 };
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor, PgConnection};
 
-use crate::{confirm, flows, id_of, lasts, load, scenario, stream::Stream, submit};
+use crate::{confirm, flows, id_of, lasts, load, scenario, stream::Stream, submit, until};
 
 const BACK_WITHIN: Duration = Duration::from_secs(80);
 
@@ -181,6 +182,46 @@ async fn when_one_of_two_databases_stops_the_other_s_tasks_stay_on_time() {
             "of the first database: {late_us:?} us late"
         );
         sandbox.settled().await
+    })
+    .await;
+}
+
+/// The tasks of the queue `work` that wait for a report.
+async fn delivered(database: &mut PgConnection) -> Result<i64> {
+    let count = "SELECT count(*) FROM duetime.task WHERE queue = 'work' AND state = 'delivered'";
+    Ok(sqlx::query_scalar(count).fetch_one(database).await?)
+}
+
+async fn until_reported(database: &mut PgConnection) -> Result<()> {
+    until("no task waits for a report", BACK_WITHIN, async || (delivered(database).await.ok()? == 0).then_some(()))
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_are_written_while_more_of_them_wait_for_a_database_that_is_away_than_a_node_usually_holds() {
+    const TASKS: u32 = 3_000;
+    scenario(Sandbox::builder().databases(2).nodes(1), async |sandbox| {
+        let policy = json!({ "settle": "result", "timeout_ms": 600_000 });
+        sandbox.consume("work", &policy, |_| Answer::report("succeeded")).await?;
+        sandbox.hold_consumers("work", true);
+        let submitted = load(sandbox, &[0], Load::new("work", TASKS / 5), Duration::from_secs(5)).await?.len();
+        let mut first = PgConnection::connect(&sandbox.database_url(0)).await?;
+        let mut second = PgConnection::connect(&sandbox.database_url(1)).await?;
+        let of_second = until("all tasks are delivered", BACK_WITHIN, async || {
+            let (first, second) = (delivered(&mut first).await.ok()?, delivered(&mut second).await.ok()?);
+            (usize::try_from(first + second).ok()? == submitted).then_some(second)
+        });
+        let of_second = of_second.await?;
+        ensure!(of_second > 1_000, "only {of_second} reports will wait, and a node usually holds 500");
+
+        let fault = sandbox.ledger.fault("the second database stopped");
+        sandbox.postgres(1).stop_immediately().await?;
+        sandbox.hold_consumers("work", false);
+        until_reported(&mut first).await.context("in the first database, while the second one is away")?;
+        sandbox.postgres(1).restart().await?;
+        sandbox.ledger.heal(fault);
+        let mut second = PgConnection::connect(&sandbox.database_url(1)).await?;
+        until_reported(&mut second).await.context("in the second database, when it is back")
     })
     .await;
 }

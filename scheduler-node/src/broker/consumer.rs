@@ -1,11 +1,16 @@
 //! Messages that come back: consumers' reports, and deliveries that they or the broker gave up.
 
+use std::sync::Arc;
+
 use common::wire::{
     amqp::{IN, REJECTED, RESULTS, addressed_to},
     screen::{Trouble, TroubleKind},
 };
 use lapin::types::FieldTable;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 
 use super::{
     ack::AckHandle,
@@ -16,9 +21,20 @@ use super::{
     received::Received,
     subscription::{Arrived, Subscription},
 };
+use crate::supervise::spawn_child;
 
-/// The prefetch of each of the two queues.
-const PREFETCH: u16 = 500;
+/// The prefetch of each of the two queues. It is small, so that a node that stands still keeps few messages from
+/// others.
+pub(super) const PREFETCH: u16 = 500;
+
+/// The prefetch of a second consumer of each queue, while the node holds more: so many messages may wait for a database
+/// that no node reaches. RabbitMQ delivers those that were given back first, so with fewer they would soon stand before
+/// all others. The hold bounds their bytes.
+pub(super) const EXTRA_PREFETCH: u16 = 20_000;
+
+/// The most messages that are without an answer, of both queues.
+pub const MOST_HELD: usize = 2 * (PREFETCH as usize + EXTRA_PREFETCH as usize);
+
 /// The number of messages handed over and not yet taken. When the channel is full, reading stops, and prefetch
 /// stops the broker.
 pub(super) const INCOMING: usize = 1_000;
@@ -91,14 +107,22 @@ pub(super) struct Subscriptions {
 
 struct Returns {
     source: Source,
-    subscription: Subscription,
+    link: Arc<Link>,
+    usual: Subscription,
+    /// Present while the node holds more.
+    extra: Option<Subscription>,
+    holds_more: watch::Receiver<bool>,
 }
 
 impl Subscriptions {
-    pub(super) async fn open(link: &Link, intake: Intake) -> Result<Self, Error> {
+    pub(super) async fn open(
+        link: &Arc<Link>,
+        intake: Intake,
+        holds_more: &watch::Sender<bool>,
+    ) -> Result<Self, Error> {
         Ok(Self {
-            results: Returns::open(link, Source::Results).await?,
-            rejected: Returns::open(link, Source::Rejected).await?,
+            results: Returns::open(link, Source::Results, holds_more).await?,
+            rejected: Returns::open(link, Source::Rejected, holds_more).await?,
             intake,
         })
     }
@@ -114,14 +138,37 @@ impl Subscriptions {
 }
 
 impl Returns {
-    async fn open(link: &Link, source: Source) -> Result<Self, Error> {
-        let subscription = Subscription::open(link, source.queue().to_owned(), PREFETCH).await?;
-        Ok(Self { source, subscription })
+    async fn open(link: &Arc<Link>, source: Source, holds_more: &watch::Sender<bool>) -> Result<Self, Error> {
+        let usual = Subscription::open(link, source.queue().to_owned(), PREFETCH).await?;
+        Ok(Self { source, link: Arc::clone(link), usual, extra: None, holds_more: holds_more.subscribe() })
+    }
+
+    /// Opens the second consumer, or ends it.
+    async fn follow(&mut self) -> Result<(), Error> {
+        let holds_more = *self.holds_more.borrow_and_update();
+        if holds_more && self.extra.is_none() {
+            self.extra = Some(Subscription::open(&self.link, self.source.queue().to_owned(), EXTRA_PREFETCH).await?);
+        }
+        if !holds_more && let Some(extra) = self.extra.take() {
+            // It ends when the last of its messages is answered. If that fails, the connection is lost.
+            spawn_child(async move { drop(extra.end().await) });
+        }
+        Ok(())
     }
 
     async fn forward(mut self, incoming: &mpsc::Sender<Incoming>) -> Error {
         loop {
-            match self.subscription.next().await {
+            if let Err(error) = self.follow().await {
+                return error;
+            }
+            let arrived = tokio::select! {
+                // A change does not wait behind a queue full of messages.
+                biased;
+                Ok(()) = self.holds_more.changed() => continue,
+                arrived = self.usual.next() => arrived,
+                arrived = next_of(self.extra.as_mut()) => arrived,
+            };
+            match arrived {
                 Ok(arrived) => {
                     if incoming.send(self.read(arrived)).await.is_err() {
                         // This node takes no more messages; they wait at the broker for another node.
@@ -156,5 +203,13 @@ impl Returns {
             arrived_at: Instant::now(),
             body: delivery.data,
         }
+    }
+}
+
+/// The next message of a subscription; without one it never comes.
+async fn next_of(subscription: Option<&mut Subscription>) -> Result<Arrived, Error> {
+    match subscription {
+        Some(subscription) => subscription.next().await,
+        None => std::future::pending().await,
     }
 }

@@ -122,9 +122,9 @@ impl Keeper {
                 None
             }
             Role::Consuming => {
-                let Shared { delay_exchanges, strangers, exchange_troubles, .. } = &*self.shared;
+                let Shared { delay_exchanges, strangers, exchange_troubles, holds_more, .. } = &*self.shared;
                 let intake = Intake::open(&link, delay_exchanges.subscribe(), strangers, exchange_troubles).await?;
-                Some(Subscriptions::open(&link, intake).await?)
+                Some(Subscriptions::open(&link, intake, holds_more).await?)
             }
         };
         Ok(Session { link, events, subscriptions })

@@ -52,7 +52,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::{
-    consumer::{Incoming, Source},
+    consumer::{Incoming, MOST_HELD, Source},
     intake::ExchangeTroubles,
     login::{Identity, Login, Tls},
     message::Outgoing,
@@ -123,6 +123,7 @@ impl Broker {
             publisher: ArcSwapOption::empty(),
             incoming,
             untaken: Mutex::new(Some(untaken)),
+            holds_more: watch::Sender::new(false),
             received,
             unreceived: Mutex::new(Some(unreceived)),
             delay_exchanges: watch::Sender::new(settings.delay_exchanges.into()),
@@ -179,6 +180,12 @@ impl Broker {
     /// When called a second time.
     pub fn incoming(&self) -> mpsc::Receiver<Incoming> {
         self.shared.untaken.lock().take().expect("one reader takes the returned messages")
+    }
+
+    /// Lets this node hold more results and rejections without an answer than usual, or no longer: those that it cannot
+    /// write wait at this node, and others come.
+    pub fn hold_more(&self, holds_more: bool) {
+        self.shared.holds_more.send_if_modified(|held| std::mem::replace(held, holds_more) != holds_more);
     }
 
     /// The channel of submissions, which outlives reconnects. The same message may come again.

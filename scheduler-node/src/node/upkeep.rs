@@ -8,6 +8,7 @@ use super::Shared;
 use crate::{
     audit::{Audit, AuditMetrics},
     broker::Broker,
+    coordination::Views,
     loops::{
         nudger::Nudger,
         upkeep::{
@@ -18,6 +19,7 @@ use crate::{
             prober,
             queue_reader::QueueReader,
             receipt_reader::ReceiptReader,
+            report_room,
             token_reader::TokenReader,
         },
     },
@@ -27,7 +29,7 @@ use crate::{
 
 impl Shared {
     /// Starts the loops that watch all stores together and that tell nodes of one another's rows.
-    pub(super) fn watch(&self, crew: &mut Crew, broker: &Broker, nudger: Nudger) {
+    pub(super) fn watch(&self, crew: &mut Crew, broker: &Broker, views: &Views, nudger: Nudger) {
         let stop = &self.stop.work;
         let reader = QueueReader::new(self.store.clone(), Arc::clone(&self.books), Arc::clone(&self.outdated));
         let gauger = Gauges {
@@ -46,6 +48,8 @@ impl Shared {
         crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));
         let watching = prober::watch_broker(broker.state(), Arc::clone(&self.fitness), stop.clone());
         crew.spawn(LoopKind::Prober, watching);
+        let room = report_room::follow(self.fitness.subscribe(), views.clone(), broker.clone(), stop.clone());
+        crew.spawn(LoopKind::Prober, room);
     }
 
     /// Follows changes of the configuration. Ends with what comes in: a node that stops follows no change.

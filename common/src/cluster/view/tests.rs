@@ -44,6 +44,17 @@ fn leaving_and_unfit_members_are_not_asked_to_own_what_they_cannot() {
 }
 
 #[test]
+fn a_database_is_reached_until_no_member_reaches_it() {
+    let mut view = view_of(&["a", "b"]);
+    let main = DatabaseName::new("main");
+    for (name, is_reached) in [("a", true), ("b", false)] {
+        view.members.get_mut(name).expect("is a member").unfit.insert(main.clone());
+        assert_eq!(view.is_reached(&main), is_reached);
+    }
+    assert!(view.is_reached(&DatabaseName::new("extra")));
+}
+
+#[test]
 fn a_member_that_does_not_use_a_database_owns_nothing_of_it_and_keeps_shards_away() {
     let mut view = view_of(&["a", "b", "c"]);
     let (main, extra) = (DatabaseName::new("main"), DatabaseName::new("extra"));

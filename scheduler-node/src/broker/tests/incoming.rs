@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::{
-    super::Source,
+    super::{Source, consumer::PREFETCH},
     bench::{Bench, LONG, batch, outgoing, route},
 };
 
@@ -105,6 +105,39 @@ async fn what_was_not_acknowledged_comes_again_over_the_next_connection_and_noth
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_holds_more_messages_than_usual_while_it_is_told_to() {
+    const MORE: usize = 100;
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    for number in 0..usize::from(PREFETCH) + MORE {
+        hand.publish(RESULTS, b"{}", report(&format!("task-{number}"), AMQPValue::LongInt(1))).await;
+    }
+    let mut held = Vec::new();
+    for _ in 0..PREFETCH {
+        held.push(bench.next().await);
+    }
+    let columns = ["messages_ready", "messages_unacknowledged"];
+    until_listed(&bench, &columns, &format!("{MORE}\t{PREFETCH}")).await;
+
+    bench.broker.hold_more(true);
+    for _ in 0..MORE {
+        held.push(bench.next().await);
+    }
+    bench.broker.hold_more(false);
+    hand.publish(RESULTS, b"{}", report("last", AMQPValue::LongInt(1))).await;
+    until_listed(&bench, &columns, &format!("1\t{}", held.len())).await;
+    let ids: HashSet<Option<String>> = held.iter().map(|message| message.correlation_id.clone()).collect();
+    assert_eq!(ids.len(), held.len(), "no message came twice");
+    for message in held {
+        message.ack.ack().await;
+    }
+    let last = bench.next().await;
+    assert_eq!(last.correlation_id.as_deref(), Some("last"));
+    last.ack.ack().await;
+    until_listed(&bench, &["messages", "consumers"], "0\t1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_own_queues_deleted_by_hand_are_declared_and_consumed_again() {
     let mut bench = Bench::new().await;
     let hand = bench.hand().await;
@@ -157,9 +190,14 @@ async fn a_reader_that_lags_holds_messages_at_the_broker() {
 async fn until_listed(bench: &Bench, columns: &[&str], counts: &str) {
     let listing = [&["list_queues", "-p", &bench.vhost, "--no-table-headers", "name"], columns].concat();
     let wanted = format!("{RESULTS}\t{counts}");
-    let listed =
-        async { while !bench.rabbit.ctl(&listing).await.unwrap().lines().any(|line| line.trim() == wanted) {} };
-    timeout(LONG, listed).await.unwrap_or_else(|_| panic!("the broker does not list {wanted:?}"));
+    let mut listed = String::new();
+    let wait = async {
+        while !listed.lines().any(|line| line.trim() == wanted) {
+            listed = bench.rabbit.ctl(&listing).await.unwrap();
+        }
+    };
+    let waited = timeout(LONG, wait).await;
+    waited.unwrap_or_else(|_| panic!("the broker does not list {wanted:?}: {listed}"));
 }
 
 async fn tally_done(bench: &Bench) -> usize {

@@ -19,14 +19,14 @@ use tokio_util::sync::CancellationToken;
 use super::{AWAY_LONGEST, AttemptEvent, Reporter, Sender};
 use crate::{
     audit::AuditEvent,
-    broker::{Incoming, Source},
+    broker::{Incoming, MOST_HELD, Source},
     by_database::ByDatabase,
     store::{Statements, quarantine::Quarantined},
     supervise::at_work,
 };
 
-/// Messages that wait for one database: more than the broker delivers unacked from both of its queues.
-const WAITING: usize = 1_024;
+/// Messages that wait for one database: as many as the broker delivers unacked.
+const WAITING: usize = MOST_HELD;
 
 const BY_NAME: &str = "it came through the default exchange, which `amqp.default_door` = `false` forbids";
 
@@ -102,8 +102,7 @@ impl<S: Statements> Reporter<S> {
                 drop(aside.send((message, BY_NAME.to_owned())).await);
                 continue;
             }
-            // The broker delivers fewer unacked messages than one channel
-            // holds, so no send ever waits here.
+            // The broker delivers no more unacked messages than one channel holds, so no send ever waits here.
             match self.read(&message) {
                 Ok((id, event)) => {
                     let report = ReadReport { id, event, message, is_kept: false };

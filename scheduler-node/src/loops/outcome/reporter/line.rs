@@ -4,8 +4,8 @@
 //! intervals, so an application's open transaction delays the reports on its own tasks and no others. A report that
 //! fails alone with what looks like a bug waits with them.
 //!
-//! In an outage of the database the reports go back to the broker after a while. Another node may reach the database,
-//! and reports on tasks of other databases find room in the prefetch.
+//! In an outage of the database the reports go back to the broker after a while: another node may reach the database.
+//! While none does, the node holds more of them than usual, so that reports on tasks of other databases come too.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -33,7 +33,7 @@ use crate::{
 /// Messages of one pass. All of them together need one read and at most three writes in each database.
 const BATCH: usize = 500;
 
-/// The most reports that wait to be tried again, of one database. They take places in the prefetch, which is 500
+/// The most reports that wait to be tried again, of one database. They take places in the prefetch, which is mostly 500
 /// for all databases. Those beyond it go back to the broker once in each pause: they may come again as often as
 /// `OWN_DELIVERY_LIMIT` says, which is more than a week at this pace.
 const HELD_MOST: usize = 100;
@@ -41,6 +41,10 @@ const HELD_MOST: usize = 100;
 /// The longest time that such a report stays here without an ack. RabbitMQ closes the channel of a consumer that has
 /// not acked a message for half an hour (`consumer_timeout`).
 pub(super) const HELD_LONGEST: Duration = Duration::from_secs(600);
+
+/// How long reports behind others wait for a database that is away, before they go back to the broker too: another node
+/// may reach it by now. While none does, each of them goes and comes only once in this time.
+pub(super) const KEPT_LONGEST: Duration = Duration::from_secs(60);
 
 /// The pause before a report is given back that the database refuses in every form. Until then the broker delivers
 /// others in its place.
@@ -65,6 +69,14 @@ struct Answers {
     stopping: HashSet<TaskId>,
 }
 
+/// What a batch leaves.
+struct Pass {
+    /// The reports that another transaction holds up.
+    held: Vec<ReadReport>,
+    /// Whether the database is away, and reports went back to the broker.
+    is_away: bool,
+}
+
 /// The fate of a report whose values the database refuses.
 enum Fate {
     /// Its outcome is written, or a person finds it.
@@ -87,19 +99,25 @@ impl<S: Statements> Reporter<S> {
         let mut again = held_again();
         loop {
             let is_wary = !held.is_empty();
-            tokio::select! {
-                biased;
-                _ = again.tick(), if is_wary => {
-                    return_surplus(&mut held).await;
-                    batch.append(&mut held);
+            if batch.is_empty() {
+                tokio::select! {
+                    biased;
+                    _ = again.tick(), if is_wary => {
+                        return_surplus(&mut held).await;
+                        batch.append(&mut held);
+                    }
+                    count = line.recv_many(&mut batch, BATCH) => if count == 0 { return },
                 }
-                count = line.recv_many(&mut batch, BATCH) => if count == 0 { return },
             }
             let _work = at_work();
             if is_wary {
                 self.hold_back(&mut batch, &mut held).await;
             }
-            held.extend(self.apply_and_ack(index, std::mem::take(&mut batch), &aside).await);
+            let pass = self.apply_and_ack(index, std::mem::take(&mut batch), &aside).await;
+            held.extend(pass.held);
+            if pass.is_away {
+                batch.extend(return_old(&mut line).await);
+            }
         }
     }
 
@@ -111,13 +129,13 @@ impl<S: Statements> Reporter<S> {
         held.extend(batch.extract_if(.., |report| ids.contains(&report.id)));
     }
 
-    /// Applies a batch and acks what is written. Returns the reports that another transaction holds up.
+    /// Applies a batch and acks what is written.
     async fn apply_and_ack(
         &self,
         index: DatabaseIndex,
         mut reports: Vec<ReadReport>,
         aside: &mpsc::Sender<Unreadable>,
-    ) -> Vec<ReadReport> {
+    ) -> Pass {
         let database = &self.databases[index];
         let id = |report: &ReadReport| report.id;
         let first_suspect = database.suspects.put_last(StoreOp::TaskStanding, &mut reports, id);
@@ -134,15 +152,15 @@ impl<S: Statements> Reporter<S> {
             .suspects
             .try_known(StoreOp::TaskStanding, done, known, id, |answers| finished(answers), write)
             .await;
+        let mut pass = Pass { held: Vec::new(), is_away: !done.away.is_empty() };
         let mut answers = self.answers(database, &reports, done).await;
-        let mut left = Vec::new();
         for (place, mut report) in reports.into_iter().enumerate() {
             if let Some(open) = answers.open.remove(&place) {
                 (report.event, report.is_kept) = open;
                 answers.held.insert(place);
             }
             if answers.held.contains(&place) {
-                left.push(report);
+                pass.held.push(report);
                 continue;
             }
             let ReadReport { id, event, message, .. } = report;
@@ -152,13 +170,13 @@ impl<S: Statements> Reporter<S> {
                 give_back(id, message);
             } else if let Some(why) = answers.untrusted.remove(&place) {
                 self.note_refused(&message, &why);
-                // The broker delivers fewer unacked messages than the channel holds, so this does not wait.
+                // The broker delivers no more unacked messages than the channel holds, so this does not wait.
                 drop(aside.send((message, why)).await);
             } else {
                 answer(id, &event, message, answers.stopping.contains(&id)).await;
             }
         }
-        left
+        pass
     }
 
     /// Sorts the answers to `reports`, and sets aside what the database refuses.
@@ -234,6 +252,18 @@ fn give_back(id: TaskId, message: Incoming) {
         tokio::time::sleep(GIVE_BACK_AFTER).await;
         message.ack.requeue().await;
     });
+}
+
+/// Returns the reports in the line that have waited for [`KEPT_LONGEST`] to the broker. Takes the first of the others
+/// out of the line, which is in the order of their arrival.
+pub(super) async fn return_old(line: &mut mpsc::Receiver<ReadReport>) -> Option<ReadReport> {
+    while let Ok(report) = line.try_recv() {
+        if !report.has_waited(KEPT_LONGEST) {
+            return Some(report);
+        }
+        report.message.ack.requeue().await;
+    }
+    None
 }
 
 /// Returns the reports that have waited for [`HELD_LONGEST`] to the broker, and the newest beyond [`HELD_MOST`].

@@ -163,3 +163,20 @@ async fn a_report_that_is_held_for_ten_minutes_goes_back_to_the_broker() {
     assert!(held.is_empty());
     assert_eq!(bench.next().await.correlation_id, Some(id.to_string()), "it comes again");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_that_wait_behind_others_for_a_database_that_is_away_go_back_after_a_minute_and_later_ones_wait_on() {
+    let (mut bench, ids) = (bench::Bench::new().await, [fixture::fresh_id(), fixture::fresh_id()]);
+    let (line, mut end) = mpsc::channel(ids.len());
+    for (id, age) in ids.into_iter().zip([line::KEPT_LONGEST, Duration::ZERO]) {
+        bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
+        let mut message = bench.next().await;
+        message.arrived_at = message.arrived_at.checked_sub(age).expect("a moment");
+        let report = incoming::ReadReport { id, event: AttemptEvent::Deadline, message, is_kept: false };
+        line.send(report).await.expect("the line has room");
+    }
+    let next = line::return_old(&mut end).await;
+    assert_eq!(next.map(|report| report.id), Some(ids[1]));
+    assert_eq!(bench.next().await.correlation_id, Some(ids[0].to_string()), "it comes again");
+    assert!(line::return_old(&mut end).await.is_none());
+}
