@@ -42,8 +42,8 @@ const HELD_MOST: usize = 100;
 /// not acked a message for half an hour (`consumer_timeout`).
 pub(super) const HELD_LONGEST: Duration = Duration::from_secs(600);
 
-/// How long reports behind others wait for a database that is away, before they go back to the broker too: another node
-/// may reach it by now. While none does, each of them goes and comes only once in this time.
+/// How long reports behind a batch wait for a database that is away, before they go back to the broker with it: another
+/// node may reach it by now. While none does, most of them go and come only once in this time.
 pub(super) const KEPT_LONGEST: Duration = Duration::from_secs(60);
 
 /// The pause before a report is given back that the database refuses in every form. Until then the broker delivers
@@ -116,7 +116,7 @@ impl<S: Statements> Reporter<S> {
             let pass = self.apply_and_ack(index, std::mem::take(&mut batch), &aside).await;
             held.extend(pass.held);
             if pass.is_away {
-                batch.extend(return_old(&mut line).await);
+                return_old(&mut line, &mut batch).await;
             }
         }
     }
@@ -254,16 +254,17 @@ fn give_back(id: TaskId, message: Incoming) {
     });
 }
 
-/// Returns the reports in the line that have waited for [`KEPT_LONGEST`] to the broker. Takes the first of the others
-/// out of the line, which is in the order of their arrival.
-pub(super) async fn return_old(line: &mut mpsc::Receiver<ReadReport>) -> Option<ReadReport> {
-    while let Ok(report) = line.try_recv() {
-        if !report.has_waited(KEPT_LONGEST) {
-            return Some(report);
+/// Fills the batch from the line. Reports that have waited there for [`KEPT_LONGEST`] go back to the broker instead.
+pub(super) async fn return_old(line: &mut mpsc::Receiver<ReadReport>, batch: &mut Vec<ReadReport>) {
+    while batch.len() < BATCH
+        && let Ok(report) = line.try_recv()
+    {
+        if report.has_waited(KEPT_LONGEST) {
+            report.message.ack.requeue().await;
+        } else {
+            batch.push(report);
         }
-        report.message.ack.requeue().await;
     }
-    None
 }
 
 /// Returns the reports that have waited for [`HELD_LONGEST`] to the broker, and the newest beyond [`HELD_MOST`].
