@@ -10,6 +10,7 @@ use lapin::{
     types::{AMQPValue, FieldTable},
 };
 use serde_json::json;
+use sqlx::{Connection as _, PgConnection};
 
 use crate::{confirm, scenario, until};
 
@@ -68,6 +69,49 @@ impl Producer {
 
 fn long(text: &str) -> AMQPValue {
     AMQPValue::LongString(text.into())
+}
+
+/// Waits until the database has this number of tasks for the queue `later`.
+async fn until_stored(database: &mut PgConnection, tasks: i64) -> Result<()> {
+    let count = "SELECT count(*) FROM duetime.task WHERE queue = 'later'";
+    until(&format!("{tasks} tasks are stored"), SOON * 3, async || {
+        let stored: i64 = sqlx::query_scalar(count).fetch_one(&mut *database).await.ok()?;
+        (stored == tasks).then_some(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_become_tasks_while_more_of_them_wait_for_a_database_that_is_away_than_a_node_usually_holds() {
+    const MESSAGES: i64 = 3_000;
+    scenario(Sandbox::builder().databases(2).nodes(1), async |sandbox| {
+        let producer = Producer::open(sandbox).await?;
+        sandbox.put_queues(&[("later", confirm())]).await?;
+        let fault = sandbox.ledger.fault("the second database stopped");
+        sandbox.postgres(1).stop_immediately().await?;
+        let due_ms = now_ms() + 3_600_000;
+        for number in 0..MESSAGES {
+            // Its key decides which database a task is for.
+            let headers = [
+                ("duetime-queue", long("later")),
+                ("duetime-due-ms", AMQPValue::LongLongInt(due_ms)),
+                ("duetime-key", long(&number.to_string())),
+            ];
+            producer.publish(b"{}", &headers).await?;
+        }
+        let mut first = PgConnection::connect(&sandbox.database_url(0)).await?;
+        let of_first = "SELECT count(*) FROM generate_series(0, $1::bigint - 1) AS n, duetime.meta AS m
+                         WHERE duetime.shard_of('later', false, NULL, n::text, m.shard_count)
+                               IN (SELECT id FROM duetime.shard WHERE status = 'here')";
+        let of_first: i64 = sqlx::query_scalar(of_first).bind(MESSAGES).fetch_one(&mut first).await?;
+        ensure!((1_000..MESSAGES - 1_000).contains(&of_first), "{of_first} of the messages are for the first database");
+        until_stored(&mut first, of_first).await.context("in the first database, while the second one is away")?;
+        sandbox.postgres(1).restart().await?;
+        sandbox.ledger.heal(fault);
+        let mut second = PgConnection::connect(&sandbox.database_url(1)).await?;
+        until_stored(&mut second, MESSAGES - of_first).await.context("in the second database, when it is back")
+    })
+    .await;
 }
 
 /// Waits until the tasks arrive. The node gives a message's task its id, so the ledger learns it from the delivery.

@@ -18,19 +18,14 @@ use super::{
     error::Error,
     intake::Intake,
     message::{attempt_of, death_of, json_of},
+    reading::{EXTRA_PREFETCH, Reading},
     received::Received,
-    subscription::{Arrived, Subscription},
+    subscription::Arrived,
 };
-use crate::supervise::spawn_child;
 
 /// The prefetch of each of the two queues. It is small, so that a node that stands still keeps few messages from
 /// others.
 pub(super) const PREFETCH: u16 = 500;
-
-/// The prefetch of a second consumer of each queue, while the node holds more: so many messages may wait for a database
-/// that no node reaches. RabbitMQ delivers those that were given back first, so with fewer they would soon stand before
-/// all others. The hold bounds their bytes.
-pub(super) const EXTRA_PREFETCH: u16 = 20_000;
 
 /// The most messages that are without an answer, of both queues.
 pub const MOST_HELD: usize = 2 * (PREFETCH as usize + EXTRA_PREFETCH as usize);
@@ -107,11 +102,7 @@ pub(super) struct Subscriptions {
 
 struct Returns {
     source: Source,
-    link: Arc<Link>,
-    usual: Subscription,
-    /// Present while the node holds more.
-    extra: Option<Subscription>,
-    holds_more: watch::Receiver<bool>,
+    reading: Reading,
 }
 
 impl Subscriptions {
@@ -139,37 +130,18 @@ impl Subscriptions {
 
 impl Returns {
     async fn open(link: &Arc<Link>, source: Source, holds_more: &watch::Sender<bool>) -> Result<Self, Error> {
-        let usual = Subscription::open(link, source.queue().to_owned(), PREFETCH).await?;
-        Ok(Self { source, link: Arc::clone(link), usual, extra: None, holds_more: holds_more.subscribe() })
-    }
-
-    /// Opens the second consumer, or ends it.
-    async fn follow(&mut self) -> Result<(), Error> {
-        let holds_more = *self.holds_more.borrow_and_update();
-        if holds_more && self.extra.is_none() {
-            self.extra = Some(Subscription::open(&self.link, self.source.queue().to_owned(), EXTRA_PREFETCH).await?);
-        }
-        if !holds_more && let Some(extra) = self.extra.take() {
-            // It ends when the last of its messages is answered. If that fails, the connection is lost.
-            spawn_child(async move { drop(extra.end().await) });
-        }
-        Ok(())
+        let reading = Reading::open(link, source.queue().to_owned(), PREFETCH, holds_more).await?;
+        Ok(Self { source, reading })
     }
 
     async fn forward(mut self, incoming: &mpsc::Sender<Incoming>) -> Error {
         loop {
-            if let Err(error) = self.follow().await {
+            if let Err(error) = self.reading.follow().await {
                 return error;
             }
-            let arrived = tokio::select! {
-                // A change does not wait behind a queue full of messages.
-                biased;
-                Ok(()) = self.holds_more.changed() => continue,
-                arrived = self.usual.next() => arrived,
-                arrived = next_of(self.extra.as_mut()) => arrived,
-            };
-            match arrived {
-                Ok(arrived) => {
+            match self.reading.next().await {
+                Ok(None) => {}
+                Ok(Some(arrived)) => {
                     if incoming.send(self.read(arrived)).await.is_err() {
                         // This node takes no more messages; they wait at the broker for another node.
                         return std::future::pending().await;
@@ -203,13 +175,5 @@ impl Returns {
             arrived_at: Instant::now(),
             body: delivery.data,
         }
-    }
-}
-
-/// The next message of a subscription; without one it never comes.
-async fn next_of(subscription: Option<&mut Subscription>) -> Result<Arrived, Error> {
-    match subscription {
-        Some(subscription) => subscription.next().await,
-        None => std::future::pending().await,
     }
 }

@@ -25,12 +25,13 @@ use super::{
     connection::Link,
     envelope,
     error::Error,
+    reading::Reading,
     received::{DelayExchange, IntakeSource, Received},
-    subscription::{Arrived, Subscription},
+    subscription::Arrived,
     topology::{self, Strangers},
 };
 
-/// The prefetch of each source: enough for several inserts, so that one is filled while another commits.
+/// The usual prefetch of each source: enough for several inserts, so that one is filled while another commits.
 /// `hold.rs` bounds the memory of these messages.
 const PREFETCH: u16 = 1_000;
 /// The number of messages handed over and not yet taken. When the channel is full, reading stops, and prefetch
@@ -76,11 +77,12 @@ pub(super) struct Intake {
     consumed: HashMap<String, DropGuard>,
     strangers: Arc<Strangers>,
     troubles: ExchangeTroubles,
+    holds_more: watch::Sender<bool>,
 }
 
 struct SourceReader {
     source: IntakeSource,
-    subscription: Subscription,
+    reading: Reading,
     end: CancellationToken,
 }
 
@@ -90,11 +92,12 @@ impl Intake {
         exchanges: watch::Receiver<Arc<[DelayExchange]>>,
         strangers: &Arc<Strangers>,
         troubles: &ExchangeTroubles,
+        holds_more: &watch::Sender<bool>,
     ) -> Result<Self, Error> {
         topology::declare_submit(link, strangers).await?;
         let submit = SourceReader {
             source: IntakeSource::Submit,
-            subscription: Subscription::open(link, SUBMIT.to_owned(), PREFETCH).await?,
+            reading: Reading::open(link, SUBMIT.to_owned(), PREFETCH, holds_more).await?,
             end: CancellationToken::new(),
         };
         let mut intake = Self {
@@ -104,6 +107,7 @@ impl Intake {
             consumed: HashMap::new(),
             strangers: Arc::clone(strangers),
             troubles: troubles.clone(),
+            holds_more: holds_more.clone(),
         };
         intake.follow_exchanges().await?;
         Ok(intake)
@@ -177,7 +181,7 @@ impl Intake {
             let end = CancellationToken::new();
             self.opened.push(SourceReader {
                 source: IntakeSource::Delay(exchange.name.as_str().into()),
-                subscription: Subscription::open(&self.link, exchange.queue(), PREFETCH).await?,
+                reading: Reading::open(&self.link, exchange.queue(), PREFETCH, &self.holds_more).await?,
                 end: end.clone(),
             });
             self.consumed.insert(exchange.name.clone(), end.drop_guard());
@@ -187,14 +191,16 @@ impl Intake {
 }
 
 impl SourceReader {
-    /// Runs until its end is asked for, or until the subscription is over.
+    /// Runs until its end is asked for, or until the reading is over.
     async fn forward(mut self, received: &mpsc::Sender<Received>) -> Result<(), Error> {
         loop {
+            self.reading.follow().await?;
             let arrived = tokio::select! {
                 biased;
-                () = self.end.cancelled() => return self.subscription.end().await,
-                arrived = self.subscription.next() => arrived?,
+                () = self.end.cancelled() => return self.reading.end().await,
+                arrived = self.reading.next() => arrived?,
             };
+            let Some(arrived) = arrived else { continue };
             if received.send(self.read(arrived)).await.is_err() {
                 // This node takes no more messages; they wait at the broker for another node.
                 return std::future::pending().await;

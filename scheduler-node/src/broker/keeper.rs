@@ -123,7 +123,8 @@ impl Keeper {
             }
             Role::Consuming => {
                 let Shared { delay_exchanges, strangers, exchange_troubles, holds_more, .. } = &*self.shared;
-                let intake = Intake::open(&link, delay_exchanges.subscribe(), strangers, exchange_troubles).await?;
+                let intake =
+                    Intake::open(&link, delay_exchanges.subscribe(), strangers, exchange_troubles, holds_more).await?;
                 Some(Subscriptions::open(&link, intake, holds_more).await?)
             }
         };

@@ -27,6 +27,7 @@ mod metrics;
 mod publish;
 mod published;
 mod publisher;
+mod reading;
 mod received;
 mod route;
 mod routes;
@@ -182,7 +183,7 @@ impl Broker {
         self.shared.untaken.lock().take().expect("one reader takes the returned messages")
     }
 
-    /// Lets this node hold more results and rejections without an answer than usual, or no longer: those that it cannot
+    /// Lets this node hold more messages of each queue without an answer than usual, or no longer: those that it cannot
     /// write wait at this node, and others come.
     pub fn hold_more(&self, holds_more: bool) {
         self.shared.holds_more.send_if_modified(|held| std::mem::replace(held, holds_more) != holds_more);

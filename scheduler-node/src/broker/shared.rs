@@ -29,7 +29,7 @@ pub(super) struct Shared {
     pub(super) publisher: ArcSwapOption<Publisher>,
     pub(super) incoming: mpsc::Sender<Incoming>,
     pub(super) untaken: Mutex<Option<mpsc::Receiver<Incoming>>>,
-    /// Whether the node holds more messages that came back than usual.
+    /// Whether the node holds more messages of each queue than usual.
     pub(super) holds_more: watch::Sender<bool>,
     pub(super) received: mpsc::Sender<Received>,
     pub(super) unreceived: Mutex<Option<mpsc::Receiver<Received>>>,

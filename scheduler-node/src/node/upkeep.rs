@@ -19,7 +19,7 @@ use crate::{
             prober,
             queue_reader::QueueReader,
             receipt_reader::ReceiptReader,
-            report_room,
+            room,
             token_reader::TokenReader,
         },
     },
@@ -48,8 +48,8 @@ impl Shared {
         crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));
         let watching = prober::watch_broker(broker.state(), Arc::clone(&self.fitness), stop.clone());
         crew.spawn(LoopKind::Prober, watching);
-        let room = report_room::follow(self.fitness.subscribe(), views.clone(), broker.clone(), stop.clone());
-        crew.spawn(LoopKind::Prober, room);
+        let following = room::follow(self.fitness.subscribe(), views.clone(), broker.clone(), stop.clone());
+        crew.spawn(LoopKind::Prober, following);
     }
 
     /// Follows changes of the configuration. Ends with what comes in: a node that stops follows no change.

@@ -11,6 +11,6 @@ mod poll_revision;
 pub mod prober;
 pub mod queue_reader;
 pub mod receipt_reader;
-pub mod report_room;
+pub mod room;
 pub mod seen_keeper;
 pub mod token_reader;

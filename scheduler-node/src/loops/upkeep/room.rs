@@ -1,8 +1,9 @@
-//! Lets this node hold more reports while a database is away from all nodes.
+//! Lets this node hold more messages while a database is away from all nodes.
 //!
-//! Reports on its tasks wait without an answer, here or at RabbitMQ, which delivers them before all others. Once they
-//! fill what a node usually holds, no report on a task of another database comes: its deadline would pass, and its
-//! consumer would do the work again. While another node reaches the database, they soon come to that one.
+//! Reports on its tasks, and submissions for it, wait without an answer, here or at RabbitMQ, which delivers them
+//! before all others. Once they fill what a node usually holds, no message for another database comes: deadlines would
+//! pass, consumers would do their work again, and tasks would come late. While another node reaches the database, they
+//! soon come to that one.
 
 use common::cluster::ClusterView;
 use tokio::sync::watch;

@@ -1,0 +1,79 @@
+//! The reading of one queue: by one consumer, and by a second one while the node holds more messages than usual.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::{
+    connection::Link,
+    error::Error,
+    subscription::{Arrived, Subscription},
+};
+use crate::supervise::spawn_child;
+
+/// The prefetch of the second consumer: so many messages may wait for a database that no node reaches. RabbitMQ
+/// delivers those that were given back first, so with fewer they would soon stand before all others. The hold bounds
+/// their bytes.
+pub(super) const EXTRA_PREFETCH: u16 = 20_000;
+
+pub(super) struct Reading {
+    link: Arc<Link>,
+    queue: String,
+    usual: Subscription,
+    /// Present while the node holds more.
+    extra: Option<Subscription>,
+    holds_more: watch::Receiver<bool>,
+}
+
+impl Reading {
+    pub(super) async fn open(
+        link: &Arc<Link>,
+        queue: String,
+        prefetch: u16,
+        holds_more: &watch::Sender<bool>,
+    ) -> Result<Self, Error> {
+        let usual = Subscription::open(link, queue.clone(), prefetch).await?;
+        Ok(Self { link: Arc::clone(link), queue, usual, extra: None, holds_more: holds_more.subscribe() })
+    }
+
+    /// Opens or ends the second consumer. Call before each message. Must not be dropped on its way: RabbitMQ would
+    /// deliver to a consumer that this node does not read.
+    pub(super) async fn follow(&mut self) -> Result<(), Error> {
+        let holds_more = *self.holds_more.borrow_and_update();
+        if holds_more && self.extra.is_none() {
+            self.extra = Some(Subscription::open(&self.link, self.queue.clone(), EXTRA_PREFETCH).await?);
+        }
+        if !holds_more && let Some(extra) = self.extra.take() {
+            // It ends when the last of its messages is answered. If that fails, the connection is lost.
+            spawn_child(async move { drop(extra.end().await) });
+        }
+        Ok(())
+    }
+
+    /// The next message; an error when the reading is over. `None`: the second consumer has to be opened or ended.
+    /// Cancel safe.
+    pub(super) async fn next(&mut self) -> Result<Option<Arrived>, Error> {
+        tokio::select! {
+            // A change does not wait behind a queue full of messages.
+            biased;
+            Ok(()) = self.holds_more.changed() => Ok(None),
+            arrived = self.usual.next() => arrived.map(Some),
+            arrived = next_of(self.extra.as_mut()) => arrived.map(Some),
+        }
+    }
+
+    /// Ends in order, as a subscription does.
+    pub(super) async fn end(self) -> Result<(), Error> {
+        let Self { usual, extra, .. } = self;
+        let extra = async { if let Some(extra) = extra { extra.end().await } else { Ok(()) } };
+        tokio::try_join!(usual.end(), extra).map(drop)
+    }
+}
+
+/// The next message of a subscription; without one it never comes.
+async fn next_of(subscription: Option<&mut Subscription>) -> Result<Arrived, Error> {
+    match subscription {
+        Some(subscription) => subscription.next().await,
+        None => std::future::pending().await,
+    }
+}
