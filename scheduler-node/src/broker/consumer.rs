@@ -136,11 +136,12 @@ impl Returns {
 
     async fn forward(mut self, incoming: &mpsc::Sender<Incoming>) -> Error {
         loop {
-            if let Err(error) = self.reading.follow().await {
-                return error;
-            }
             match self.reading.next().await {
-                Ok(None) => {}
+                Ok(None) => {
+                    if let Err(error) = self.reading.follow().await {
+                        return error;
+                    }
+                }
                 Ok(Some(arrived)) => {
                     if incoming.send(self.read(arrived)).await.is_err() {
                         // This node takes no more messages; they wait at the broker for another node.

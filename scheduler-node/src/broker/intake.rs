@@ -194,13 +194,15 @@ impl SourceReader {
     /// Runs until its end is asked for, or until the reading is over.
     async fn forward(mut self, received: &mpsc::Sender<Received>) -> Result<(), Error> {
         loop {
-            self.reading.follow().await?;
             let arrived = tokio::select! {
                 biased;
                 () = self.end.cancelled() => return self.reading.end().await,
                 arrived = self.reading.next() => arrived?,
             };
-            let Some(arrived) = arrived else { continue };
+            let Some(arrived) = arrived else {
+                self.reading.follow().await?;
+                continue;
+            };
             if received.send(self.read(arrived)).await.is_err() {
                 // This node takes no more messages; they wait at the broker for another node.
                 return std::future::pending().await;

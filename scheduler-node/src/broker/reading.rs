@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 
 use super::{
     connection::Link,
@@ -22,6 +22,8 @@ pub(super) struct Reading {
     usual: Subscription,
     /// Present while the node holds more.
     extra: Option<Subscription>,
+    /// The end of the last second consumer. The next one waits for it, so that no third one's messages are held.
+    ending: Option<JoinHandle<()>>,
     holds_more: watch::Receiver<bool>,
 }
 
@@ -33,30 +35,33 @@ impl Reading {
         holds_more: &watch::Sender<bool>,
     ) -> Result<Self, Error> {
         let usual = Subscription::open(link, queue.clone(), prefetch).await?;
-        Ok(Self { link: Arc::clone(link), queue, usual, extra: None, holds_more: holds_more.subscribe() })
+        let holds_more = holds_more.subscribe();
+        let mut this = Self { link: Arc::clone(link), queue, usual, extra: None, ending: None, holds_more };
+        this.follow().await?;
+        Ok(this)
     }
 
-    /// Opens or ends the second consumer. Call before each message. Must not be dropped on its way: RabbitMQ would
-    /// deliver to a consumer that this node does not read.
+    /// Opens or ends the second consumer. Must not be dropped on its way: RabbitMQ would deliver to a consumer that
+    /// this node does not read.
     pub(super) async fn follow(&mut self) -> Result<(), Error> {
         let holds_more = *self.holds_more.borrow_and_update();
-        if holds_more && self.extra.is_none() {
+        if holds_more && self.extra.is_none() && self.ending.is_none() {
             self.extra = Some(Subscription::open(&self.link, self.queue.clone(), EXTRA_PREFETCH).await?);
         }
         if !holds_more && let Some(extra) = self.extra.take() {
             // It ends when the last of its messages is answered. If that fails, the connection is lost.
-            spawn_child(async move { drop(extra.end().await) });
+            self.ending = Some(spawn_child(async move { drop(extra.end().await) }));
         }
         Ok(())
     }
 
-    /// The next message; an error when the reading is over. `None`: the second consumer has to be opened or ended.
-    /// Cancel safe.
+    /// The next message; an error when the reading is over. `None` asks for [`Self::follow`]. Cancel safe.
     pub(super) async fn next(&mut self) -> Result<Option<Arrived>, Error> {
         tokio::select! {
             // A change does not wait behind a queue full of messages.
             biased;
             Ok(()) = self.holds_more.changed() => Ok(None),
+            () = end_of(&mut self.ending) => Ok(None),
             arrived = self.usual.next() => arrived.map(Some),
             arrived = next_of(self.extra.as_mut()) => arrived.map(Some),
         }
@@ -68,6 +73,15 @@ impl Reading {
         let extra = async { if let Some(extra) = extra { extra.end().await } else { Ok(()) } };
         tokio::try_join!(usual.end(), extra).map(drop)
     }
+}
+
+/// Waits for an end, and forgets it; without one it never comes. Cancel safe.
+async fn end_of(ending: &mut Option<JoinHandle<()>>) {
+    match ending {
+        Some(end) => drop(end.await),
+        None => std::future::pending().await,
+    }
+    *ending = None;
 }
 
 /// The next message of a subscription; without one it never comes.

@@ -12,9 +12,12 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::{
-    super::{Source, consumer::PREFETCH},
-    bench::{Bench, LONG, batch, outgoing, route},
+    super::{Incoming, Source, consumer::PREFETCH},
+    bench::{Bench, Hand, LONG, batch, outgoing, route},
 };
+
+/// The columns of a queue's list that count what waits and what is without an answer.
+const READY_AND_HELD: [&str; 2] = ["messages_ready", "messages_unacknowledged"];
 
 fn report(correlation_id: &str, attempt: AMQPValue) -> BasicProperties {
     let mut headers = FieldTable::default();
@@ -104,11 +107,11 @@ async fn what_was_not_acknowledged_comes_again_over_the_next_connection_and_noth
     assert_eq!(bench.next().await.correlation_id.as_deref(), Some("last"));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_holds_more_messages_than_usual_while_it_is_told_to() {
-    const MORE: usize = 100;
-    let mut bench = Bench::new().await;
-    let hand = bench.hand().await;
+/// The messages that a node of these tests holds beyond the usual ones.
+const MORE: usize = 100;
+
+/// Makes the node hold as many messages as usual, and then [`MORE`], which come by the second consumer.
+async fn hold_more(bench: &mut Bench, hand: &Hand) -> Vec<Incoming> {
     for number in 0..usize::from(PREFETCH) + MORE {
         hand.publish(RESULTS, b"{}", report(&format!("task-{number}"), AMQPValue::LongInt(1))).await;
     }
@@ -116,16 +119,22 @@ async fn a_node_holds_more_messages_than_usual_while_it_is_told_to() {
     for _ in 0..PREFETCH {
         held.push(bench.next().await);
     }
-    let columns = ["messages_ready", "messages_unacknowledged"];
-    until_listed(&bench, &columns, &format!("{MORE}\t{PREFETCH}")).await;
-
+    until_listed(bench, &READY_AND_HELD, &format!("{MORE}\t{PREFETCH}")).await;
     bench.broker.hold_more(true);
     for _ in 0..MORE {
         held.push(bench.next().await);
     }
+    held
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_holds_more_messages_than_usual_while_it_is_told_to() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    let held = hold_more(&mut bench, &hand).await;
     bench.broker.hold_more(false);
     hand.publish(RESULTS, b"{}", report("last", AMQPValue::LongInt(1))).await;
-    until_listed(&bench, &columns, &format!("1\t{}", held.len())).await;
+    until_listed(&bench, &READY_AND_HELD, &format!("1\t{}", held.len())).await;
     let ids: HashSet<Option<String>> = held.iter().map(|message| message.correlation_id.clone()).collect();
     assert_eq!(ids.len(), held.len(), "no message came twice");
     for message in held {
@@ -135,6 +144,29 @@ async fn a_node_holds_more_messages_than_usual_while_it_is_told_to() {
     assert_eq!(last.correlation_id.as_deref(), Some("last"));
     last.ack.ack().await;
     until_listed(&bench, &["messages", "consumers"], "0\t1").await;
+}
+
+/// Otherwise two outages one after the other would make a node hold more than its bound.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_second_consumer_comes_again_once_the_messages_of_the_last_one_are_answered() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    let mut usual = hold_more(&mut bench, &hand).await;
+    let extra = usual.split_off(PREFETCH.into());
+    bench.broker.hold_more(false);
+    until_listed(&bench, &["consumers"], "1").await;
+
+    bench.broker.hold_more(true);
+    for id in ["next", "last"] {
+        hand.publish(RESULTS, b"{}", report(id, AMQPValue::LongInt(1))).await;
+    }
+    usual.pop().unwrap().ack.ack().await;
+    assert_eq!(bench.next().await.correlation_id.as_deref(), Some("next"));
+    until_listed(&bench, &READY_AND_HELD, &format!("1\t{}", usize::from(PREFETCH) + MORE)).await;
+    for message in extra {
+        message.ack.ack().await;
+    }
+    assert_eq!(bench.next().await.correlation_id.as_deref(), Some("last"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
