@@ -483,5 +483,7 @@ impl QueueBook {
     }
 }
 
+mod salvage;
+
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,17 @@ fn a_stored_policy_is_read_whatever_it_lacks_or_has_too_much() {
 }
 
 #[test]
+fn of_a_policy_that_cannot_be_read_the_other_fields_count() {
+    let stored = serde_json::json!({ "settle": "on_the_moon", "max_running": "ten", "placement": "single", "new": 1 });
+    let (policy, unreadable) = QueuePolicy::salvage(stored).unwrap();
+    assert_eq!(policy, QueuePolicy { placement: Placement::Single, ..QueuePolicy::default() });
+    assert_eq!(unreadable, ["max_running", "settle"]);
+    for stored in [serde_json::json!({ "placement": 1 }), serde_json::json!({ "receipt": "" }), serde_json::json!(7)] {
+        assert_eq!(QueuePolicy::salvage(stored), None);
+    }
+}
+
+#[test]
 fn values_out_of_range_are_refused_by_name() {
     let default = QueuePolicy::default;
     let long = "k".repeat(256);

@@ -8,9 +8,12 @@ use common::{
     queue::{Queue, QueueChange, QueuePolicy},
     wire::queue::Counts,
 };
-use sqlx::{Row, postgres::PgRow, types::Json};
+use sqlx::{Row, ValueRef, postgres::PgRow, types::Json};
 
-use super::{Database, Error, StoreOp, rows::QueueRecord};
+use super::{
+    Database, Error, StoreOp,
+    rows::{QueueRecord, read_queue},
+};
 
 /// The most tasks counted of one queue in one database: some 50 ms. A larger count is
 /// reported as "at least so many".
@@ -253,9 +256,6 @@ fn turn(row: &PgRow) -> Result<QueueRevisions, sqlx::Error> {
 /// Reads one change of a queue. `None`: the row carries only the revision.
 fn change(row: &PgRow) -> Result<Option<QueueChange>, sqlx::Error> {
     let Some(name) = row.try_get::<Option<&str>, _>("name")?.map(QueueName::new) else { return Ok(None) };
-    let policy: Option<Json<QueuePolicy>> = row.try_get("policy")?;
-    Ok(Some(match policy {
-        Some(Json(policy)) => QueueChange::Stored(Arc::new(Queue { name, policy, paused: row.try_get("paused")? })),
-        None => QueueChange::Deleted(name),
-    }))
+    let is_deleted = row.try_get_raw("policy")?.is_null();
+    Ok(Some(if is_deleted { QueueChange::Deleted(name) } else { QueueChange::Stored(Arc::new(read_queue(row)?)) }))
 }

@@ -90,11 +90,22 @@ pub struct QueueRecord {
 
 impl QueueRecord {
     pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
-        let policy: Json<QueuePolicy> = row.try_get("policy")?;
         Ok(Self {
-            queue: Queue { name: super::queue(row, "name")?, policy: policy.0, paused: row.try_get("paused")? },
+            queue: read_queue(row)?,
             created_at: super::moment(row, "created_at")?,
             updated_at: super::moment(row, "updated_at")?,
         })
     }
+}
+
+/// Reads a queue. One whose policy cannot be read as a whole counts as paused, so that it stops no other queue.
+pub(super) fn read_queue(row: &PgRow) -> Result<Queue, sqlx::Error> {
+    let name = super::queue(row, "name")?;
+    let error = match row.try_get("policy") {
+        Ok(Json(policy)) => return Ok(Queue { name, policy, paused: row.try_get("paused")? }),
+        Err(error) => error,
+    };
+    let Some((policy, unreadable)) = QueuePolicy::salvage(row.try_get("policy")?) else { return Err(error) };
+    tracing::error!(queue = %name, ?unreadable, "the policy of a queue cannot be read; it counts as paused until a valid one is put");
+    Ok(Queue { name, policy, paused: true })
 }

@@ -53,8 +53,11 @@ impl Database {
             let revision = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("revision")?;
             let mut tokens = Vec::with_capacity(rows.len());
             for row in &rows {
-                if row.try_get::<Option<&str>, _>("name")?.is_some() {
-                    tokens.push(token(row, asked)?);
+                let Some(name) = row.try_get::<Option<&str>, _>("name")? else { continue };
+                match token(row, asked) {
+                    Ok(token) => tokens.push(token),
+                    // The others are valid or revoked all the same.
+                    Err(error) => tracing::error!(name, %error, "a token cannot be read, so it is refused"),
                 }
             }
             Ok(TokenBook { revision, tokens })

@@ -2,7 +2,7 @@
 
 use common::{
     ids::QueueName,
-    queue::{QueueBook, QueuePolicy, Settle},
+    queue::{Queue, QueueBook, QueueChange, QueuePolicy, Settle},
     wire::queue::Counts,
 };
 
@@ -162,6 +162,36 @@ async fn what_changed_after_a_revision_is_read_and_nothing_else() {
     assert_eq!(database.queue_changes(revision + 1).await.unwrap().changes, None);
     sqlx::query("UPDATE duetime.meta SET queue_revision = queue_revision + 20000").execute(&test.pool).await.unwrap();
     assert_eq!(database.queue_changes(start).await.unwrap().changes, None);
+}
+
+#[tokio::test]
+async fn a_queue_whose_policy_cannot_be_read_counts_as_paused_and_hides_no_other() {
+    let test = fixture::database().await;
+    let database = &test.database;
+    let policy = QueuePolicy { max_attempts: 3, max_running: Some(4), ..QueuePolicy::default() };
+    for queue in ["a", "b"] {
+        database.queue_put(&name(queue), &policy, None, 10).await.unwrap().expect("there is room");
+    }
+    let start = database.queue_revision().await.unwrap();
+    database.queue_pause(&name("b"), false).await.unwrap().expect("it is there");
+    let write = async |policy: &str| {
+        let write = "UPDATE duetime.queue SET policy = policy || $1::jsonb, revision = $2 WHERE name = 'a'";
+        sqlx::query(write).bind(policy).bind(start + 1).execute(&test.pool).await.unwrap();
+    };
+    write(r#"{ "max_running": "ten" }"#).await;
+    let salvaged = Queue { name: name("a"), policy: QueuePolicy { max_running: None, ..policy.clone() }, paused: true };
+    let readable = Queue { name: name("b"), policy, paused: false };
+    let (_, mut queues) = database.queue_read().await.unwrap();
+    queues.sort_by(|one, other| one.name.cmp(&other.name));
+    assert_eq!(queues, [salvaged.clone(), readable.clone()]);
+    let changes = database.queue_changes(start).await.unwrap().changes.expect("they are remembered");
+    let stored = |queue: &Queue| QueueChange::Stored(queue.clone().into());
+    assert!(changes.len() == 2 && changes.contains(&stored(&salvaged)) && changes.contains(&stored(&readable)));
+    let shown = database.queue_find(&name("a")).await.unwrap().expect("it is there");
+    assert_eq!(shown.queue, salvaged);
+    // Tasks would go to shards where no look-up by key finds them.
+    write(r#"{ "placement": "on_the_moon" }"#).await;
+    assert!(database.queue_read().await.is_err());
 }
 
 /// A statement that pauses a queue as a node does. It also raises the revision, whose row lock makes writers wait

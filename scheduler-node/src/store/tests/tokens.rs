@@ -58,6 +58,21 @@ async fn a_token_of_each_role_is_kept_and_reads_back() {
 }
 
 #[tokio::test]
+async fn a_token_that_cannot_be_read_keeps_no_other_valid() {
+    let test = fixture::database().await;
+    for (hash, name) in [(1, "shop"), (2, "broken"), (3, "old")] {
+        test.database.token_add(&token(name), &[hash; 32], "ops").await.unwrap();
+    }
+    test.pool
+        .execute("UPDATE duetime.token SET limits = '{\"pending\": \"ten\"}' WHERE name = 'broken'")
+        .await
+        .unwrap();
+    test.database.token_revoke("old", "ops").await.unwrap().expect("it is there");
+    let book = test.database.token_book().await.unwrap();
+    assert_eq!(book.tokens.iter().map(|token| &*token.caller.name).collect::<Vec<_>>(), ["shop"]);
+}
+
+#[tokio::test]
 async fn a_token_expires_by_the_clock_of_its_database() {
     let test = fixture::database().await;
     let soon = UnixMicros::new(clock::now().micros() + 3_600_000_000);
