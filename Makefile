@@ -28,8 +28,8 @@ up: stores build ## Start three nodes and their stores, and leave them running
 down: ## Stop what `make up` started
 	@if [ -x $(STACK) ]; then $(STACK) down; elif [ -e .local/stack ]; then $(MAKE) --no-print-directory build && $(STACK) down; fi
 
-# A scenario takes the machine for itself; they are a target of their own (`it`) and run one after another. Helm, and what drives the browser, come
-# from npm: where that is missing, neither the chart nor the console's pages are looked at.
+# The scenarios are a target of their own (`it`): not more than two run at the same time. Helm, and what drives the browser, come from npm: where that
+# is missing, neither the chart nor the console's pages are looked at.
 test: stores alerts-test fuzz-check ## Run all tests
 	@if command -v npm >/dev/null; then integration-tests/install browser && charts/test; else echo "npm is not installed: chart and console pages are not tested"; fi
 	@integration-tests/install schemathesis
@@ -37,7 +37,7 @@ test: stores alerts-test fuzz-check ## Run all tests
 	$(TEST)
 	$(TEST) --bench decisions
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --old-file=stores seeded-bugs last-release
-	$(TEST) --test it -- --test-threads=1
+	@integration-tests/scenarios $(TEST) --test it
 
 # `make test` builds it beside the seeded bugs, whose tests hold the target folder only until they run.
 last-release:

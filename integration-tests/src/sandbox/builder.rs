@@ -18,7 +18,7 @@ use super::{
     scratch, secret, shared,
 };
 
-/// One scenario at a time: they share the stores and the cores, and lateness depends on both.
+/// One scenario of a process at a time: they share its stores, and some break them.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 /// The number of shards that `duetime migrate` chooses.

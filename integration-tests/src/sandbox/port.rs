@@ -2,28 +2,51 @@
 
 use std::{
     net::TcpListener,
+    ops::Range,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixListener},
+    },
     process,
-    sync::atomic::{AtomicU32, Ordering},
 };
+
+use parking_lot::Mutex;
 
 /// Below the kernel's ephemeral range, so that no outgoing connection takes a port while its server is being
 /// restarted.
-const FIRST: u32 = 15_000;
-const COUNT: u32 = 17_000;
+const PORTS: Range<u16> = 15_000..32_000;
+/// So many ports are claimed at a time. A scenario needs some twenty.
+const BLOCK: u16 = 500;
 
-static NEXT: AtomicU32 = AtomicU32::new(0);
+/// The ports that are left of what this process has claimed.
+static CLAIMED: Mutex<Range<u16>> = Mutex::new(0..0);
 
-/// A port of 127.0.0.1 without a listener. Processes begin at different places, so that two at the same time seldom
-/// collide.
+/// A port of 127.0.0.1 without a listener. No other process gets it from this function while this one runs, so that a
+/// server finds its port free when it starts again.
 pub fn free_port() -> u16 {
-    let start = process::id().wrapping_mul(131);
-    for _ in 0..COUNT {
-        let step = NEXT.fetch_add(1, Ordering::Relaxed);
-        let candidate = FIRST + start.wrapping_add(step) % COUNT;
-        let port = u16::try_from(candidate).expect("the range ends below 65536");
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
+    let mut claimed = CLAIMED.lock();
+    loop {
+        match claimed.next() {
+            Some(port) if TcpListener::bind(("127.0.0.1", port)).is_ok() => return port,
+            Some(_) => {}
+            None => *claimed = claim_block(),
         }
     }
-    panic!("no free port between {FIRST} and {}", FIRST + COUNT);
+}
+
+/// Claims a block of ports for as long as this process runs. The claim is a socket without a file, so the kernel gives
+/// it up however the process ends.
+///
+/// Processes begin at different blocks: servers that a process has left running may be down for a while.
+fn claim_block() -> Range<u16> {
+    let blocks = PORTS.len() / usize::from(BLOCK);
+    let start = usize::try_from(process::id()).expect("32 bits fit") % blocks;
+    for first in PORTS.step_by(BLOCK.into()).cycle().skip(start).take(blocks) {
+        let name = SocketAddr::from_abstract_name(format!("duetime-ports-{first}")).expect("the name is short");
+        if let Ok(claim) = UnixListener::bind_addr(&name) {
+            Box::leak(Box::new(claim));
+            return first..first + BLOCK;
+        }
+    }
+    panic!("no free port in {PORTS:?}: other processes have claimed all blocks");
 }

@@ -1,6 +1,6 @@
 //! The scenarios: real stores, real nodes, one fault or feature each, and the ledger's verdict.
 //!
-//! Run one after another (`make test` does): each takes the whole machine.
+//! They run one after another, because they share their stores. `make test` runs two halves at the same time.
 #![allow(clippy::disallowed_methods, reason = "threads end with their scenario")]
 
 mod bench;
