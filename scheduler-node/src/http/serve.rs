@@ -44,9 +44,10 @@ pub(crate) struct ConnectionLimits {
     /// How long a connection may stay open without a request. It exceeds the 60 s of common load balancers, so that
     /// the balancer closes first. A balancer then never sends a request into a connection that the node is closing.
     pub(crate) idle_within: Duration,
-    /// The client must take some part of an answer within this time.
+    /// The client must take some part of what is written within this time.
     pub(crate) write_within: Duration,
     pub(crate) body: BodyPace,
+    pub(crate) answer: AnswerPace,
 }
 
 /// How fast a request's body must arrive. Time counts only while the node waits for the client.
@@ -58,6 +59,21 @@ pub(crate) struct BodyPace {
     pub(crate) bytes_per_second: u64,
     /// The longest pause between two pieces.
     pub(crate) pause: Duration,
+}
+
+/// How fast a client must take each piece of an answer that is ready.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AnswerPace {
+    /// Every piece has this much time.
+    pub(crate) grace: Duration,
+    /// A piece gets a second more for each of this many bytes.
+    pub(crate) bytes_per_second: u64,
+}
+
+impl AnswerPace {
+    fn within(self, bytes: u64) -> Duration {
+        self.grace + Duration::from_secs(bytes / self.bytes_per_second.max(1))
+    }
 }
 
 impl ConnectionLimits {
@@ -74,6 +90,8 @@ impl ConnectionLimits {
                 bytes_per_second: 64 << 10,
                 pause: Duration::from_secs(10),
             },
+            // A piece is a whole answer, up to some megabytes, and shares the connection with 63 others.
+            answer: AnswerPace { grace: Duration::from_secs(60), bytes_per_second: 64 << 10 },
         }
     }
 }

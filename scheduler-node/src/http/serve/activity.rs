@@ -1,11 +1,12 @@
 //! The activity on one connection, and the deadline for more of it.
 
 use std::{
+    collections::BTreeMap,
     io,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -30,6 +31,11 @@ struct State {
     multiplexed: bool,
     /// When the client stopped taking bytes, if it did.
     stuck_since: Option<Instant>,
+    /// The answers whose next piece the client has to take, by the number of the request, each with the end of its
+    /// time. In HTTP/2 a client that opens no window leaves nothing to write, so `stuck_since` does not show it.
+    offered: BTreeMap<u64, Instant>,
+    /// The number of the last request.
+    last: u64,
 }
 
 impl Activity {
@@ -40,6 +46,8 @@ impl Activity {
             awaits_head: true,
             multiplexed: false,
             stuck_since: None,
+            offered: BTreeMap::new(),
+            last: 0,
         })))
     }
 
@@ -52,7 +60,8 @@ impl Activity {
             _ => None,
         };
         let stuck = state.stuck_since.map(|since| (since + limits.write_within, MissedDeadline::Write));
-        waiting.into_iter().chain(stuck).min_by_key(|(at, _)| *at)
+        let offered = state.offered.values().min().map(|until| (*until, MissedDeadline::Write));
+        waiting.into_iter().chain(stuck).chain(offered).min_by_key(|(at, _)| *at)
     }
 
     /// A request's head is complete. The request counts until the returned guard is dropped.
@@ -61,7 +70,8 @@ impl Activity {
         state.requests += 1;
         state.awaits_head = false;
         state.multiplexed = multiplexed;
-        Answering(self.clone())
+        state.last += 1;
+        Answering { activity: self.clone(), number: state.last }
     }
 
     fn arrived(&self) {
@@ -84,12 +94,28 @@ impl Activity {
 
 /// A request that is being answered, until the last byte of the answer.
 #[derive(Debug)]
-pub(super) struct Answering(Activity);
+pub(super) struct Answering {
+    activity: Activity,
+    number: u64,
+}
+
+impl Answering {
+    /// A piece of the answer is ready: the client has to take it within this time.
+    pub(super) fn offer(&self, within: Duration) {
+        self.activity.0.lock().offered.insert(self.number, Instant::now() + within);
+    }
+
+    /// The client waits for the node.
+    pub(super) fn is_awaited(&self) {
+        self.activity.0.lock().offered.remove(&self.number);
+    }
+}
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        let mut state = self.0.0.lock();
+        let mut state = self.activity.0.lock();
         state.requests -= 1;
+        state.offered.remove(&self.number);
         state.since = Instant::now();
     }
 }

@@ -116,13 +116,13 @@ impl ConnectionHandler {
         from: SocketAddr,
     ) -> impl Future<Output = Result<Response<CountedBody<Body>>, Infallible>> + Send + use<> {
         let answering = activity.begin(request.version() == Version::HTTP_2);
-        let pace = self.limits.body;
-        let mut request = request.map(|body| Body::new(PacedBody::new(body, pace)));
+        let (of_request, pace) = (self.limits.body, self.limits.answer);
+        let mut request = request.map(|body| Body::new(PacedBody::new(body, of_request)));
         request.extensions_mut().insert(ConnectInfo(from));
         let router = self.router.clone();
         async move {
             let response = router.oneshot(request).await?;
-            Ok(response.map(|body| CountedBody { body, _answering: answering }))
+            Ok(response.map(|body| CountedBody::new(body, answering, pace)))
         }
     }
 }

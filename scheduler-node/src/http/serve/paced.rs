@@ -11,7 +11,7 @@ use axum::body::{Bytes, HttpBody};
 use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::time::Sleep;
 
-use super::{BodyPace, activity::Answering};
+use super::{AnswerPace, BodyPace, activity::Answering};
 
 /// A body that fails with [`TooSlow`] when it arrives more slowly than [`BodyPace`] requires.
 #[derive(Debug)]
@@ -92,26 +92,59 @@ impl HttpBody for PacedBody {
     }
 }
 
+/// The largest piece of an answer that is handed over at a time. HTTP/2 asks for a piece only when the client has
+/// opened its window, and keeps what the client does not take.
+const PIECE_BYTES: usize = 64 << 10;
+
 /// The body of an answer. Its request counts as being answered until the body is dropped.
 #[derive(Debug)]
 pub(super) struct CountedBody<B> {
-    pub(super) body: B,
-    pub(super) _answering: Answering,
+    body: B,
+    /// What is left of the last frame.
+    rest: Bytes,
+    answering: Answering,
+    pace: AnswerPace,
 }
 
-impl<B: HttpBody + Unpin> HttpBody for CountedBody<B> {
-    type Data = B::Data;
+impl<B> CountedBody<B> {
+    pub(super) fn new(body: B, answering: Answering, pace: AnswerPace) -> Self {
+        answering.offer(pace.within(0));
+        Self { body, rest: Bytes::new(), answering, pace }
+    }
+}
+
+impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for CountedBody<B> {
+    type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        if self.rest.is_empty() {
+            let polled = Pin::new(&mut self.body).poll_frame(cx);
+            let Poll::Ready(Some(Ok(frame))) = polled else {
+                self.answering.is_awaited();
+                return polled;
+            };
+            match frame.into_data() {
+                Ok(data) => self.rest = data,
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+            self.answering.offer(self.pace.within(self.rest.len() as u64));
+        }
+        let piece = self.rest.len().min(PIECE_BYTES);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (body, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + rest);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }

@@ -39,6 +39,7 @@ fn generous() -> ConnectionLimits {
         idle_within: LONG,
         write_within: LONG,
         body: BodyPace { grace: LONG, bytes_per_second: 1, pause: LONG },
+        answer: AnswerPace { grace: LONG, bytes_per_second: 1 },
     }
 }
 
@@ -238,6 +239,42 @@ async fn a_client_that_does_not_read_its_answer_is_ended() {
     // Its place is free again only after the connection has ended.
     one_place.until_served().await;
     drop(deaf);
+}
+
+#[tokio::test]
+async fn an_http2_client_that_opens_no_window_for_its_answer_is_ended() {
+    const SETTINGS: u8 = 4;
+    const HEADERS: u8 = 1;
+    const WINDOW_UPDATE: u8 = 8;
+    /// The setting of a stream's first window.
+    const INITIAL_WINDOW: [u8; 2] = 4_u16.to_be_bytes();
+    let answer = AnswerPace { grace: Duration::from_millis(300), bytes_per_second: 1 << 40 };
+    let server = running(ConnectionLimits { answer, ..generous() }, LONG).await;
+    for window in [0_u32, 1] {
+        let mut client = server.sent(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+        let settings = [&INITIAL_WINDOW[..], &window.to_be_bytes()].concat();
+        // GET http://x/much
+        let get = b"\x82\x86\x44\x05/much\x41\x01x";
+        let sent = [frame(SETTINGS, 0, 0, &settings), frame(HEADERS, 0x5, 1, get)].concat();
+        client.write_all(&sent).await.expect("sent");
+        rest(&mut client).await;
+    }
+    // One that waits for the node may wait.
+    let mut client = server.sent(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    let get = b"\x82\x86\x44\x05/slow\x41\x01x";
+    let sent = [frame(SETTINGS, 0, 0, b""), frame(HEADERS, 0x5, 1, get)].concat();
+    client.write_all(&sent).await.expect("sent");
+    server.entered.acquire().await.expect("asked").forget();
+    tokio::time::sleep(answer.grace * 3).await;
+    client.write_all(&frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes())).await.expect("the connection is open");
+    server.free.add_permits(1);
+    let mut bytes = Vec::new();
+    let read = async {
+        while !bytes.windows(8).any(|part| part == b"answered") {
+            assert_ne!(client.read_buf(&mut bytes).await.expect("an answer"), 0, "the connection has ended");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), read).await.expect("the answer comes");
 }
 
 #[tokio::test]
