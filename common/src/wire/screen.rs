@@ -226,11 +226,13 @@ impl Screen {
             .saturating_add(3 * size.min(MAX_FRAME_BYTES))
             .saturating_add(values * VALUE_BYTES);
         let delivery_tag = announced.delivery_tag;
-        let is_wanted = take(Arrival { channel, delivery_tag, weight, trouble }) && !is_too_large;
+        let has_room = take(Arrival { channel, delivery_tag, weight, trouble });
+        let is_wanted = has_room && !is_too_large;
         if !is_wanted && body > 0 {
             self.leaving_out.insert(channel, body);
         }
-        let properties = if is_readable { properties } else { &[0, 0] };
+        // A message without room comes again; until then its headers would take memory that nothing counts.
+        let properties = if is_readable && has_room { properties } else { &[0, 0] };
         let size = u32::try_from(CONTENT_BYTES + properties.len()).expect("below the largest frame");
         out.push(HEADER);
         out.extend_from_slice(&channel.to_be_bytes());

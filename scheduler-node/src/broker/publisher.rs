@@ -204,8 +204,11 @@ impl Publisher {
                 drop(lease.discard());
                 Err(error.to_string())
             }
-            // The dropped lease cuts the connection, so nothing of the message is sent later.
-            Err(_) => Err(format!("no confirm within {:?}", self.confirm_within)),
+            // The message may still arrive. It is set aside twice then, which is better than copies of all others.
+            Err(_) => {
+                self.close(lease.discard()).await;
+                Err(format!("no confirm within {:?}", self.confirm_within))
+            }
         }
     }
 
@@ -228,6 +231,11 @@ impl Publisher {
             // A close would overtake frames that still wait to be written.
             return self.link.cut("the broker did not read the published messages in time");
         }
+        self.close(channel).await;
+    }
+
+    /// Closes a channel on which a message was not confirmed. A broker that does not answer loses the connection.
+    async fn close(&self, channel: lapin::Channel) {
         let close = channel.close(200, "OK".into());
         if let Err(error) = answer(|| "close a channel".to_owned(), ANSWER_WITHIN, close).await {
             self.link.cut(error.explained());

@@ -46,7 +46,16 @@ impl Reading {
     pub(super) async fn follow(&mut self) -> Result<(), Error> {
         let holds_more = *self.holds_more.borrow_and_update();
         if holds_more && self.extra.is_none() && self.ending.is_none() {
-            self.extra = Some(Subscription::open(&self.link, self.queue.clone(), EXTRA_PREFETCH).await?);
+            self.extra = match Subscription::open(&self.link, self.queue.clone(), EXTRA_PREFETCH).await {
+                Ok(extra) => Some(extra),
+                // A queue without a leader keeps silent. The connection serves others; the next change tries again.
+                Err(silence @ Error::Silent { .. }) if self.link.is_connected() => {
+                    let (queue, why) = (&self.queue, silence.explained());
+                    tracing::warn!(queue, why, "cannot read more of a queue, although a database is away");
+                    None
+                }
+                Err(error) => return Err(error),
+            };
         }
         if !holds_more && let Some(extra) = self.extra.take() {
             // It ends when the last of its messages is answered. If that fails, the connection is lost.

@@ -10,6 +10,7 @@ use lapin::{
     options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions},
     types::FieldTable,
 };
+use tokio::time::{Interval, MissedTickBehavior};
 
 use super::{
     ack::AckHandle,
@@ -43,6 +44,8 @@ pub(super) struct Subscription {
     hold: Arc<MemoryHold>,
     /// Messages that came without their bodies, the oldest first.
     deferred: VecDeque<(AckHandle, usize)>,
+    /// When deferred messages are looked at. It goes on while other messages arrive, however many.
+    look: Interval,
 }
 
 impl Subscription {
@@ -61,7 +64,9 @@ impl Subscription {
             }
         };
         let hold = Arc::clone(link.hold());
-        Ok(Self { queue, channel: Arc::new(channel), consumer, hold, deferred: VecDeque::new() })
+        let mut look = tokio::time::interval(DEFERRED_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Ok(Self { queue, channel: Arc::new(channel), consumer, hold, deferred: VecDeque::new(), look })
     }
 
     /// The next message; an error when the subscription is over. Cancel safe: may be dropped and called again.
@@ -75,7 +80,7 @@ impl Subscription {
                     Some(Err(error)) => return Err(Error::Lost { reason: error.to_string() }),
                     None => return Err(Error::Unsubscribed { queue: self.queue.clone() }),
                 },
-                () = tokio::time::sleep(DEFERRED_EVERY), if !self.deferred.is_empty() => self.give_back().await,
+                _ = self.look.tick(), if !self.deferred.is_empty() => self.give_back().await,
             }
         }
     }

@@ -168,7 +168,17 @@ pub(super) async fn declare_invalid(link: &Link, strangers: &Strangers) -> Resul
 
 /// Declares the queue to which clients submit tasks, and the queue for messages that cannot be tasks.
 pub(super) async fn declare_submit(link: &Link, strangers: &Strangers) -> Result<(), Error> {
-    declare_invalid(link, strangers).await?;
+    match declare_invalid(link, strangers).await {
+        // A node can do without this queue, and declares it again when it has a message for it.
+        Err(silence @ Error::Silent { .. }) if link.is_connected() => {
+            tracing::warn!(
+                queue = INVALID,
+                why = silence.explained(),
+                "RabbitMQ does not answer for a queue; messages that cannot be tasks wait"
+            );
+        }
+        declared => declared?,
+    }
     declare_queue(link, SUBMIT, intake_queue_args(), strangers).await?;
     bind(&link.channel().await?, SUBMIT, IN, &submit_key("#")).await
 }

@@ -125,14 +125,6 @@ impl AmqpIntake {
         let (troubled, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
         let (batch, by_name): (Vec<Received>, Vec<Received>) = batch.into_iter().partition(|of| self.may_come(of));
         let mut again = Vec::new();
-        for received in troubled {
-            again.extend(self.set_troubled_aside(received).await);
-        }
-        for received in by_name {
-            let user = received.message.properties.user_id.as_ref().and_then(Text::as_str);
-            self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), BY_NAME));
-            self.refuse(received, BY_NAME, &mut again).await;
-        }
         let rules = self.delay_rules.now();
         let (batch, unknown): (Vec<Received>, Vec<Received>) =
             batch.into_iter().partition(|received| is_known(&received.source, &rules));
@@ -150,6 +142,15 @@ impl AmqpIntake {
                 ReceiveOutcome::Refused(problem) => self.refuse(received, &problem.to_string(), &mut again).await,
                 ReceiveOutcome::Again(why) => again.push((received, why)),
             }
+        }
+        // Last, because each of them may wait for a queue that does not answer.
+        for received in troubled {
+            again.extend(self.set_troubled_aside(received).await);
+        }
+        for received in by_name {
+            let user = received.message.properties.user_id.as_ref().and_then(Text::as_str);
+            self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), BY_NAME));
+            self.refuse(received, BY_NAME, &mut again).await;
         }
         self.give_back(again).await;
     }

@@ -12,7 +12,10 @@ use rand::{SeedableRng, rngs::StdRng};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::bench::{Bench, LONG};
-use crate::broker::{IntakeSource, Received, hold::HELD_BYTES};
+use crate::{
+    broker::{IntakeSource, Received, hold::HELD_BYTES},
+    supervise::spawn_child,
+};
 
 /// Properties that no client can parse.
 fn poisons() -> Vec<Vec<u8>> {
@@ -173,6 +176,44 @@ async fn unanswered_messages_take_no_more_than_their_room_and_all_of_them_come()
         }
     }
     assert_eq!(bench.metrics.reconnects.get(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_without_room_come_again_however_many_others_come_meanwhile() {
+    const LARGE: usize = 20;
+    let bench = Bench::new().await;
+    let mut received = bench.broker.received();
+    let mut raw = RawAmqp::connect(bench.url()).await.unwrap();
+    let body = vec![b'x'; 1 << 20];
+    for number in 0..LARGE {
+        let id = raw_amqp::message_id(number.to_string().as_bytes());
+        assert_eq!(raw.publish("", SUBMIT.as_bytes(), &id, &body).await.unwrap(), Sent::Confirmed);
+    }
+    let mut whole = Vec::new();
+    while let Ok(message) = timeout(Duration::from_secs(2), received.recv()).await {
+        whole.push(message.expect("the broker lives"));
+    }
+    assert!(whole.len() < LARGE, "all have room");
+    let hand = bench.hand().await;
+    let others = spawn_child(async move {
+        loop {
+            hand.publish(SUBMIT, b"{}", BasicProperties::default()).await;
+        }
+    });
+    let mut seen = 0;
+    for message in whole {
+        seen += usize::from(message.message.body.len() == body.len());
+        message.ack.ack().await;
+    }
+    let come_again = async {
+        while seen < LARGE {
+            let message = next(&mut received).await;
+            seen += usize::from(message.message.body.len() == body.len());
+            message.ack.ack().await;
+        }
+    };
+    timeout(LONG, come_again).await.expect("those that had no room come again");
+    others.abort();
 }
 
 /// The screen must stop everything over which the client gives up a connection, and pass everything that the
