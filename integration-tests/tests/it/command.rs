@@ -1,12 +1,12 @@
 //! The command line as a person or a script uses it: the real program against a real cluster, judged by its output
 //! and its exit code: 0 done, 1 refused, 2 usage, 3 unreachable.
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
     load::Load,
-    sandbox::{Sandbox, free_port, run_with},
+    sandbox::{Sandbox, binary, free_port, run_with},
 };
 use serde_json::{Value, json};
 
@@ -412,4 +412,30 @@ async fn a_mistake_in_the_words_ends_with_two_and_asks_nobody() -> Result<()> {
     let help = terminal.text(&["submit", "--help"]).await?;
     ensure!(help.contains("Examples:") && help.contains("DUETIME_TOKEN"), "{help}");
     Ok(())
+}
+
+/// Neither a reader that has seen enough nor a full disk stops a command half way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_goes_on_when_its_output_cannot_be_written() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let (terminal, client) = (Terminal::of(sandbox), sandbox.client(0));
+        let full_disk = std::fs::File::options().write(true).open("/dev/full")?;
+        let (_, without_reader) = std::io::pipe()?;
+        for (output, code) in [(Stdio::from(full_disk), 3), (Stdio::from(without_reader), 0)] {
+            let mut ids = Vec::new();
+            for _ in 0..3 {
+                ids.push(client.submit(&json!({ "queue": "mail", "delay_ms": 3_600_000 })).await?.id);
+            }
+            let mut cancel = tokio::process::Command::new(binary()?);
+            cancel.arg("cancel").args(&ids).env("DUETIME_URLS", &terminal.urls).env("DUETIME_TOKEN", &terminal.token);
+            // `output` would put a pipe of its own in the place of ours.
+            let ended = cancel.stdout(output).stderr(Stdio::piped()).spawn()?.wait_with_output().await?;
+            ensure!(ended.status.code() == Some(code), "{ended:?} instead of {code}");
+            for id in &ids {
+                ensure!(client.get(id).await?.state == "cancelled", "{id}: {ended:?}");
+            }
+        }
+        Ok(())
+    })
+    .await;
 }

@@ -6,8 +6,8 @@ mod line;
 
 use std::path::PathBuf;
 
-use common::wire::ExportEnd;
-use futures::TryStreamExt;
+use common::wire::{ExportEnd, Problem};
+use futures::{StreamExt, TryStreamExt};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
@@ -58,19 +58,37 @@ struct Source<R> {
     tasks: u64,
     end: Option<ExportEnd>,
     over: bool,
+    /// The reason why the next line cannot be read. The lines before it go first.
+    broken: Option<Error>,
 }
 
 impl<R: AsyncBufRead + Unpin> Source<R> {
     /// Reads the next chunk; `None` at the end of the input.
     async fn chunk(&mut self) -> Result<Option<Chunk>, Error> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
         let mut chunk = Chunk::default();
         while !self.over && !chunk.is_full() {
-            let Some(text) = self.line().await? else {
-                self.over = true;
-                self.check_end()?;
-                break;
+            let (text, line) = match self.line().await {
+                Ok(Some(Ok(text))) => {
+                    let line = self.choice.of(&text);
+                    (text, line)
+                }
+                Ok(Some(Err(bytes))) => {
+                    let problem = Problem::malformed("it is not UTF-8".to_owned());
+                    (String::from_utf8_lossy(&bytes).into_owned(), Line::Refused(Box::new(problem)))
+                }
+                Ok(None) => {
+                    self.over = true;
+                    self.check_end();
+                    break;
+                }
+                Err(error) => {
+                    self.broken = Some(error);
+                    break;
+                }
             };
-            let line = self.choice.of(&text);
             match line {
                 Line::End(end) => self.end = Some(end),
                 Line::Blank => {}
@@ -84,8 +102,11 @@ impl<R: AsyncBufRead + Unpin> Source<R> {
         Ok((!is_empty || !self.over).then_some(chunk))
     }
 
-    async fn line(&mut self) -> Result<Option<String>, Error> {
-        let refuse = |number: u64, why: String| Error::Usage(format!("line {number} cannot be read: {why}"));
+    /// Reads the next line. The inner error: its bytes are not UTF-8.
+    async fn line(&mut self) -> Result<Option<Result<String, Vec<u8>>>, Error> {
+        let refuse = |number: u64, why: String| {
+            Error::Usage(format!("line {number} cannot be read: {why}; all lines before are imported or refused"))
+        };
         let mut bytes = Vec::new();
         let mut bounded = (&mut self.lines).take(LINE_BYTES as u64);
         let read = bounded.read_until(b'\n', &mut bytes).await;
@@ -96,11 +117,11 @@ impl<R: AsyncBufRead + Unpin> Source<R> {
         if bytes.len() >= LINE_BYTES {
             return Err(refuse(self.number, format!("it is longer than any exported task ({LINE_BYTES} bytes)")));
         }
-        String::from_utf8(bytes).map(Some).map_err(|error| refuse(self.number, error.to_string()))
+        Ok(Some(String::from_utf8(bytes).map_err(std::string::FromUtf8Error::into_bytes)))
     }
 
     /// Warns when the file is not a whole export. Its lines are imported all the same.
-    fn check_end(&self) -> Result<(), Error> {
+    fn check_end(&self) {
         match self.end {
             Some(end) if end.exported == self.tasks => {}
             Some(end) => complain(format_args!("{} tasks were exported, the file has {}", end.exported, self.tasks)),
@@ -108,7 +129,6 @@ impl<R: AsyncBufRead + Unpin> Source<R> {
             None if self.choice.was_refused_before() => {}
             None => complain("the file has no last line with the number of tasks: the export was cut off"),
         }
-        Ok(())
     }
 }
 
@@ -125,12 +145,15 @@ pub(super) async fn import(invocation: &Invocation<Args>) -> Result<(), Error> {
 async fn send_all(form: Form, client: &Client, args: &Args, lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
     let mut counts = ImportCounts::new(args.refused.as_deref())?;
     let choice = Choice::new(args.key_from_id, args.all_states);
-    let source = Source { lines, choice, from_line: args.from_line, number: 0, tasks: 0, end: None, over: false };
+    let (from_line, number, tasks) = (args.from_line, 0, 0);
+    let source = Source { lines, choice, from_line, number, tasks, end: None, over: false, broken: None };
     let chunks = futures::stream::try_unfold(source, async |mut source| {
         Ok::<_, Error>(source.chunk().await?.map(|chunk| (chunk, source)))
     });
-    // Answers are handled in the order of the lines, so that every line before a failure is accounted for.
-    let mut answered = std::pin::pin!(chunks.map_ok(|chunk| send(client, chunk)).try_buffered(IN_FLIGHT));
+    // Answers are handled in the order of the lines, and so is a failure to read one: `try_buffered` would tell of it
+    // before the chunks in flight are answered.
+    let sent = chunks.map(|chunk| async move { send(client, chunk?).await });
+    let mut answered = std::pin::pin!(sent.buffered(IN_FLIGHT));
     let progress = progress::of_tasks();
     let broken = loop {
         match answered.try_next().await {
@@ -167,4 +190,35 @@ async fn send(client: &Client, chunk: Chunk) -> Result<(Chunk, Vec<Outcome>), Er
     let read = |result: Box<RawValue>| serde_json::from_str(result.get()).unwrap_or_default();
     let outcomes = results.into_iter().map(read).collect();
     Ok((chunk, outcomes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TASK: &[u8] = br#"{"id":"00000000-0000-0000-0000-00000abc0005","queue":"q","state":"scheduled","due_at":"2033-05-18T03:33:20Z","created_at":"1970-01-01T00:00:00Z","attempt":0,"priority":3,"payload":1,"content_type":"application/json"}
+"#;
+
+    fn source(lines: &[u8]) -> Source<&[u8]> {
+        let choice = Choice::new(false, false);
+        Source { lines, choice, from_line: 1, number: 0, tasks: 0, end: None, over: false, broken: None }
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_not_utf8_is_refused_and_its_neighbours_are_sent() {
+        let text = [TASK, b"\xff\n", TASK].concat();
+        let chunk = source(&text).chunk().await.expect("read").expect("lines");
+        assert_eq!(chunk.lines.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(chunk.refused.iter().map(|(number, ..)| *number).collect::<Vec<_>>(), [2]);
+    }
+
+    #[tokio::test]
+    async fn the_lines_before_one_that_cannot_be_read_are_sent_first() {
+        let text = [TASK, &vec![b'x'; LINE_BYTES + 1], TASK].concat();
+        let mut source = source(&text);
+        let chunk = source.chunk().await.expect("read").expect("a line");
+        assert_eq!(chunk.lines.len(), 1);
+        let error = source.chunk().await.expect_err("refused");
+        assert!(error.to_string().starts_with("line 2 cannot be read"), "{error}");
+    }
 }

@@ -90,6 +90,7 @@ pub enum Command {
 /// Prints an error, if any, to standard error and returns the matching exit code.
 pub fn end(done: Result<(), Error>) -> ExitCode {
     match done {
+        Ok(()) if output::is_lost() => ExitCode::from(output::UNPRINTED),
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(error.explained());

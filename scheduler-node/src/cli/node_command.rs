@@ -3,8 +3,8 @@
 use clap::Subcommand;
 
 use super::{
-    audit, bulk, cluster, database, error::Error, export, import, invocation::Invocation, list, queue, schedule, shard,
-    submit, task, top,
+    audit, bulk, cluster, database, error::Error, export, import, invocation::Invocation, list, output, queue,
+    schedule, shard, submit, task, top,
 };
 
 /// The commands that a running node answers.
@@ -84,6 +84,9 @@ pub enum NodeCommand {
 impl NodeCommand {
     /// Runs the command against a node and prints the answer.
     pub async fn run(&self) -> Result<(), Error> {
+        if self.acts_in_steps() {
+            output::go_on_without_reader();
+        }
         match self {
             Self::Submit(invocation) => submit::submit(invocation).await,
             Self::Get(invocation) => task::get(invocation).await,
@@ -105,5 +108,19 @@ impl NodeCommand {
             Self::Database(command) => database::database(command).await,
             Self::Top(invocation) => top::top(invocation).await,
         }
+    }
+
+    /// Whether the command may print between two changes.
+    const fn acts_in_steps(&self) -> bool {
+        matches!(
+            self,
+            Self::Submit(_)
+                | Self::Cancel(_)
+                | Self::Stop(_)
+                | Self::Run(_)
+                | Self::Retry(_)
+                | Self::Bulk(_)
+                | Self::Import(_)
+        )
     }
 }

@@ -1,6 +1,9 @@
 //! Where and in which form results, errors and warnings are printed.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use clap::{Args, ValueEnum};
 
@@ -21,10 +24,34 @@ pub enum Form {
     Jsonl,
 }
 
-/// Prints one line of a result. Ends the process when the reader has closed the pipe.
+/// The exit code of a command whose results could not be printed.
+pub(super) const UNPRINTED: u8 = 3;
+
+/// Whether the command goes on without a reader.
+static GOES_ON: AtomicBool = AtomicBool::new(false);
+/// Whether a result could not be printed, although the reader had not closed the pipe.
+static IS_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Makes the command go on when its output cannot be written: it changes something, one step after the other, and must
+/// not stop half way because of that.
+pub(super) fn go_on_without_reader() {
+    GOES_ON.store(true, Ordering::Relaxed);
+}
+
+/// Whether results were lost, which [`say`] has told.
+pub(super) fn is_lost() -> bool {
+    IS_LOST.load(Ordering::Relaxed)
+}
+
+/// Prints one line of a result. A command that only reads ends when that fails: well if the reader has closed the pipe.
 pub(super) fn say(line: impl std::fmt::Display) {
-    if writeln!(io::stdout(), "{line}").is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-        std::process::exit(0);
+    let Err(error) = writeln!(io::stdout(), "{line}") else { return };
+    let (goes_on, is_closed) = (GOES_ON.load(Ordering::Relaxed), error.kind() == io::ErrorKind::BrokenPipe);
+    if !is_closed && !IS_LOST.swap(true, Ordering::Relaxed) {
+        complain(format_args!("the output cannot be written: {error}"));
+    }
+    if !goes_on {
+        std::process::exit(if is_closed { 0 } else { UNPRINTED.into() });
     }
 }
 

@@ -106,34 +106,39 @@ async fn send_all(form: Form, client: &Client, mut lines: impl AsyncBufRead + Un
     let progress = progress::of_tasks();
     let mut number = 0;
     let sent = loop {
-        let (batch, ended) = match gather(&mut lines, &mut number).await {
-            Ok(gathered) => gathered,
-            Err(error) => break Err(error),
-        };
+        let (batch, ended) = gather(&mut lines, &mut number).await;
         if !batch.lines.is_empty()
             && let Err(error) = send(client, batch, &mut counts, &progress).await
         {
             break Err(error);
         }
         progress.set_position(counts.all() as u64);
-        if ended {
-            break Ok(());
+        match ended {
+            Ok(false) => {}
+            Ok(true) => break Ok(()),
+            Err(error) => break Err(error),
         }
     };
     progress.finish_and_clear();
     close(form, counts, sent)
 }
 
-/// Reads the next batch, and whether it is the last.
-async fn gather(lines: &mut (impl AsyncBufRead + Unpin), number: &mut u64) -> Result<(Batch, bool), Error> {
+/// Reads the next batch, and whether it is the last. With an error it is, too: the lines before the wrong one.
+async fn gather(lines: &mut (impl AsyncBufRead + Unpin), number: &mut u64) -> (Batch, Result<bool, Error>) {
     let mut batch = Batch::default();
+    let ended = fill(&mut batch, lines, number).await;
+    (batch, ended)
+}
+
+/// Fills a batch. Returns whether the lines have ended.
+async fn fill(batch: &mut Batch, lines: &mut (impl AsyncBufRead + Unpin), number: &mut u64) -> Result<bool, Error> {
     let mut line = Vec::new();
     while !batch.is_full() {
         line.clear();
         let mut bounded = (&mut *lines).take(LINE_BYTES as u64);
         let read = bounded.read_until(b'\n', &mut line).await;
         if read.map_err(|error| Error::Usage(format!("`--batch` cannot be read any further: {error}")))? == 0 {
-            return Ok((batch, true));
+            return Ok(true);
         }
         *number += 1;
         if line.len() >= LINE_BYTES {
@@ -148,7 +153,7 @@ async fn gather(lines: &mut (impl AsyncBufRead + Unpin), number: &mut u64) -> Re
             None => batch.add(*number, "\"not JSON\""),
         }
     }
-    Ok((batch, false))
+    Ok(false)
 }
 
 /// The one JSON value of a line; "" for a blank line.
@@ -209,7 +214,8 @@ mod tests {
 
     async fn gathered(text: &[u8]) -> (Batch, bool) {
         let mut lines = text;
-        gather(&mut lines, &mut 0).await.expect("gathered")
+        let (batch, ended) = gather(&mut lines, &mut 0).await;
+        (batch, ended.expect("gathered"))
     }
 
     #[tokio::test]
@@ -233,7 +239,9 @@ mod tests {
     #[tokio::test]
     async fn a_line_without_an_end_is_refused_by_its_number() {
         let text = [b"1\n".to_vec(), vec![b'x'; LINE_BYTES + 1]].concat();
-        let error = gather(&mut text.as_slice(), &mut 0).await.expect_err("refused");
+        let (batch, ended) = gather(&mut text.as_slice(), &mut 0).await;
+        assert_eq!(batch.lines, [1], "the lines before it are sent");
+        let error = ended.expect_err("refused");
         assert!(error.to_string().contains("line 2 of"), "{error}");
         assert_eq!(error.exit_code(), 2);
     }
