@@ -327,14 +327,19 @@ fn amqp_name(field: &'static str, name: Option<&str>) -> Result<(), FieldError> 
 
 /// Checks that `name` can name a queue.
 pub fn check_name(name: &str) -> Result<(), FieldError> {
-    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
-    if !(1..=MAX_NAME_CHARS).contains(&name.len()) || !name.bytes().all(allowed) {
+    if !is_name(name) {
         return Err(FieldError::new("queue", "a queue's name must be 1 to 128 of the characters A-Z a-z 0-9 . _ -"));
     }
     if RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
         return Err(FieldError::new("queue", "a queue's name must not begin with `duetime.` or `amq.`"));
     }
     Ok(())
+}
+
+/// Whether a text has the form of a queue's name.
+pub(crate) fn is_name(text: &str) -> bool {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
+    (1..=MAX_NAME_CHARS).contains(&text.len()) && text.bytes().all(allowed)
 }
 
 /// A queue's current definition.

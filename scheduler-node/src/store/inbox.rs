@@ -8,6 +8,7 @@ use common::{
     task::NewTask,
     time::UnixMicros,
 };
+use futures::TryStreamExt;
 use sqlx::{
     Postgres, Row,
     postgres::{PgArguments, PgRow},
@@ -32,6 +33,10 @@ pub const LONGEST_REQUEST: i64 = 4 << 20;
 /// The most bytes that the rows of one read occupy in the table. The first row is read in any case. The table
 /// is compressed, up to 100 times.
 const STORED_PER_READ: i64 = 1 << 20;
+
+/// The most bytes of requests that one read takes into memory; the row beyond them is the last one. A number of ten
+/// bytes in the table may be 131,000 digits as text.
+const READ_BYTES: usize = 16 << 20;
 
 /// The most rows of an inbox that are counted. A larger count is reported as "at least so many".
 const COUNTED_MOST: i64 = 100_000;
@@ -107,7 +112,7 @@ impl Database {
 
     async fn inbox_rows(&self, wanted: InboxScope<'_>, requests: bool) -> Result<Vec<InboxRow>, Error> {
         self.run(StoreOp::InboxRead, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/inbox_read.sql"))
+            let mut rows = sqlx::query(include_str!("queries/inbox_read.sql"))
                 .bind(super::numbers(wanted.owned))
                 .bind(super::numbers(wanted.reachable))
                 .bind(interval(wanted.others_after))
@@ -116,18 +121,22 @@ impl Database {
                 .bind(STORED_PER_READ)
                 .bind(LONGEST_REQUEST)
                 .bind(requests)
-                .fetch_all(&pool)
-                .await?;
-            rows.iter()
-                .map(|row| {
-                    Ok(InboxRow {
-                        id: super::task_id(row, "id")?,
-                        request: row.try_get("request")?,
-                        submitted_at: super::moment(row, "submitted_at")?,
-                        leaving: row.try_get("leaving")?,
-                    })
-                })
-                .collect()
+                .fetch(&pool);
+            let (mut read, mut bytes) = (Vec::new(), 0);
+            // The others come with the next read. The pool throws away what is still on its way.
+            while bytes < READ_BYTES
+                && let Some(row) = rows.try_next().await?
+            {
+                let request: Option<String> = row.try_get("request")?;
+                bytes += request.as_ref().map_or(0, String::len);
+                read.push(InboxRow {
+                    id: super::task_id(&row, "id")?,
+                    request,
+                    submitted_at: super::moment(&row, "submitted_at")?,
+                    leaving: row.try_get("leaving")?,
+                });
+            }
+            Ok(read)
         })
         .await
     }

@@ -150,7 +150,8 @@ async fn rows(
         .bind(filter.partition_key.as_deref())
         .bind(due_at.to_utc())
         .bind(id.uuid())
-        .bind(filter.due_before.unwrap_or(UnixMicros::LAST).to_utc())
+        // The end is exclusive, and the last moment is a due time too.
+        .bind(filter.due_before.unwrap_or(UnixMicros::new(UnixMicros::LAST.micros() + 1)).to_utc())
         .bind(LOOK)
         .bind(i64::from(filter.limit()).saturating_add(1))
         .bind(filter.key.as_deref())

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::Action;
 use crate::{
     ids::{DatabaseName, QueueName, TaskId},
+    queue::is_name,
     time::UnixMicros,
     wire::cursor::{NotACursor, cursor_in_json},
 };
@@ -83,7 +84,9 @@ impl FromStr for BulkCursor {
 
     fn from_str(text: &str) -> Result<Self, NotACursor> {
         let json = URL_SAFE_NO_PAD.decode(text).map_err(|_| NotACursor)?;
-        serde_json::from_slice(&json).map(Self).map_err(|_| NotACursor)
+        let position: Position = serde_json::from_slice(&json).map_err(|_| NotACursor)?;
+        let names_a_queue = position.place.as_ref().is_none_or(|place| is_name(place.queue.as_str()));
+        if names_a_queue { Ok(Self(position)) } else { Err(NotACursor) }
     }
 }
 

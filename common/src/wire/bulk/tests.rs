@@ -73,7 +73,10 @@ fn what_cannot_be_done_is_refused_by_name() {
 #[test]
 fn a_cursor_reads_back_and_nothing_else_does() {
     let cursor = cursor(Action::Cancel);
-    assert_eq!(cursor.to_string().parse(), Ok(cursor));
+    assert_eq!(cursor.to_string().parse(), Ok(cursor.clone()));
+    let place = Some(Place { queue: QueueName::new("q\0"), after: None });
+    let impossible = BulkCursor(Position { place, ..cursor.0 });
+    assert_eq!(impossible.to_string().parse::<BulkCursor>(), Err(NotACursor));
     for text in ["", "e30", "AAAA", "not base64!"] {
         assert_eq!(text.parse::<BulkCursor>(), Err(NotACursor), "{text}");
     }

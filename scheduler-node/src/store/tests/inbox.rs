@@ -443,3 +443,16 @@ async fn what_is_cancelled_before_it_is_a_task_leaves_a_cancelled_one() {
 async fn read_count(test: &TestDatabase) -> usize {
     read(test).await.len()
 }
+
+/// As text, a number may be ten thousand times as long as in the table.
+#[tokio::test]
+async fn a_read_takes_no_more_into_memory_than_its_bound_whatever_the_requests_unpack_to() {
+    let test = fixture::database().await;
+    let large = ["1e131000"; 7].join(",");
+    for _ in 0..40 {
+        submit(&test, &format!("'mail', '[{large}]'")).await;
+    }
+    let bytes: usize = read(&test).await.iter().map(|row| row.request.as_ref().unwrap().len()).sum();
+    assert!((16 << 20..18 << 20).contains(&bytes), "{bytes} bytes");
+    assert_eq!(sqlx::query_scalar::<_, i64>("SELECT 1::bigint").fetch_one(&test.pool).await.unwrap(), 1);
+}

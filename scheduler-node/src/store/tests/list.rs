@@ -77,6 +77,18 @@ async fn pages_of_any_size_hold_every_task_once_in_the_order_of_their_due_times(
 }
 
 #[tokio::test]
+async fn a_task_of_the_last_moment_is_listed_too() {
+    let test = fixture::database().await;
+    let mut task = new_task(fixture::fresh_id());
+    (task.due_at, task.due_now) = (UnixMicros::LAST, false);
+    test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
+    let of_its_queue = ListFilter { queue: Some(task.queue.clone()), ..ListFilter::default() };
+    for filter in [ListFilter::default(), of_its_queue] {
+        assert_eq!(walk(&test, filter, 5).await, [(task.due_at, task.id)]);
+    }
+}
+
+#[tokio::test]
 async fn everything_asked_for_must_apply() {
     let test = fixture::database().await;
     let all: Vec<_> = filled(&test, &["a", "b"], 10).await.into_keys().collect();

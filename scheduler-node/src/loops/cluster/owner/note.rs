@@ -172,7 +172,9 @@ impl<F: Fence> Owner<F> {
             }
             Err(error) => {
                 // The shards go on as before. A node that has a key by now takes the fence, which ends it.
-                owned_shards.adopt(&owned);
+                for (shard, epoch) in owned {
+                    owned_shards.resume_claiming(shard, epoch);
+                }
                 self.failed("could not delete owner keys; keeping the shards", shards, error);
             }
         }

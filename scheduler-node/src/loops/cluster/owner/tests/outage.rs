@@ -1,6 +1,6 @@
 //! Owners that start with something to do while etcd refuses connections. The view is the last one before.
 
-use common::{cluster::AssignmentRecord, shard::assign::Assignment};
+use common::{cluster::AssignmentRecord, ids::TaskId, shard::assign::Assignment};
 
 use super::*;
 use crate::coordination::{AssignmentWrite, LeaseId, tests::kept_lease};
@@ -110,6 +110,8 @@ async fn acts_that_etcd_does_not_answer_pause_and_are_done_after_the_outage() {
         let is_shown = |view: &ClusterView| view.assignment.is_some() && view.members.contains_key(&lone.other.name);
         eventually("the view is complete", || is_shown(&lone.views.borrow()) && lone.keys() == keys).await;
     }
+    let doubt = TaskId::mint(uuid::Uuid::nil(), ShardId::new(0));
+    releases.owned_shards.end_unknown([doubt], UnixMicros::LAST);
     etcd.kill(0);
     for lone in [&mut acquires, &mut registers_again, &mut releases, &mut gives_up_key] {
         lone.start();
@@ -122,6 +124,8 @@ async fn acts_that_etcd_does_not_answer_pause_and_are_done_after_the_outage() {
     let most = FAILURES_MOST * begun.elapsed().as_secs().max(1);
     let failures: Vec<u64> = lones.iter().zip(before).map(|(lone, before)| lone.failures() - before).collect();
     assert!(failures.iter().all(|count| *count < most), "requests to a dead etcd: {failures:?} of less than {most}");
+    let left = releases.owned_shards.in_doubt(doubt.shard());
+    assert_eq!(left, [doubt], "the node goes on with the shard, and with what is in doubt");
     etcd.restart_all().await.unwrap();
     eventually("it has the fences", || acquires.owned_shards.owned().len() == all).await;
     eventually("its keys are back", || registers_again.keys() == all).await;
