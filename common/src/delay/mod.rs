@@ -3,6 +3,7 @@
 mod again;
 mod claim_size;
 pub mod heap;
+mod hearing;
 pub mod horizon;
 mod index;
 mod lead;
@@ -11,4 +12,5 @@ pub mod turn;
 
 pub use again::again;
 pub use claim_size::ClaimSize;
+pub use hearing::Hearing;
 pub use lead::Lead;

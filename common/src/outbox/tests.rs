@@ -189,8 +189,12 @@ fn messages_of_one_due_time_leave_in_the_order_of_their_claims_and_none_before_i
 }
 
 /// The messages under way after each of so many answers to the batches that are out; the lane sends what it may.
-fn under_way_after(outbox: &mut Outbox, out: &mut VecDeque<usize>, (answers, took): (usize, Duration)) -> Vec<usize> {
-    let now = Instant::now();
+fn under_way_after(
+    outbox: &mut Outbox,
+    out: &mut VecDeque<usize>,
+    (answers, took): (usize, Duration),
+    now: Instant,
+) -> Vec<usize> {
     let answered = |_| {
         let messages = out.pop_front().expect("a batch is out");
         end(outbox, messages, took, now);
@@ -205,10 +209,10 @@ fn a_burst_has_more_under_way_while_the_broker_is_quick_and_less_while_it_is_slo
     let (mut outbox, now) = (Outbox::default(), Instant::now());
     add(&mut outbox, 100 * MOST, now);
     let mut out = leave(&mut outbox, now).into();
-    let quick = under_way_after(&mut outbox, &mut out, (100, LONGEST_WAIT));
+    let quick = under_way_after(&mut outbox, &mut out, (100, LONGEST_WAIT), now);
     assert!(quick[0] < 2 * FIRST && quick[BATCHES - 1] >= 2 * FIRST, "it doubles with each round: {quick:?}");
     assert!((MOST..MOST + MESSAGES_PER_BATCH).contains(&quick[99]), "{quick:?}");
-    let slow = under_way_after(&mut outbox, &mut out, (100, 3 * LONGEST_WAIT));
+    let slow = under_way_after(&mut outbox, &mut out, (100, 3 * LONGEST_WAIT), now);
     assert!((LEAST..LEAST + LEAST / BATCHES).contains(&slow[99]), "{slow:?}");
 }
 

@@ -166,8 +166,9 @@ impl TaskSnapshot<'_> {
         }
     }
 
-    /// A consumer reported on `attempt`. The success of any attempt finishes the task; every other report counts only
-    /// for the newest one. A report may overtake the confirm of its own publish.
+    /// A consumer reported on `attempt`. The success of any attempt since the task has its content and its budget
+    /// finishes it; every other report counts only for the newest one. A report may overtake the confirm of its own
+    /// publish.
     pub fn after_report(&self, attempt: Attempt, report: &ResultBody, now: UnixMicros, rand01: f64) -> Verdict {
         match report.status {
             ReportStatus::Succeeded if self.may_still_succeed(attempt) => Verdict::SUCCEEDED,
@@ -192,8 +193,9 @@ impl TaskSnapshot<'_> {
     }
 
     fn may_still_succeed(&self, attempt: Attempt) -> bool {
-        let was_claimed = attempt > Attempt::NONE && attempt <= self.attempt;
-        was_claimed && SUCCEEDED_FROM.contains(&self.state)
+        // An attempt before it was of the content that was replaced, or of a task that was dead.
+        let is_of_it = attempt > self.attempts_base && attempt <= self.attempt;
+        is_of_it && SUCCEEDED_FROM.contains(&self.state)
     }
 
     fn stopped(&self, reason: FailureReason) -> Verdict {

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use common::ids::{ClusterId, Incarnation, NodeId};
+use common::{
+    delay::Hearing,
+    ids::{ClusterId, Incarnation, NodeId},
+};
+use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio::sync::{Notify, watch};
 
@@ -121,6 +125,7 @@ impl Shared {
             suspects: Default::default(),
             nudge: Arc::default(),
             unstored: Default::default(),
+            hearing: Arc::new(Mutex::new(Hearing::away())),
         }
     }
 }

@@ -32,6 +32,8 @@ bugs! {
     StalePublish "stale_publish",
     RescueUnlocked "rescue_unlocked",
     BlindDeadline "blind_deadline",
+    DeafDeadline "deaf_deadline",
+    ReplacedSucceeds "replaced_succeeds",
     StoppedRetried "stopped_retried",
     BlindSettle "blind_settle",
     SettleBeforeConfirm "settle_before_confirm",

@@ -82,6 +82,7 @@ pub const EDITS: &[Edit] = &[
     edit(Bug::RescueUnlocked, "task_rescue", "FOR SHARE OF s", ""),
     edit(Bug::BlindDeadline, "task_retry", "(NOT f.at_deadline OR t.wake_at <= clock_timestamp())", "true"),
     edit(Bug::BlindDeadline, "task_finish", "(NOT f.at_deadline OR t.wake_at <= clock_timestamp())", "true"),
+    edit(Bug::ReplacedSucceeds, "task_finish", "t.attempt > t.attempts_base", "t.attempt > 0"),
     edit(Bug::StoppedRetried, "task_retry", "AND NOT t.stopping", ""),
     edit(Bug::PolicyIgnored, "task_claim", "AND t.queue <> ALL(ARRAY(SELECT q.queue FROM turned AS q))", ""),
     edit(

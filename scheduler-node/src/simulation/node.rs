@@ -116,6 +116,7 @@ impl Node {
             suspects: Default::default(),
             nudge: Arc::default(),
             unstored: Default::default(),
+            hearing: Default::default(),
         };
         let databases = NodeDatabases::new(vec![database.clone()], places.clone());
         let books: Books = Arc::new(ArcSwap::from_pointee(QueueBook::new(1, Rule::ALL.map(queue))));

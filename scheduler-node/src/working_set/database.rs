@@ -9,6 +9,7 @@ use std::{
 
 pub use common::ids::DatabaseIndex;
 use common::{
+    delay::Hearing,
     ids::{Attempt, DatabaseName, ShardId, TaskId},
     time::UnixMicros,
 };
@@ -70,6 +71,8 @@ pub struct NodeDatabase<S = Arc<Database>> {
     pub nudge: Arc<Mutex<Nudge>>,
     /// The failures to store submitted tasks.
     pub unstored: Failures,
+    /// Whether deadlines wait for messages.
+    pub hearing: Arc<Mutex<Hearing>>,
 }
 
 impl<S: Statements> NodeDatabase<S> {

@@ -219,6 +219,16 @@ fn the_last_attempt_of_the_present_budget_buries_the_task() {
 }
 
 #[test]
+fn a_success_with_former_content_or_from_before_a_death_finishes_nothing() {
+    let policy = policy(Settle::Result);
+    let (attempt, attempts_base) = (Attempt::new(3), Attempt::new(2));
+    let task = TaskSnapshot { attempt, attempts_base, ..snapshot(TaskState::Delivered, &policy) };
+    let success = report(r#"{"status":"succeeded"}"#);
+    assert_eq!(task.after_report(attempts_base, &success, NOW, 0.0), Verdict::Ignore);
+    assert_eq!(task.after_report(attempt, &success, NOW, 0.0), Verdict::SUCCEEDED);
+}
+
+#[test]
 fn back_off_starts_anew_with_a_new_budget() {
     let policy = QueuePolicy { retry: RetryPolicy::Polynomial, max_attempts: 25, ..policy(Settle::Reject) };
     let attempt = Attempt::new(8);

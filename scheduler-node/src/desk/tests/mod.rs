@@ -126,6 +126,7 @@ fn counter_in(
         suspects: Default::default(),
         nudge: Arc::default(),
         unstored: Default::default(),
+        hearing: Default::default(),
     };
     let databases = stores.iter().map(database).collect();
     let store = fixture::store(stores);

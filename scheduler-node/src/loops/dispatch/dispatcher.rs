@@ -52,6 +52,10 @@ const BETWEEN_CLAIMS: Duration = Duration::from_millis(10);
 /// The looks at the heap within the longest lead, while its head is that close.
 const LOOKS_AHEAD: u32 = 4;
 
+/// A wait that a batch of deadlines sleeps through. They leave the heap a little early, so one that was put back would
+/// leave it again at once.
+const SOON: Duration = Duration::from_millis(500);
+
 /// The longest sleep, after which the loop asks again for a clock that had no reading yet.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
@@ -131,6 +135,7 @@ impl<S: Statements> Dispatcher<S> {
                     () = stop.cancelled() => break,
                     answer = self.broker.changed() => if answer.is_err() { return },
                 }
+                self.claims.database.hearing.lock().begin_again(clock::instant());
                 continue;
             }
             match self.turn() {
@@ -313,9 +318,22 @@ impl<S: Statements> Dispatcher<S> {
         }
     }
 
-    /// Settles tasks whose deadlines have passed. The preloader wakes a task whose deadline was moved.
+    /// Settles tasks whose deadlines have passed. The preloader wakes a task whose deadline was moved. After an outage
+    /// the reports that came meanwhile are read first.
     async fn deadlines(&self, due: Vec<(TaskId, UnixMicros)>) {
         if due.is_empty() {
+            return;
+        }
+        let wait = self.claims.database.hearing.lock().wait(clock::instant());
+        if seeded!(DeafDeadline) {
+            // No report comes first.
+        } else if wait <= SOON {
+            tokio::time::sleep(wait).await;
+        } else {
+            let owned_shards = &self.claims.database.owned_shards;
+            owned_shards.end(due.iter().map(|(id, _)| *id));
+            let wake_at = self.claims.now().plus(wait);
+            owned_shards.offer(due.iter().map(|(id, _)| Entry { wake_at, id: *id, kind: WakeKind::Deadline }));
             return;
         }
         let until = due.iter().map(|(_, wake_at)| *wake_at).max().unwrap_or(UnixMicros::LAST);

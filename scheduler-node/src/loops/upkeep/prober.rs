@@ -279,6 +279,13 @@ impl Prober {
     fn report(&self, unfit: Option<Unfit>) {
         let name = self.database.name();
         self.metrics.database_up.with_label_values(&[name.as_str()]).set(i64::from(unfit.is_none()));
+        let mut hearing = self.database.hearing.lock();
+        if unfit.is_none() {
+            hearing.begin(Instant::now())
+        } else {
+            hearing.end()
+        }
+        drop(hearing);
         self.fitness.send_if_modified(|fitness| match unfit {
             Some(unfit) if fitness.unfit.get(name) != Some(&unfit) => {
                 // The loop logs by itself that it waits for a migration.

@@ -55,6 +55,13 @@ pub(super) const SEEDS: &[Seed] = &[
         "right: []",
     ),
     seed(
+        Bug::ReplacedSucceeds,
+        "G1",
+        "a success with former content does not end the task whose content was replaced",
+        "store::tests::put::a_success_with_the_content_that_was_replaced_does_not_end_the_task",
+        "the success is of other content",
+    ),
+    seed(
         Bug::SettleBeforeConfirm,
         "G2",
         "a task is settled after its confirm",
@@ -179,6 +186,13 @@ pub(super) const SEEDS: &[Seed] = &[
         "a deadline ends no attempt whose consumer has shown a sign of life meanwhile",
         "store::tests::settle::a_deadline_ends_no_attempt_that_has_shown_a_sign_of_life_meanwhile",
         "the attempt is alive",
+    ),
+    seed(
+        Bug::DeafDeadline,
+        "G5",
+        "after an outage, a deadline ends an attempt only once the reports that came meanwhile are read",
+        "loops::dispatch::dispatcher::tests::after_an_outage_a_rejection_that_waits_comes_before_a_deadline_that_has_passed",
+        "a rejection may still come",
     ),
     seed(
         Bug::SecondSendingBlind,

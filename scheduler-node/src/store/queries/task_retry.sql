@@ -1,6 +1,7 @@
 -- Schedules a task again, at its retry time, after a failed attempt with tries left; one priority lower where the
 -- policy asks for that.
--- Guard: this attempt, it has been handed over or may have been, and the task is not to stop. A deadline ($5) ends
+-- Guard: this attempt, it has been handed over or may have been, the task is not to stop, and its budget is not used
+-- up: a newer version of it may have ended that meanwhile. A deadline ($5) ends
 -- the attempt only if no sign of life has moved its `wake_at` meanwhile. The statement skips such a row if another
 -- transaction locks it: see task_finish.
 -- $1 ids; $2 attempts; $3 retry times; $4 history entries; $5 whether a deadline ends the attempt; $6 whether the
@@ -19,6 +20,7 @@ UPDATE duetime.task AS t
   FROM fact AS f LEFT JOIN free AS n ON n.id = f.id
  WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text IN ('dispatching', 'delivered', 'running')  -- cast: see task_claim
    AND NOT t.stopping
+   AND (t.max_attempts IS NULL OR t.attempt - t.attempts_base < t.max_attempts)
    AND (NOT f.at_deadline OR t.wake_at <= clock_timestamp())
    AND (NOT f.at_deadline OR n.id IS NOT NULL)
 RETURNING t.id

@@ -60,6 +60,8 @@ const WAYS: [(TaskState, &[Statement]); 16] = {
 struct Model {
     state: TaskState,
     attempt: i32,
+    /// The attempts of former budgets.
+    base: i32,
     /// Whether a claim or a rescue has returned the task, so that it may have been published.
     handed_out: bool,
 }
@@ -67,7 +69,8 @@ struct Model {
 impl Model {
     fn after(self, statement: Statement, named: i32) -> Option<TaskState> {
         let event = statement.event()?;
-        let applies = statement.is_meant_for(self.state) && (!statement.names_an_attempt() || named == self.attempt);
+        let is_of_it = named == self.attempt && named > self.base;
+        let applies = statement.is_meant_for(self.state) && (!statement.names_an_attempt() || is_of_it);
         if applies { transition(self.state, event).ok() } else { None }
     }
 
@@ -120,7 +123,7 @@ impl<'a> Trial<'a> {
         if first == TaskState::Waiting {
             subject.wait().await;
         }
-        let model = Model { state: first, attempt: 0, handed_out: false };
+        let model = Model { state: first, attempt: 0, base: 0, handed_out: false };
         Self { subject, model, story: format!("{title}: {first}") }
     }
 
@@ -152,7 +155,9 @@ impl<'a> Trial<'a> {
             let kept = if handed_out { CancelOutcome::NoFurtherAttempts } else { CancelOutcome::Cancelled };
             assert_eq!(promised, kept, "a cancel promises no more than it can keep: {said}");
         }
-        self.model = Model { state: row.state, attempt: row.attempt, handed_out };
+        let is_revived = after.is_some() && statement.event() == Some(Event::Revive);
+        let base = if is_revived { row.attempt } else { before.base };
+        self.model = Model { state: row.state, attempt: row.attempt, base, handed_out };
     }
 }
 
@@ -188,7 +193,7 @@ async fn walk_at_random(test: &TestDatabase, shard: ShardId, seed: u64) {
 #[test]
 fn every_transition_has_a_statement_that_writes_it() {
     for state in TaskState::ALL {
-        let model = Model { state, attempt: 1, handed_out: true };
+        let model = Model { state, attempt: 1, base: 0, handed_out: true };
         for event in Event::ALL.into_iter().filter(|event| !NOT_WRITTEN.contains(event)) {
             let writes = |s: &Statement| s.event() == Some(event) && model.after(*s, 1).is_some();
             let written = Statement::ALL.iter().any(writes);

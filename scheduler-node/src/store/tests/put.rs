@@ -2,7 +2,7 @@
 
 use common::{
     ids::{Attempt, ShardId, TaskId},
-    task::{BusinessKey, NewTask, OnDuplicate, TaskState},
+    task::{BusinessKey, Dependency, NewTask, OnDuplicate, TaskState},
 };
 
 use super::{
@@ -15,7 +15,7 @@ use crate::{
     store::{
         change::Keep,
         put::{Put, PutOutcome, Retention},
-        settle::{Finish, Report},
+        settle::{Finish, Report, Retry},
     },
     supervise::spawn_child,
 };
@@ -186,6 +186,55 @@ async fn an_older_version_that_is_out_gets_no_further_attempt() {
     assert_eq!(put(&test, &keyed(OnDuplicate::Version, 2)).await.outcome, PutOutcome::Created);
     let there = test.database.task_read(old.id).await.unwrap().unwrap();
     assert_eq!((there.state, there.max_attempts), (TaskState::Dispatching, Some(1)));
+    // A failure that was judged before the newer version came.
+    assert_eq!(fail(&test, old.id).await, [], "it is not tried again");
+}
+
+/// The first attempt of a task fails, and the next one is due.
+async fn fail(test: &TestDatabase, id: TaskId) -> Vec<TaskId> {
+    let (attempt, retry_at) = (Attempt::new(1), fixture::now(&test.pool).await);
+    let entry = r#"{"attempt":1}"#.to_owned();
+    test.database.task_retry(&[Retry { id, attempt, retry_at, entry, at_deadline: false, lower: false }]).await.unwrap()
+}
+
+/// The consumer of the first message may report on it after the task has another content.
+#[tokio::test]
+async fn a_success_with_the_content_that_was_replaced_does_not_end_the_task() {
+    let test = database().await;
+    let old = keyed(OnDuplicate::Keep, 1);
+    put(&test, &old).await;
+    bring(&test, old.id, TaskState::Dispatching).await;
+    assert_eq!(fail(&test, old.id).await, [old.id]);
+    assert_eq!(put(&test, &keyed(OnDuplicate::Replace, 1)).await.outcome, PutOutcome::Replaced);
+    let standing = test.database.task_standing(&[old.id]).await.unwrap().remove(0);
+    assert_eq!((standing.attempt, standing.attempts_base), (Attempt::new(1), Attempt::new(1)), "a budget of its own");
+    let (attempt, final_state, was) = (Attempt::new(1), TaskState::Succeeded, &[TaskState::Scheduled]);
+    let report = Report::default();
+    let late =
+        Finish { id: old.id, attempt, final_state, was, keep_ms: DAY_MS, report, entry: None, at_deadline: false };
+    let ended = test.database.task_finish(&[late]).await.unwrap().ids;
+    assert_eq!(ended, [], "the success is of other content");
+    assert_eq!(state_of(&test.pool, old.id).await.as_deref(), Some("scheduled"));
+}
+
+/// Otherwise its lane would wait for it, and it for a task of its lane.
+#[tokio::test]
+async fn a_started_task_of_an_ordered_lane_that_is_replaced_by_one_that_waits_leaves_its_place() {
+    let test = database().await;
+    let of_lane = |task: NewTask| changed(task, |task| task.partition_key = Some("p".to_owned()));
+    let old = of_lane(keyed(OnDuplicate::Keep, 1));
+    put(&test, &old).await;
+    let in_order = async || -> Option<bool> {
+        let read = sqlx::query_scalar("SELECT in_order FROM duetime.task WHERE id = $1");
+        read.bind(old.id.uuid()).fetch_one(&test.pool).await.unwrap()
+    };
+    sqlx::raw_sql("UPDATE duetime.task SET in_order = true").execute(&test.pool).await.unwrap();
+    put(&test, &of_lane(keyed(OnDuplicate::Replace, 1))).await;
+    assert_eq!(in_order().await, Some(true), "its retry comes first, as before");
+    let other = Dependency { queue: old.queue.clone(), key: "other".to_owned() };
+    let waits = changed(of_lane(keyed(OnDuplicate::Replace, 1)), |task| task.depends_on = vec![other]);
+    assert_eq!(put(&test, &waits).await.outcome, PutOutcome::Replaced);
+    assert_eq!((in_order().await, state_of(&test.pool, old.id).await.as_deref()), (None, Some("waiting")));
 }
 
 const LOCK: &str = "PERFORM pg_advisory_xact_lock";

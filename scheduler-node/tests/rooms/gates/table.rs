@@ -150,7 +150,7 @@ const SETTLES: &[Gate] = &[
                 "in one of the states that the event may end",
                 Itself("t.state::TEXT = ANY(string_to_array(f.was, ','))"),
             ),
-            guard("claimed at least once", Itself("t.attempt > 0")),
+            guard("claimed at least once since", Itself("t.attempt > t.attempts_base")),
             guard("no sign of life has moved its `wake_at`", AT_DEADLINE),
             guard("skips", SKIPS_AT_DEADLINE),
         ],

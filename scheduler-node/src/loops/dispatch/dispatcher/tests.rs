@@ -1,4 +1,5 @@
 use common::{
+    delay::Hearing,
     ids::QueueName,
     queue::{Queue, QueueBook, QueuePolicy, Settle},
 };
@@ -54,4 +55,29 @@ async fn while_many_messages_wait_to_be_sent_only_what_comes_due_is_claimed() {
     assert_eq!(loops.test.state_of(overdue).await.as_deref(), Some("scheduled"));
     lanes.backlog.note(false, 0, now);
     assert_eq!(next().await, overdue);
+}
+
+/// A rejection may wait at the broker for the end of the outage in which its deadline passed.
+#[tokio::test]
+async fn after_an_outage_a_rejection_that_waits_comes_before_a_deadline_that_has_passed() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.settle(ids, DELIVER).await;
+    let overdue = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
+    sqlx::raw_sql(overdue).execute(&loops.test.pool).await.unwrap();
+    let owned_shards = Arc::clone(&loops.database().owned_shards);
+    loops.database().hearing.lock().begin_again(clock::instant());
+    let (_dispatches, stop) = loops.dispatch(WakeKind::Deadline, &ids);
+    let now = loops.claims().0.now();
+    until(|| async { owned_shards.in_flight() == 0 && owned_shards.next_due().is_none_or(|due| due > now) }).await;
+    for id in ids {
+        let state = loops.test.state_of(id).await;
+        assert_eq!(state.as_deref(), Some("delivered"), "a rejection may still come");
+    }
+    *loops.database().hearing.lock() = Hearing::default();
+    owned_shards.offer(ids.map(|id| Entry { wake_at: UnixMicros::FIRST, id, kind: WakeKind::Deadline }));
+    for id in ids {
+        until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
+    }
+    stop.cancel();
 }

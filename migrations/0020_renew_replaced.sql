@@ -1,0 +1,141 @@
+-- Makes a submission that replaces a task begin anew. It has a budget of its own, so the late success of an attempt
+-- with the former content does not end it. If it waits for others now, it leaves its place in the order of its lane.
+-- Locks: none that another session waits for; a function.
+
+-- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new.
+
+CREATE OR REPLACE FUNCTION duetime.task_put(
+    p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
+    p_content_type text, p_headers jsonb, p_partition_key text, p_max_attempts integer, p_timeout_ms bigint, p_retry jsonb,
+    p_expires_at timestamptz, p_key text, p_version bigint, p_on_duplicate text, p_window interval, p_keep_ms bigint,
+    p_depends_on text[], p_after timestamptz DEFAULT NULL, p_until timestamptz DEFAULT NULL)
+RETURNS TABLE (
+    outcome text, id uuid, state duetime.task_state, due_at timestamptz, created_at timestamptz, version bigint, superseded bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_found record;
+    v_other record;
+    v_due_at timestamptz;
+    v_superseded bigint := 0;
+    v_loop text := CASE WHEN p_depends_on IS NOT NULL
+                        THEN duetime.depends_on_itself(p_queue, p_partition_key, p_key, p_depends_on) END;
+    v_state duetime.task_state := CASE WHEN p_depends_on IS NULL THEN 'scheduled' ELSE 'waiting' END;
+BEGIN
+    -- A queue's name has no blank, so a blank keeps the three parts apart. Without a key the id takes its place.
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_queue || ' ' || coalesce(length(p_partition_key), 0) || ' ' || coalesce(p_partition_key, '') || coalesce(p_key, p_id::text), 0));
+    IF statement_timestamp() <= p_after OR clock_timestamp() > p_until THEN
+        PERFORM duetime.out_of_time();
+    END IF;
+    LOOP
+        v_due_at := CASE WHEN p_now THEN clock_timestamp() ELSE p_due_at END;
+        SELECT * INTO v_found
+          FROM (SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live
+                  FROM duetime.task AS t
+                 WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
+                UNION ALL
+                SELECT f.id, f.state, f.due_at, f.created_at, f.version, false
+                  FROM duetime.key_finished(
+                       p_queue, p_partition_key, p_key, p_id, p_on_duplicate = 'version', clock_timestamp() - p_window) AS f
+                 WHERE p_key IS NOT NULL
+                UNION ALL
+                SELECT s.id, s.state, s.due_at, s.created_at, s.version, true
+                  FROM duetime.task_sent(p_id) AS s
+                 WHERE p_key IS NULL) AS newest
+         ORDER BY newest.id = p_id DESC, newest.version DESC, newest.live DESC, newest.created_at DESC
+         LIMIT 1;
+        IF NOT FOUND OR (p_on_duplicate = 'version' AND v_found.id <> p_id AND p_version > v_found.version) THEN
+            EXIT;
+        END IF;
+        outcome := CASE
+            WHEN v_found.id = p_id THEN 'created'                       -- sent again, and the first sending went in
+            WHEN p_on_duplicate = 'keep' THEN 'existing'
+            WHEN p_on_duplicate = 'reject' THEN 'refused'
+            WHEN p_on_duplicate = 'replace' AND v_found.state > 'ready' THEN 'refused'
+            WHEN p_on_duplicate = 'version' AND p_version < v_found.version THEN 'stale'
+            WHEN v_found.state IN ('dispatching', 'delivered', 'running', 'succeeded') THEN 'existing'
+            WHEN v_found.live THEN 'replaced'
+        END;
+        EXIT WHEN outcome IS NULL;                                      -- that version failed: make a new task
+        -- The requested version may be that of an older task in flight.
+        IF outcome = 'replaced' AND p_version <> v_found.version THEN
+            SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live INTO v_other
+              FROM duetime.task AS t
+             WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
+               AND t.version = p_version;
+            IF FOUND THEN
+                v_found := v_other;
+                outcome := 'refused';
+            END IF;
+        END IF;
+        IF outcome = 'replaced' AND v_loop IS NOT NULL THEN
+            outcome := v_loop;
+        END IF;
+        IF outcome = 'replaced' AND NOT duetime.task_lock(ARRAY[v_found.id]) THEN
+            outcome := 'busy';
+        END IF;
+        IF outcome = 'replaced' THEN
+            UPDATE duetime.task AS t
+               SET state = v_state, depends_on = p_depends_on, depends_met = NULL, wake_at = v_due_at, due_at = v_due_at,
+                   priority = p_priority, payload = p_payload, content_type = p_content_type, headers = p_headers,
+                   max_attempts = p_max_attempts, timeout_ms = p_timeout_ms, retry = p_retry, expires_at = p_expires_at,
+                   version = p_version, attempts_base = t.attempt,
+                   in_order = CASE WHEN p_depends_on IS NULL THEN t.in_order END
+             WHERE t.id = v_found.id AND t.state IN ('waiting', 'scheduled', 'ready')
+            RETURNING t.state INTO v_found.state;
+            CONTINUE WHEN NOT FOUND;                                    -- claimed or cancelled meanwhile
+            v_found.due_at := v_due_at;
+            v_found.version := p_version;
+        END IF;
+        RETURN QUERY SELECT outcome, v_found.id, v_found.state, v_found.due_at, v_found.created_at, v_found.version, 0::bigint;
+        RETURN;
+    END LOOP;
+
+    IF v_loop IS NOT NULL THEN
+        RETURN QUERY SELECT v_loop, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
+        RETURN;
+    END IF;
+
+    -- A newer version: unclaimed older ones are superseded, and one in flight gets no further attempt.
+    IF p_on_duplicate = 'version' THEN
+        IF NOT duetime.task_lock(ARRAY(
+            SELECT t.id
+              FROM duetime.task AS t
+             WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
+               AND t.version < p_version)) THEN
+            RETURN QUERY SELECT 'busy'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
+            RETURN;
+        END IF;
+        WITH gone AS (
+            DELETE FROM duetime.task AS t
+             WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
+               AND t.version < p_version AND t.state IN ('waiting', 'scheduled', 'ready')
+            RETURNING t.*
+        ), kept AS (
+            INSERT INTO duetime.archive (
+                id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms,
+                retry, payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries,
+                delivered_at, progress, worker, history, created_at, finished_at, drop_on)
+            SELECT id, shard, queue, 'superseded', wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts,
+                   timeout_ms, retry, payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at,
+                   redeliveries, delivered_at, progress, worker, history, created_at, clock_timestamp(),
+                   ((clock_timestamp() + p_keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
+              FROM gone
+                ON CONFLICT (drop_on, id) DO NOTHING
+            RETURNING 1
+        )
+        SELECT count(*) INTO v_superseded FROM kept;
+        UPDATE duetime.task AS t
+           SET max_attempts = greatest(1, t.attempt - t.attempts_base)
+         WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
+           AND t.version < p_version;
+    END IF;
+
+    INSERT INTO duetime.task (
+        id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers, partition_key, max_attempts,
+        timeout_ms, retry, expires_at, key, version, depends_on)
+    VALUES (p_id, p_shard, p_queue, v_state, v_due_at, v_due_at, p_priority, p_payload, p_content_type, p_headers,
+            p_partition_key, p_max_attempts, p_timeout_ms, p_retry, p_expires_at, p_key, p_version, p_depends_on);
+    RETURN QUERY SELECT 'created'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, v_superseded;
+END
+$$;
