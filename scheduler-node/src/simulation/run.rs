@@ -27,7 +27,7 @@ use super::{
     statement,
     world::{Arrival, World},
 };
-use crate::{broker::BrokerState, supervise::spawn_child};
+use crate::{broker::BrokerState, supervise::spawn_child, working_set::owned_shards::Stop};
 
 /// The longest time after the last fault until every task has ended: the broker's confirm deadline, the time after
 /// which a claimed row is looked at, and the longest pauses of lanes and retries, several times.
@@ -303,7 +303,7 @@ impl Cluster {
     async fn hand_over(&self, shard: ShardId) {
         let owner = self.takers.lock().get(&shard).copied().unwrap_or(0);
         let node = self.node(owner);
-        node.database.owned_shards.stop_claiming(&[shard]);
+        node.database.owned_shards.stop_claiming(&[shard], Stop::Release);
         let patience = Duration::from_secs(5);
         // Whatever is still out when the patience ends, the next owner publishes again.
         let _ = timeout(patience, node.database.owned_shards.drained(&[shard])).await;
@@ -316,10 +316,10 @@ impl Cluster {
         let owner = self.takers.lock().get(&shard).copied().unwrap_or(0);
         let owned_shards = Arc::clone(&self.node(owner).database.owned_shards);
         let Some(epoch) = owned_shards.owned().get(&shard).copied() else { return };
-        owned_shards.stop_claiming(&[shard]);
+        owned_shards.stop_claiming(&[shard], Stop::Cut);
         // What is still out holds a cut up.
         let _ = timeout(CUT_WITHIN, owned_shards.drained(&[shard])).await;
-        owned_shards.resume_claiming(shard, epoch);
+        owned_shards.resume_claiming(shard, epoch, Stop::Cut);
     }
 
     /// Ends a node's process wherever it is, and starts it anew.

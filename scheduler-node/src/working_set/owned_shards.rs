@@ -3,7 +3,7 @@
 //!
 //! It is memory only: the database still has everything it forgets, and the next preload reads that again. Its
 //! rules:
-//! - only shards that are owned and not draining enter the heap or leave it;
+//! - only shards that are owned and that nothing has stopped enter the heap or leave it;
 //! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice;
 //! - a drain waits for the tasks in flight, so that the next owner finds nothing half done.
 
@@ -28,6 +28,7 @@ use common::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+pub use self::state::Stop;
 use self::state::{InFlight, Owned, State};
 use crate::{clock, history::History, until::until};
 
@@ -67,12 +68,12 @@ impl OwnedShards {
         Self { history, ..self }
     }
 
-    /// Every shard whose fence this node holds, draining ones included.
+    /// Every shard whose fence this node holds, stopped ones included.
     pub fn owned(&self) -> BTreeMap<ShardId, Epoch> {
         self.state.lock().owned.iter().map(|(shard, owned)| (*shard, owned.epoch)).collect()
     }
 
-    /// Those of `shards` whose fence this node holds, draining ones included.
+    /// Those of `shards` whose fence this node holds, stopped ones included.
     pub fn epochs(&self, shards: impl IntoIterator<Item = ShardId>) -> BTreeMap<ShardId, Epoch> {
         let state = self.state.lock();
         shards.into_iter().filter_map(|shard| Some((shard, state.owned.get(&shard)?.epoch))).collect()
@@ -86,7 +87,7 @@ impl OwnedShards {
     /// The same shards without their epochs.
     pub fn claimable_shards(&self) -> Arc<[ShardId]> {
         let state = &mut *self.state.lock();
-        let list = || state.owned.iter().filter(|(_, owned)| !owned.draining).map(|(shard, _)| *shard).collect();
+        let list = || state.owned.iter().filter(|(_, owned)| owned.is_claimable()).map(|(shard, _)| *shard).collect();
         Arc::clone(state.claimable.get_or_insert_with(list))
     }
 
@@ -99,7 +100,7 @@ impl OwnedShards {
         let mut state = self.state.lock();
         state.claimable = None;
         for &(shard, epoch) in taken {
-            state.owned.insert(shard, Owned { epoch, own_since: epoch, draining: false });
+            state.owned.insert(shard, Owned { epoch, own_since: epoch, stops: BTreeSet::new() });
             state.adopted.insert(shard);
         }
         // The first read finds them: their claims are of an older epoch.
@@ -111,11 +112,13 @@ impl OwnedShards {
     }
 
     /// Starts to dispatch a shard that this node has owned all along: its epoch has changed in a move. What the node
-    /// claimed under the epochs since `own_since` is not published again.
+    /// claimed under the epochs since `own_since` is not published again. A release of the shard goes on.
     pub fn adopt_own(&self, shard: ShardId, epoch: Epoch, own_since: Epoch) {
         let mut state = self.state.lock();
         state.claimable = None;
-        state.owned.insert(shard, Owned { epoch, own_since, draining: false });
+        let stops = state.owned.remove(&shard).map(|owned| owned.stops).unwrap_or_default();
+        let stops = stops.into_iter().filter(|why| *why == Stop::Release).collect();
+        state.owned.insert(shard, Owned { epoch, own_since, stops });
         state.adopted.insert(shard);
         state.offer_doubts(shard);
         self.history.acquired(&[(shard, epoch)]);
@@ -123,11 +126,14 @@ impl OwnedShards {
         self.preload_wanted.notify_one();
     }
 
-    /// Claims from a shard again after [`Self::stop_claiming`], if it is still held under `epoch`.
-    pub fn resume_claiming(&self, shard: ShardId, epoch: Epoch) {
+    /// Claims from a shard again after [`Self::stop_claiming`], if it is still held under `epoch` and no other reason
+    /// stops the claims.
+    pub fn resume_claiming(&self, shard: ShardId, epoch: Epoch, why: Stop) {
         let mut state = self.state.lock();
         let Some(owned) = state.owned.get_mut(&shard).filter(|owned| owned.epoch == epoch) else { return };
-        owned.draining = false;
+        if !owned.stops.remove(&why) || !owned.is_claimable() {
+            return;
+        }
         state.claimable = None;
         state.adopted.insert(shard);
         state.offer_doubts(shard);
@@ -149,22 +155,27 @@ impl OwnedShards {
     /// The shards that may be claimed from, each with the epoch since which all claims are this node's own.
     pub fn claimable_since(&self) -> BTreeMap<ShardId, Epoch> {
         let state = self.state.lock();
-        let claimable = state.owned.iter().filter(|(_, owned)| !owned.draining);
+        let claimable = state.owned.iter().filter(|(_, owned)| owned.is_claimable());
         claimable.map(|(shard, owned)| (*shard, owned.own_since)).collect()
     }
 
     /// Stops claims from `shards`. Tasks in flight go on.
-    pub fn stop_claiming(&self, shards: &[ShardId]) {
-        self.state.lock().stop_claiming(shards);
+    pub fn stop_claiming(&self, shards: &[ShardId], why: Stop) {
+        self.state.lock().stop_claiming(shards, why);
     }
 
     /// Stops claims from a shard only while it is held under `epoch`: what is known of an old epoch says nothing
     /// about a newer one, which another task may have adopted meanwhile.
-    pub fn stop_claiming_under(&self, shard: ShardId, epoch: Epoch) {
+    pub fn stop_claiming_under(&self, shard: ShardId, epoch: Epoch, why: Stop) {
         let mut state = self.state.lock();
         if state.is_held_under(shard, epoch) {
-            state.stop_claiming(&[shard]);
+            state.stop_claiming(&[shard], why);
         }
+    }
+
+    /// Whether the node gives the shard to another node.
+    pub fn is_released(&self, shard: ShardId) -> bool {
+        self.state.lock().owned.get(&shard).is_some_and(|owned| owned.stops.contains(&Stop::Release))
     }
 
     /// Waits until no task of `shards` is in flight or being picked. Call after [`Self::stop_claiming`]; the caller

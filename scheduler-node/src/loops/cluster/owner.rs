@@ -32,7 +32,7 @@ use std::{
 use common::{
     cluster::{Action, ClusterView, ownership},
     ids::{DatabaseName, Epoch, NodeId, ShardId},
-    shard::{ShardMap, ShardStatus},
+    shard::{ShardMap, ShardStatus, map::Place},
 };
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
@@ -46,7 +46,7 @@ use crate::{
     by_database::ByDatabase,
     coordination::{Coordination, KEYS_PER_TRANSACTION, LeaseId, OwnerKey, Views},
     store::{self, Places},
-    working_set::owned_shards::OwnedShards,
+    working_set::owned_shards::{OwnedShards, Stop},
 };
 use act::{ActResult, Actor};
 pub use leave::leave;
@@ -128,13 +128,8 @@ pub struct Owner<F> {
     busy: BTreeSet<ShardId>,
     /// etcd did not do what an act asked for. Present until no act is necessary.
     etcd_retry: Option<Retry>,
-    /// Held fences of closed shards: the last part of a move was under way when this loop saw them.
-    closed: BTreeSet<HeldFence>,
     log: Log,
 }
-
-/// The index of a database, and a shard whose fence this node holds there under this epoch.
-type HeldFence = (usize, ShardId, Epoch);
 
 /// A database and the acts under way in it.
 #[derive(Debug)]
@@ -193,7 +188,6 @@ impl<F: Fence> Owner<F> {
             acts: FuturesUnordered::new(),
             busy: BTreeSet::new(),
             etcd_retry: None,
-            closed: BTreeSet::new(),
             log: Log::default(),
         }
     }
@@ -262,13 +256,10 @@ impl<F: Fence> Owner<F> {
     /// Forgets shards that have moved to another database. Claims from a shard stop in the last part of a move, and go
     /// on if its source has opened it again.
     fn follow(&mut self, map: &ShardMap) {
-        let mut closed = BTreeSet::new();
         for (index, state) in self.databases.iter().enumerate() {
             let owned_shards = &state.database.owned_shards;
             for (shard, epoch) in owned_shards.owned() {
                 let Some(place) = map.of(shard) else { continue };
-                let fence = (index, shard, epoch);
-                let was_closed = self.closed.contains(&fence);
                 if place.database.get() != index {
                     // The mover adopts a shard in its target before the map shows it there, under an epoch above that
                     // of the map. The epoch of an acquired fence says nothing: it may have been taken beside that of
@@ -278,16 +269,12 @@ impl<F: Fence> Owner<F> {
                         self.log.moved.insert(shard);
                     }
                 } else if place.status != ShardStatus::Gone {
-                    if was_closed && !self.busy.contains(&shard) {
-                        owned_shards.resume_claiming(shard, epoch);
-                    }
-                } else if was_closed || owned_shards.is_claimable(shard) {
-                    owned_shards.stop_claiming_under(shard, epoch);
-                    closed.insert(fence);
+                    owned_shards.resume_claiming(shard, epoch, Stop::Closed);
+                } else {
+                    owned_shards.stop_claiming_under(shard, epoch, Stop::Closed);
                 }
             }
         }
-        self.closed = closed;
     }
 
     fn owned(&self) -> BTreeMap<ShardId, Epoch> {
@@ -298,11 +285,11 @@ impl<F: Fence> Owner<F> {
     fn owned_at_place(&self) -> BTreeSet<ShardId> {
         let map = self.places.load();
         let held = self.databases.iter().enumerate().flat_map(|(index, state)| {
-            state.database.owned_shards.owned().into_iter().map(move |(shard, epoch)| (index, shard, epoch))
+            state.database.owned_shards.owned().into_keys().map(move |shard| (index, shard))
         });
-        let is_open_here =
-            |(index, shard, _): &HeldFence| map.of(*shard).is_some_and(|place| place.database.get() == *index);
-        held.filter(|fence| is_open_here(fence) && !self.closed.contains(fence)).map(|(_, shard, _)| shard).collect()
+        let is_open = |place: Place, index| place.database.get() == index && place.status != ShardStatus::Gone;
+        let open = held.filter(|(index, shard)| map.of(*shard).is_some_and(|place| is_open(place, *index)));
+        open.map(|(_, shard)| shard).collect()
     }
 
     /// Shards whose database this node cannot reach.

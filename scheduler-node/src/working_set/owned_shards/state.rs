@@ -45,13 +45,31 @@ pub(super) struct InFlight {
     pub(super) then: Option<Entry>,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// Why claims from an owned shard stop. Several reasons may hold at a time, and claims go on when the last has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// The node gives the shard to another node.
+    Release,
+    /// A move is in its last part.
+    Cut,
+    /// The shard map shows the shard as closed.
+    Closed,
+}
+
+#[derive(Clone, Debug)]
 pub(super) struct Owned {
     pub(super) epoch: Epoch,
     /// A claim of this epoch or a later one is this node's own: it is in flight here, or its outcome is unknown and a
     /// rescue looks at it (`in_doubt`). Only a claim before it was left by another owner.
     pub(super) own_since: Epoch,
-    pub(super) draining: bool,
+    /// Why claims have stopped. Empty: the shard may be claimed from.
+    pub(super) stops: BTreeSet<Stop>,
+}
+
+impl Owned {
+    pub(super) fn is_claimable(&self) -> bool {
+        self.stops.is_empty()
+    }
 }
 
 impl State {
@@ -71,11 +89,15 @@ impl State {
     }
 
     pub(super) fn claimable(&self, shard: ShardId) -> bool {
-        self.owned.get(&shard).is_some_and(|owned| !owned.draining)
+        self.owned.get(&shard).is_some_and(Owned::is_claimable)
     }
 
     pub(super) fn fences(&self) -> BTreeMap<ShardId, Epoch> {
-        self.owned.iter().filter(|(_, owned)| !owned.draining).map(|(shard, owned)| (*shard, owned.epoch)).collect()
+        self.owned
+            .iter()
+            .filter(|(_, owned)| owned.is_claimable())
+            .map(|(shard, owned)| (*shard, owned.epoch))
+            .collect()
     }
 
     pub(super) fn is_busy_with(&self, shards: &[ShardId]) -> bool {
@@ -87,11 +109,11 @@ impl State {
         self.owned.get(&shard).is_some_and(|owned| owned.epoch == epoch)
     }
 
-    pub(super) fn stop_claiming(&mut self, shards: &[ShardId]) {
+    pub(super) fn stop_claiming(&mut self, shards: &[ShardId], why: Stop) {
         self.claimable = None;
         for shard in shards {
             if let Some(owned) = self.owned.get_mut(shard) {
-                owned.draining = true;
+                owned.stops.insert(why);
             }
             self.adopted.remove(shard);
         }
@@ -117,7 +139,7 @@ impl State {
     pub(super) fn offer(&mut self, entry: Entry) {
         let owned = self.owned.get(&entry.id.shard());
         let Some(owned) = owned.filter(|_| !self.is_aside(entry.id)) else { return };
-        if owned.draining {
+        if !owned.is_claimable() {
             if entry.kind == WakeKind::Rescue {
                 self.in_doubt.insert(entry.id);
             }

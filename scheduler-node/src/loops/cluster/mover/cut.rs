@@ -9,10 +9,13 @@ use common::{
 use tokio::time::timeout_at;
 
 use super::work::{Ends, LEAVING_AT_LEAST, Stepped, Work};
-use crate::store::{
-    Effect, Error,
-    move_rows::PageCursor,
-    moves::{CloseWait, MoveFence},
+use crate::{
+    store::{
+        Effect, Error,
+        move_rows::PageCursor,
+        moves::{CloseWait, MoveFence},
+    },
+    working_set::owned_shards::Stop,
 };
 
 /// The longest wait for a moment without a task in flight, before claims stop. Most shards have one within this time,
@@ -70,7 +73,7 @@ impl Work {
             return Ok(Stepped::HeldUp("the owner of the shard changes".to_owned()));
         }
         let began = Instant::now();
-        owned_shards.stop_claiming(&[shard]);
+        owned_shards.stop_claiming(&[shard], Stop::Cut);
         match self.cut_without_claims(ends, epoch, began).await {
             Ok(Cut::Opened(opened)) => {
                 self.take_over(ends, opened);
@@ -83,7 +86,7 @@ impl Work {
                 Ok(Stepped::Ended)
             }
             Ok(Cut::GivenUp(problem)) => {
-                owned_shards.resume_claiming(shard, epoch);
+                owned_shards.resume_claiming(shard, epoch, Stop::Cut);
                 Ok(Stepped::HeldUp(problem.to_owned()))
             }
             Ok(Cut::Reopened(reopened, problem)) => {
@@ -98,12 +101,12 @@ impl Work {
             }
             Ok(Cut::Lost) => {
                 // A claim under an epoch that is not in force any more is refused, and the shard is forgotten.
-                owned_shards.resume_claiming(shard, epoch);
+                owned_shards.resume_claiming(shard, epoch, Stop::Cut);
                 Ok(Stepped::Ended)
             }
             Err(error) => {
                 // The rows tell what has happened. As long as the source is open, an epoch in force claims on.
-                owned_shards.resume_claiming(shard, epoch);
+                owned_shards.resume_claiming(shard, epoch, Stop::Cut);
                 Err(error)
             }
         }
@@ -170,6 +173,9 @@ impl Work {
         if let Some(own_since) = ends.source.owned_shards.own_since(shard) {
             let in_doubt = ends.source.owned_shards.in_doubt(shard);
             ends.target.owned_shards.adopt_own(shard, opened, own_since);
+            if ends.source.owned_shards.is_released(shard) {
+                ends.target.owned_shards.stop_claiming(&[shard], Stop::Release);
+            }
             ends.target.look_again(in_doubt, Duration::ZERO);
             ends.source.owned_shards.forget(&[shard]);
         }

@@ -13,7 +13,7 @@ use crate::{
     coordination::{Coordination, Error, LeaseId, OwnerKey},
     store,
     supervise::at_work,
-    working_set::owned_shards::OwnedShards,
+    working_set::owned_shards::{OwnedShards, Stop},
 };
 
 /// Most drains end within this time: they only wait for the confirms of the last published tasks.
@@ -122,7 +122,7 @@ impl Actor {
     ) -> ActResult {
         let _turn = self.requests.acquire().await;
         let _work = at_work();
-        owned_shards.stop_claiming(&shards);
+        owned_shards.stop_claiming(&shards, Stop::Release);
         let is_quick = tokio::time::timeout(QUICK_DRAIN.min(drain), owned_shards.drained(&shards)).await.is_ok();
         let slow = if is_quick { Vec::new() } else { owned_shards.busy(&shards) };
         let shards: Vec<ShardId> = shards.into_iter().filter(|shard| !slow.contains(shard)).collect();

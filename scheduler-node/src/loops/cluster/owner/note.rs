@@ -19,6 +19,7 @@ use super::{
 use crate::{
     coordination::{Error, KEYS_PER_TRANSACTION, OwnerKey},
     store,
+    working_set::owned_shards::Stop,
 };
 
 impl<F: Fence> Owner<F> {
@@ -31,7 +32,7 @@ impl<F: Fence> Owner<F> {
             ActResult::Looked { shards, result } => self.looked(shards, result),
             ActResult::Released { index, shards, slow, result } => {
                 self.release_slow(index, slow);
-                self.released(index, &shards, &result);
+                self.released(&shards, &result);
             }
         }
     }
@@ -155,28 +156,28 @@ impl<F: Fence> Owner<F> {
         if hopeless { HOPELESS_DRAIN_TIMEOUT } else { DRAIN_TIMEOUT }
     }
 
-    fn released(&mut self, index: usize, shards: &[ShardId], result: &Result<(), Error>) {
-        let owned_shards = Arc::clone(&self.databases[index].database.owned_shards);
-        let held = owned_shards.owned();
-        let owned: Vec<(ShardId, Epoch)> =
-            shards.iter().filter_map(|shard| Some((*shard, *held.get(shard)?))).collect();
+    fn released(&mut self, shards: &[ShardId], result: &Result<(), Error>) {
         for shard in shards {
             self.busy.remove(shard);
         }
-        match result {
-            Ok(()) => {
-                let left: Vec<ShardId> = owned.into_iter().map(|(shard, _)| shard).collect();
+        // A shard may have moved to another database meanwhile.
+        for state in &self.databases {
+            let owned_shards = &state.database.owned_shards;
+            let held = owned_shards.epochs(shards.iter().copied());
+            if result.is_ok() {
+                let left: Vec<ShardId> = held.into_keys().collect();
                 owned_shards.forget(&left);
                 self.actor.coordination.metrics().releases.inc_by(left.len() as u64);
                 self.log.released.extend(left);
-            }
-            Err(error) => {
+            } else {
                 // The shards go on as before. A node that has a key by now takes the fence, which ends it.
-                for (shard, epoch) in owned {
-                    owned_shards.resume_claiming(shard, epoch);
+                for (shard, epoch) in held {
+                    owned_shards.resume_claiming(shard, epoch, Stop::Release);
                 }
-                self.failed("could not delete owner keys; keeping the shards", shards, error);
             }
+        }
+        if let Err(error) = result {
+            self.failed("could not delete owner keys; keeping the shards", shards, error);
         }
     }
 
