@@ -7,7 +7,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::{
     ids::QueueName,
@@ -15,7 +18,7 @@ use common::{
     task::envelope::Text,
     wire::amqp::SUBMIT,
 };
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -38,6 +41,10 @@ const BATCH: usize = 500;
 
 /// Passes under way at a time: one commits while the next is filled.
 const PASSES: usize = 4;
+
+/// The longest time in which a batch begins to set messages aside. The others are given back: the queue of messages
+/// that were set aside may be silent, and each message would wait for it anew.
+const ASIDE_WITHIN: Duration = Duration::from_secs(10);
 
 /// The pause before messages that could not be stored are given back. Each pass waits that long, so that an outage
 /// causes no busy loop.
@@ -77,7 +84,7 @@ impl AmqpIntake {
     pub async fn run(self, mut received: mpsc::Receiver<Received>, stop: CancellationToken) {
         let (naming, stopped) = (self.clone(), stop.clone());
         spawn_child(async move { stopped.run_until_cancelled(naming.keep_queues_named()).await });
-        let passes = Arc::new(Semaphore::new(PASSES));
+        let (passes, asides) = (Arc::new(Semaphore::new(PASSES)), Arc::new(Semaphore::new(PASSES)));
         loop {
             let pass = Arc::clone(&passes).acquire_owned().await.expect("the semaphore is never closed");
             let mut batch = Vec::with_capacity(BATCH);
@@ -85,14 +92,12 @@ impl AmqpIntake {
                 count = received.recv_many(&mut batch, BATCH) => if count == 0 { break },
                 () = stop.cancelled() => break,
             }
-            let this = self.clone();
-            spawn_child(async move {
-                this.receive(batch).await;
-                drop(pass);
-            });
+            let (this, asides) = (self.clone(), Arc::clone(&asides));
+            spawn_child(async move { this.receive(batch, pass, &asides).await });
         }
         let all = u32::try_from(PASSES).expect("a small number");
         let _ = passes.acquire_many(all).await;
+        let _ = asides.acquire_many(all).await;
     }
 
     /// Creates the queues under which messages of the delay exchanges are listed, also those of exchanges that are
@@ -120,7 +125,9 @@ impl AmqpIntake {
         }
     }
 
-    async fn receive(&self, batch: Vec<Received>) {
+    /// Stores the tasks of a batch. A batch with messages to set aside ends its pass before that, so that the next
+    /// tasks do not wait for it; `asides` bounds how many batches do so at a time.
+    async fn receive(&self, batch: Vec<Received>, pass: OwnedSemaphorePermit, asides: &Semaphore) {
         let _work = at_work();
         let (troubled, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
         let (batch, by_name): (Vec<Received>, Vec<Received>) = batch.into_iter().partition(|of| self.may_come(of));
@@ -136,28 +143,32 @@ impl AmqpIntake {
         let messages: Vec<_> = batch.iter().map(|received| (route(received), &received.message)).collect();
         let taken = self.desk.receive(&messages).await;
         fail::fail_point!("after_receive", |_| std::process::abort());
+        let mut unfit = Vec::new();
         for (received, taken) in batch.into_iter().zip(taken) {
             match taken {
                 ReceiveOutcome::Durable => received.ack.ack().await,
-                ReceiveOutcome::Refused(problem) => self.refuse(received, &problem.to_string(), &mut again).await,
+                ReceiveOutcome::Refused(problem) => unfit.push((received, problem.to_string())),
                 ReceiveOutcome::Again(why) => again.push((received, why)),
             }
         }
-        // Last, because each of them may wait for a queue that does not answer.
         for received in troubled {
-            again.extend(self.set_troubled_aside(received).await);
+            unfit.extend(self.reject_if_cut(received).await);
         }
         for received in by_name {
             let user = received.message.properties.user_id.as_ref().and_then(Text::as_str);
             self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), BY_NAME));
-            self.refuse(received, BY_NAME, &mut again).await;
+            unfit.push((received, BY_NAME.to_owned()));
+        }
+        let _pass = unfit.is_empty().then_some(pass);
+        if !unfit.is_empty() {
+            let _turn = asides.acquire().await.expect("the semaphore is never closed");
+            again.extend(self.set_all_aside(unfit).await);
         }
         self.give_back(again).await;
     }
 
-    /// Sets a message aside that did not arrive whole or readable. Returns it with the reason if it must be
-    /// delivered again.
-    async fn set_troubled_aside(&self, received: Received) -> Option<(Received, String)> {
+    /// Rejects a message that did not arrive whole. Returns one that is only unreadable, with the reason.
+    async fn reject_if_cut(&self, received: Received) -> Option<(Received, String)> {
         let trouble = received.trouble.clone()?;
         self.set_aside.note(trouble.kind.into(), &format!("{:?}", received.source), &trouble.reason);
         if trouble.is_cut {
@@ -170,11 +181,7 @@ impl AmqpIntake {
             received.ack.reject().await;
             return None;
         }
-        match self.set_aside(&received, &trouble.reason).await {
-            Ok(()) => received.ack.ack().await,
-            Err(why) => return Some((received, why)),
-        }
-        None
+        Some((received, trouble.reason))
     }
 
     /// Whether the source allows the message. Without `amqp.default_door` a task must come through `duetime.in`; a
@@ -183,11 +190,20 @@ impl AmqpIntake {
         self.default_exchange || received.source != IntakeSource::Submit || received.message.addressed_to.is_some()
     }
 
-    async fn refuse(&self, received: Received, why: &str, again: &mut Vec<(Received, String)>) {
-        match self.set_aside(&received, why).await {
-            Ok(()) => received.ack.ack().await,
-            Err(why) => again.push((received, why)),
+    /// Sets messages aside that cannot be tasks. Returns those that must be delivered again, with the reason.
+    async fn set_all_aside(&self, unfit: Vec<(Received, String)>) -> Vec<(Received, String)> {
+        let (began, mut again) = (Instant::now(), Vec::new());
+        for (received, reason) in unfit {
+            if began.elapsed() >= ASIDE_WITHIN {
+                again.push((received, "messages before it took too long to set aside".to_owned()));
+                continue;
+            }
+            match self.set_aside(&received, &reason).await {
+                Ok(()) => received.ack.ack().await,
+                Err(why) => again.push((received, why)),
+            }
         }
+        again
     }
 
     async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
