@@ -150,10 +150,15 @@ impl BulkRequest {
         let cursor = self.cursor()?;
         let began_at = cursor.as_ref().map_or(now, |cursor| cursor.began_at);
         let act = self.act(began_at)?;
+        let mut filter = self.filter;
+        if self.action == Action::Retry {
+            // Cancelled and expired tasks are no failures of the request.
+            filter.state = Some(TaskState::Dead);
+        }
         Ok(ValidBulk {
             action: self.action,
             act,
-            filter: self.filter,
+            filter,
             dry_run: self.dry_run,
             limit: usize::try_from(limit).unwrap_or(usize::MAX),
             began_at,

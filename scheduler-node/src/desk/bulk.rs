@@ -125,7 +125,7 @@ impl Desk {
             ));
         }
         let (at, database) = self.found(at)?;
-        let step = database.bulk_look(Walk::of(bulk.act), &bulk.filter, at.place.as_ref(), most).await?;
+        let step = database.bulk_look(Walk::of(bulk.act, at.began_at), &bulk.filter, at.place.as_ref(), most).await?;
         let mut counts = BatchCounts { matched: step.found.len() as u64, ..BatchCounts::default() };
         let now = self.now();
         let mut fit = Vec::with_capacity(step.found.len());

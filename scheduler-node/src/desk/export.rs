@@ -85,11 +85,11 @@ impl Desk {
 
 /// The tables that tasks in `state` are in.
 fn walks(state: Option<TaskState>) -> &'static [Walk] {
-    const LIVE: Walk = Walk::Live { moved_to: None };
+    const LIVE: Walk = Walk::Live { moved: None };
     match state {
         None => &[LIVE, Walk::Finished],
         Some(TaskState::Succeeded) => &[Walk::Finished],
-        Some(state) if state.is_final() => &[Walk::Failed],
+        Some(state) if state.is_final() => &[Walk::Failed { before: None }],
         Some(_) => &[LIVE],
     }
 }

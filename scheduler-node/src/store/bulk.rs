@@ -34,16 +34,25 @@ pub const BATCH: usize = 500;
 /// The tasks of a walk, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walk {
-    /// The unfinished tasks, by due time. With a moment, the walk leaves out tasks that a move to it, or to now if
-    /// that is later, has already moved.
+    /// The unfinished tasks, by due time, without those that the action has moved already.
     Live {
-        moved_to: Option<UnixMicros>,
+        moved: Option<Moved>,
     },
     /// The unfinished tasks, by due time from the last to the first.
     LiveBack,
-    /// The finished tasks that did not succeed.
-    Failed,
+    /// The finished tasks that did not succeed; with a moment, only those that finished before it.
+    Failed {
+        before: Option<UnixMicros>,
+    },
     Finished,
+}
+
+/// The tasks that an action has moved ahead of its walk: those with the new due time, or those that are due if that
+/// is later; and those claimed since the walk began, which may have failed again and be due later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    pub to: UnixMicros,
+    pub since: UnixMicros,
 }
 
 /// A task that a walk found.
@@ -88,17 +97,18 @@ impl BulkChange {
 }
 
 impl Walk {
-    /// The walk that meets each task once, even if `act` changes the due times that order it.
-    pub const fn of(act: BulkAction) -> Self {
+    /// The walk that meets each task once, even if `act` changes the due times that order it, and if tasks fail again
+    /// meanwhile. `began_at`: when its first step began.
+    pub const fn of(act: BulkAction, began_at: UnixMicros) -> Self {
         /// A task that is due counts as moved already.
-        const NOW: Option<UnixMicros> = Some(UnixMicros::FIRST);
+        const NOW: UnixMicros = UnixMicros::FIRST;
         match act {
-            BulkAction::Cancel => Self::Live { moved_to: None },
-            BulkAction::Run => Self::Live { moved_to: NOW },
-            BulkAction::Move(Target::At(moment)) => Self::Live { moved_to: Some(moment) },
+            BulkAction::Cancel => Self::Live { moved: None },
+            BulkAction::Run => Self::Live { moved: Some(Moved { to: NOW, since: began_at }) },
+            BulkAction::Move(Target::At(moment)) => Self::Live { moved: Some(Moved { to: moment, since: began_at }) },
             BulkAction::Move(Target::By { shift_ms }) if shift_ms > 0 => Self::LiveBack,
-            BulkAction::Move(Target::By { .. }) => Self::Live { moved_to: NOW },
-            BulkAction::Retry => Self::Failed,
+            BulkAction::Move(Target::By { .. }) => Self::Live { moved: Some(Moved { to: NOW, since: began_at }) },
+            BulkAction::Retry => Self::Failed { before: Some(began_at) },
         }
     }
 
@@ -106,7 +116,7 @@ impl Walk {
         match self {
             Self::Live { .. } => include_str!("queries/bulk_look.sql"),
             Self::LiveBack => include_str!("queries/bulk_look_back.sql"),
-            Self::Failed => include_str!("queries/bulk_look_failed.sql"),
+            Self::Failed { .. } => include_str!("queries/bulk_look_failed.sql"),
             Self::Finished => include_str!("queries/bulk_look_finished.sql"),
         }
     }
@@ -114,7 +124,7 @@ impl Walk {
     const fn queues(self) -> &'static str {
         match self {
             Self::Live { .. } | Self::LiveBack => include_str!("queries/bulk_queue.sql"),
-            Self::Failed => include_str!("queries/bulk_queue_failed.sql"),
+            Self::Failed { .. } => include_str!("queries/bulk_queue_failed.sql"),
             Self::Finished => include_str!("queries/bulk_queue_finished.sql"),
         }
     }
@@ -253,8 +263,11 @@ async fn look(
         .bind(i64::try_from(most).unwrap_or(i64::MAX))
         .bind(elsewhere);
     let query = match walk {
-        Walk::Live { moved_to } => query.bind(moved_to.map(UnixMicros::to_utc)),
-        _ => query,
+        Walk::Live { moved } => {
+            query.bind(moved.map(|moved| moved.to.to_utc())).bind(moved.map(|moved| moved.since.to_utc()))
+        }
+        Walk::Failed { before } => query.bind(before.map(UnixMicros::to_utc)),
+        Walk::LiveBack | Walk::Finished => query,
     };
     let rows = query.fetch_all(pool).await?;
     let mut found = Vec::with_capacity(rows.len());

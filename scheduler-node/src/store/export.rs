@@ -32,7 +32,7 @@ impl Database {
                     let ids: Vec<uuid::Uuid> = tasks.iter().map(|found| found.seen.id.uuid()).collect();
                     sqlx::query(include_str!("queries/export_read.sql")).bind(ids).fetch_all(&pool).await?
                 }
-                Walk::Failed | Walk::Finished => {
+                Walk::Failed { .. } | Walk::Finished => {
                     let (days, ids) = archived(tasks);
                     let read = sqlx::query(include_str!("queries/export_read_finished.sql")).bind(days).bind(ids);
                     read.fetch_all(&pool).await?

@@ -2,7 +2,7 @@
 SELECT seen.*
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at, id) AS nth
           FROM (SELECT id, state::text AS state, due_at, expires_at, false AS key_taken, drop_on,
-                       (octet_length(payload) + coalesce(pg_column_size(history), 0) + coalesce(octet_length(result), 0))::bigint AS bytes,
+                       (octet_length(payload) + coalesce(CASE WHEN pg_column_compression(history) IS NULL THEN pg_column_size(history) ELSE octet_length(history::text) END, 0) + coalesce(octet_length(result), 0))::bigint AS bytes,
                        coalesce(shard <> ALL($11::int[]) AND ($5::text IS NULL OR state::text = $5) AND ($6::text IS NULL OR partition_key = $6)
                            AND ($7::text IS NULL OR key = $7) AND ($8::text IS NULL OR strpos(coalesce(status_msg, history -> -1 ->> 'error'), $8) > 0), false) AS hit
                   FROM duetime.archive

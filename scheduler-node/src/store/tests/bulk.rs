@@ -26,7 +26,8 @@ use crate::{
 };
 
 const DAY_MS: i64 = 86_400_000;
-const LIVE: Walk = Walk::Live { moved_to: None };
+const LIVE: Walk = Walk::Live { moved: None };
+const FAILED: Walk = Walk::Failed { before: None };
 
 fn keep() -> Keep {
     Keep { default_ms: DAY_MS, others: std::sync::Arc::default() }
@@ -53,7 +54,8 @@ async fn filled(test: &TestDatabase) -> Vec<NewTask> {
 async fn act_on_all(test: &TestDatabase, act: BulkAction, filter: &TaskFilter, most: usize) -> BTreeMap<TaskId, usize> {
     let (mut met, mut place) = (BTreeMap::new(), None);
     loop {
-        let step = test.database.bulk_look(Walk::of(act), filter, place.as_ref(), most).await.unwrap();
+        let step =
+            test.database.bulk_look(Walk::of(act, UnixMicros::LAST), filter, place.as_ref(), most).await.unwrap();
         assert!(step.found.len() <= most);
         step.found.iter().for_each(|found| *met.entry(found.seen.id).or_default() += 1);
         let done = test.database.bulk_act(act, &step.found, &keep()).await.unwrap();
@@ -176,7 +178,7 @@ async fn everything_a_filter_says_must_apply_and_errors_are_searched() {
     }
     for (text, expected) in [("no route", vec![dead_one]), ("timed out", vec![other]), ("disk", vec![])] {
         let filter = TaskFilter { error: Some(text.to_owned()), state: Some(TaskState::Dead), ..TaskFilter::default() };
-        for walk in [Walk::Failed, Walk::Finished] {
+        for walk in [FAILED, Walk::Finished] {
             let ids: Vec<_> = found(&test, walk, &filter).await.iter().map(|found| found.seen.id).collect();
             assert_eq!(ids, expected, "{walk:?}: {text}");
         }
@@ -251,7 +253,7 @@ async fn of_dead_tasks_with_one_key_one_lives_again_and_none_beside_a_newer_task
     let mut newer = new_task(fixture::fresh_id());
     newer.keyed = Some(BusinessKey { key: "taken".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
     test.database.task_submit(&[newer], Sending::First).await.unwrap();
-    let seen = found(&test, Walk::Failed, &TaskFilter::default()).await;
+    let seen = found(&test, FAILED, &TaskFilter::default()).await;
     let known: Vec<_> = seen.iter().filter(|found| found.seen.key_taken).map(|found| found.seen.id).collect();
     assert_eq!(known, [taken]);
     let done: Vec<_> =
@@ -270,7 +272,7 @@ async fn of_dead_tasks_with_one_key_one_lives_again_and_none_beside_a_newer_task
 async fn a_key_that_is_taken_while_dead_tasks_are_revived_loses_none_of_them() {
     let test = fixture::database().await;
     let (keyed, plain) = (dead(&test, Some("k")).await, dead(&test, None).await);
-    let seen = found(&test, Walk::Failed, &TaskFilter::default()).await;
+    let seen = found(&test, FAILED, &TaskFilter::default()).await;
     let mut taking = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *taking).await.unwrap();
     sqlx::query(
@@ -288,6 +290,29 @@ async fn a_key_that_is_taken_while_dead_tasks_are_revived_loses_none_of_them() {
     assert_eq!(reviving.await.unwrap(), [], "all are left for one request each");
     assert!(test.database.task_revive(keyed).await.expect_err("its key is taken").is_key_taken());
     assert!(matches!(test.database.task_revive(plain).await.unwrap(), Guarded::Done(_)));
+}
+
+/// Otherwise a walk over tasks that fail again at once would not end.
+#[tokio::test]
+async fn what_has_failed_again_since_the_walk_began_is_not_met_again() {
+    let test = fixture::database().await;
+    let before = dead(&test, None).await;
+    let tasks = filled(&test).await;
+    let began_at = fixture::now(&test.pool).await;
+    let again = dead(&test, None).await;
+    let ids = async |walk| -> Vec<TaskId> {
+        found(&test, walk, &TaskFilter::default()).await.iter().map(|found| found.seen.id).collect()
+    };
+    assert_eq!(ids(FAILED).await, [before, again]);
+    assert_eq!(ids(Walk::of(BulkAction::Retry, began_at)).await, [before]);
+    let claim = "UPDATE duetime.task SET claimed_at = $2 WHERE id = $1";
+    let (early, late) = (&tasks[8], &tasks[9]);
+    for (task, claimed_at) in [(early, began_at.shifted(-1)), (late, began_at.shifted(1))] {
+        sqlx::query(claim).bind(task.id.uuid()).bind(claimed_at.to_utc()).execute(&test.pool).await.unwrap();
+    }
+    let run = ids(Walk::of(BulkAction::Run, began_at)).await;
+    assert!(run.contains(&early.id) && !run.contains(&late.id), "the second failed after a run of this walk");
+    assert!(ids(LIVE).await.contains(&late.id), "a cancellation meets it");
 }
 
 #[tokio::test]
@@ -313,9 +338,7 @@ async fn a_walk_steps_over_more_rows_than_it_looks_at_whose_columns_are_null() {
         TaskFilter { error: some("rare"), ..TaskFilter::default() },
     ];
     for filter in filters {
-        for walk in
-            [LIVE, Walk::Live { moved_to: Some(UnixMicros::FIRST) }, Walk::LiveBack, Walk::Failed, Walk::Finished]
-        {
+        for walk in [LIVE, Walk::of(BulkAction::Run, UnixMicros::LAST), Walk::LiveBack, FAILED, Walk::Finished] {
             let (mut found, mut place) = (0, None);
             loop {
                 let step = test.database.bulk_look(walk, &filter, place.as_ref(), 500).await.unwrap();

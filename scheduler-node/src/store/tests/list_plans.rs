@@ -133,8 +133,8 @@ async fn a_step_of_a_walk_costs_what_it_finds_and_never_more_than_it_may_look_at
     as_a_node(&mut connection).await;
     for (statement, back) in LOOKS {
         let (from, to) = if back { ("9999-01-01", "1970-01-01") } else { ("1970-01-01", "9999-01-01") };
-        let live = statement.contains("$12::");
-        let more = if live { (", timestamptz", ", NULL") } else { ("", "") };
+        let further = ["$12::", "$13::"].into_iter().filter(|value| statement.contains(value)).count();
+        let more = (", timestamptz".repeat(further), ", NULL".repeat(further));
         let types =
             format!("text, timestamptz, uuid, timestamptz, text, text, text, text, bigint, bigint, int[]{}", more.0);
         let nobody = uuid::Uuid::nil();
