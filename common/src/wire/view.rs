@@ -55,6 +55,9 @@ pub struct TaskView {
     /// The dependencies of a waiting task, and their states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<DependencyView>,
+    /// The fields that are too long for a list. A look at the task shows them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
     /// The payload, headers, result and error texts are left out: the caller's role shows no data, or this answers a
     /// report.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -99,6 +102,7 @@ impl TaskView {
             worker: None,
             attempts: Vec::new(),
             depends_on: Vec::new(),
+            left_out: Vec::new(),
             data_hidden: false,
             stopping: false,
             duplicate: false,
@@ -110,6 +114,7 @@ impl TaskView {
     /// attempt.
     #[must_use]
     pub fn without_data(self) -> Self {
+        let left_out = self.left_out.into_iter().filter(|field| field == "attempts").collect();
         let attempts = self.attempts.into_iter().map(|attempt| AttemptView { error: None, ..attempt }).collect();
         Self {
             payload: None,
@@ -118,6 +123,7 @@ impl TaskView {
             result: None,
             status_msg: None,
             attempts,
+            left_out,
             data_hidden: true,
             ..self
         }

@@ -73,6 +73,7 @@ fn view(task: TaskRecord, book: &QueueBook) -> TaskView {
         worker: task.worker,
         attempts: task.history,
         depends_on: Vec::new(),
+        left_out: task.left_out,
         data_hidden: false,
         stopping: task.stopping,
         duplicate: false,

@@ -167,7 +167,8 @@ async fn rows(
 fn page_of(rows: &[PgRow], limit: usize) -> Result<Page, sqlx::Error> {
     let mut page = Page::default();
     for row in rows {
-        let task = TaskRecord::read(row)?;
+        let mut task = TaskRecord::read(row)?;
+        task.left_out = row.try_get("left_out")?;
         let place = cursor_of(&task);
         if row.try_get("hit")? {
             if page.tasks.len() == limit {

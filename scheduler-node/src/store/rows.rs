@@ -26,6 +26,8 @@ pub struct TaskRecord {
     pub max_attempts: Option<i32>,
     /// `None` in a list if the payload is too long for one.
     pub payload: Option<Vec<u8>>,
+    /// The fields that are too long for a list, which is the only one that leaves any out.
+    pub left_out: Vec<String>,
     pub content_type: String,
     pub headers: BTreeMap<String, String>,
     pub key: Option<String>,
@@ -61,6 +63,7 @@ impl TaskRecord {
             attempt: Attempt::new(row.try_get("attempt")?),
             max_attempts: row.try_get("max_attempts")?,
             payload: row.try_get("payload")?,
+            left_out: Vec::new(),
             content_type: row.try_get("content_type")?,
             headers: headers.map(|headers| headers.0).unwrap_or_default(),
             key: row.try_get("key")?,

@@ -5,7 +5,8 @@
 -- ends there. The limit beside the order keeps the planner from sorting a whole queue.
 -- $1 queue, $2 state, $3 partition key (each NULL: any); $4 and $5 the due time and id after which the page begins;
 -- $6 the due time before which it ends; $7 the limit of rows to read; $8 the limit of rows to return; $9 key,
--- $10 part of the last error (each NULL: any). `hit`: the row matches the filter. Long values come back as NULL.
+-- $10 part of the last error (each NULL: any). `hit`: the row matches the filter. Long values come back as NULL,
+-- and `left_out` names their fields.
 -- A NULL in a column makes a condition NULL, which is no hit either.
 -- $11 names of the queues to walk when $1 is NULL; NULL: the queues that a hop finds, at most $12 of them.
 -- $13 shards whose rows are no hits, because their place is another database.
@@ -46,10 +47,13 @@ WITH RECURSIVE hop (queue, nth) AS (
 )
 SELECT page.hit, page.looked_up_to,
        t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt,
-       t.max_attempts, CASE WHEN octet_length(t.payload) <= 4096 THEN t.payload END AS payload, t.content_type, t.headers,
-       t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN pg_column_size(t.history) <= 4096 THEN t.history END AS history,
+       t.max_attempts, CASE WHEN long.payload THEN NULL ELSE t.payload END AS payload, t.content_type, t.headers,
+       t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN long.history THEN NULL ELSE t.history END AS history,
        t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,
-       t.stopping
+       t.stopping,
+       array_remove(ARRAY[CASE WHEN long.payload THEN 'payload' END, CASE WHEN long.history THEN 'attempts' END], NULL) AS left_out
   FROM page
  CROSS JOIN LATERAL (SELECT * FROM duetime.task WHERE id = page.id LIMIT 1) AS t      -- LIMIT 1: a look-up by key
+ CROSS JOIN LATERAL (SELECT octet_length(t.payload) > 4096 AS payload,
+                            CASE WHEN pg_column_compression(t.history) IS NULL THEN pg_column_size(t.history) ELSE octet_length(t.history::text) END > 4096 AS history) AS long
  ORDER BY page.due_at, page.id

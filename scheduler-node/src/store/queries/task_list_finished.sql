@@ -36,11 +36,16 @@ WITH RECURSIVE hop (queue, nth) AS (
 )
 SELECT page.hit, page.looked_up_to,
        a.id, a.queue, a.state::text AS state, a.wake_at, a.due_at, a.expires_at, a.priority, a.attempt,
-       a.max_attempts, CASE WHEN octet_length(a.payload) <= 4096 THEN a.payload END AS payload, a.content_type, a.headers,
-       a.key, a.version, a.partition_key, a.delivered_at, a.progress, a.worker, CASE WHEN pg_column_size(a.history) <= 4096 THEN a.history END AS history,
-       a.created_at, a.finished_at, CASE WHEN octet_length(a.result) <= 4096 THEN a.result END AS result, a.status_code,
-       CASE WHEN octet_length(a.status_msg) <= 4096 THEN a.status_msg END AS status_msg,
-       false AS stopping
+       a.max_attempts, CASE WHEN long.payload THEN NULL ELSE a.payload END AS payload, a.content_type, a.headers,
+       a.key, a.version, a.partition_key, a.delivered_at, a.progress, a.worker, CASE WHEN long.history THEN NULL ELSE a.history END AS history,
+       a.created_at, a.finished_at, CASE WHEN long.result THEN NULL ELSE a.result END AS result, a.status_code,
+       CASE WHEN long.status_msg THEN NULL ELSE a.status_msg END AS status_msg,
+       false AS stopping,
+       array_remove(ARRAY[CASE WHEN long.payload THEN 'payload' END, CASE WHEN long.history THEN 'attempts' END, CASE WHEN long.result THEN 'result' END, CASE WHEN long.status_msg THEN 'status_msg' END], NULL) AS left_out
   FROM page
  CROSS JOIN LATERAL (SELECT * FROM duetime.archive WHERE drop_on = page.drop_on AND id = page.id LIMIT 1) AS a
+ CROSS JOIN LATERAL (SELECT octet_length(a.payload) > 4096 AS payload,
+                            CASE WHEN pg_column_compression(a.history) IS NULL THEN pg_column_size(a.history) ELSE octet_length(a.history::text) END > 4096 AS history,
+                            octet_length(a.result) > 4096 AS result,
+                            octet_length(a.status_msg) > 4096 AS status_msg) AS long
  ORDER BY page.due_at, page.id

@@ -29,10 +29,13 @@ WITH named AS MATERIALIZED (
 )
 SELECT page.hit, false AS looked_up_to, page.too_many,
        t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt,
-       t.max_attempts, CASE WHEN octet_length(t.payload) <= 4096 THEN t.payload END AS payload, t.content_type, t.headers,
-       t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN pg_column_size(t.history) <= 4096 THEN t.history END AS history,
+       t.max_attempts, CASE WHEN long.payload THEN NULL ELSE t.payload END AS payload, t.content_type, t.headers,
+       t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN long.history THEN NULL ELSE t.history END AS history,
        t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,
-       t.stopping
+       t.stopping,
+       array_remove(ARRAY[CASE WHEN long.payload THEN 'payload' END, CASE WHEN long.history THEN 'attempts' END], NULL) AS left_out
   FROM page
  CROSS JOIN LATERAL (SELECT * FROM duetime.task WHERE id = page.id LIMIT 1) AS t
+ CROSS JOIN LATERAL (SELECT octet_length(t.payload) > 4096 AS payload,
+                            CASE WHEN pg_column_compression(t.history) IS NULL THEN pg_column_size(t.history) ELSE octet_length(t.history::text) END > 4096 AS history) AS long
  ORDER BY page.due_at, page.id
