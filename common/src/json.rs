@@ -49,6 +49,39 @@ where
     Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(read)| read).unwrap_or_default())
 }
 
+/// For `deserialize_with`: reads a text, or `null`. Half of a surrogate pair becomes U+FFFD: a program that cuts a text
+/// in the middle of a pair writes it.
+pub(crate) fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::<Text>::deserialize(deserializer)?.map(|Text(text)| text))
+}
+
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // As bytes, because a text with half a pair would be an error.
+        deserializer.deserialize_bytes(TextVisitor).map(Self)
+    }
+}
+
+struct TextVisitor;
+
+impl Visitor<'_> for TextVisitor {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
+
+    fn visit_bytes<E: de::Error>(self, text: &[u8]) -> Result<String, E> {
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+}
+
 /// For `deserialize_with`: distinguishes `null` from absent.
 pub(crate) fn present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where

@@ -27,7 +27,7 @@ pub struct ResultBody {
     pub status: ReportStatus,
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole")]
     pub status_code: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::text")]
     pub status_msg: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
@@ -38,7 +38,7 @@ pub struct ResultBody {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole")]
     pub progress: Option<i16>,
     /// The name of the worker.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::text")]
     pub worker: Option<String>,
     /// The number of the attempt in a report over HTTP; over AMQP a header holds it.
     #[serde(default, skip_serializing, deserialize_with = "json::whole")]

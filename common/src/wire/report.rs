@@ -14,8 +14,25 @@ const FIELDS: [&str; 8] =
 
 impl ResultBody {
     /// Reads a report from the broker and ignores unknown fields. A consumer's library may be newer than this node,
-    /// and a refused success would be done again.
+    /// and a refused success would be done again. So the report counts without a result that cannot be stored, and the
+    /// reason comes back with it.
+    pub fn parse_message(raw: &str) -> Result<(Self, Option<FieldError>), Problem> {
+        let mut body = Self::parse_all(raw)?;
+        let (result, left_out) = match body.result.map(keepable).transpose() {
+            Ok(result) => (result, None),
+            Err(why) => (None, Some(why)),
+        };
+        body.result = result;
+        Ok((body, left_out))
+    }
+
+    /// Reads a report, and ignores unknown fields.
     pub fn parse(raw: &str) -> Result<Self, Problem> {
+        let (body, left_out) = Self::parse_message(raw)?;
+        left_out.map_or(Ok(body), |why| Err(why.into()))
+    }
+
+    fn parse_all(raw: &str) -> Result<Self, Problem> {
         let mut body: Self = read::object(raw)?;
         if let Some(progress) = body.progress {
             FieldError::within("progress", progress, 0, 100)?;
@@ -26,7 +43,6 @@ impl ResultBody {
         for text in [&mut body.status_msg, &mut body.worker].into_iter().flatten() {
             tidy(text);
         }
-        body.result = body.result.map(keepable).transpose()?;
         Ok(body)
     }
 
@@ -104,6 +120,21 @@ mod tests {
             assert_eq!((problem.status, problem.field.as_deref()), (422, field), "{raw:.60}: {problem:?}");
         }
         assert_eq!(ResultBody::parse("{").unwrap_err().status, 400);
+    }
+
+    #[test]
+    fn the_outcome_in_a_message_counts_without_a_result_that_cannot_be_stored() {
+        let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
+        let long = format!(r#""{}""#, "x".repeat(MAX_RESULT_BYTES));
+        for result in [r#""\ud800""#, "1e999999", &deep, &long] {
+            let raw = format!(r#"{{"status":"succeeded","result":{result},"status_msg":"done \ud83d","worker":null}}"#);
+            let (body, left_out) = ResultBody::parse_message(&raw).unwrap();
+            assert_eq!((body.status, body.result.is_none()), (ReportStatus::Succeeded, true));
+            assert!(body.status_msg.unwrap().starts_with("done \u{fffd}"));
+            assert_eq!(left_out.unwrap().field, "result", "{raw:.60}");
+        }
+        let (_, left_out) = ResultBody::parse_message(r#"{"status":"succeeded","result":7}"#).unwrap();
+        assert!(left_out.is_none());
     }
 
     #[test]

@@ -26,6 +26,11 @@ impl AckHandle {
         Self { channel: Arc::clone(channel), delivery_tag, _held: held }
     }
 
+    /// Whether the connection of the message is gone, so that the message comes again.
+    pub fn is_lost(&self) -> bool {
+        !self.channel.status().connected()
+    }
+
     /// Rejects the message: the broker moves it, complete and unchanged, to its queue's dead-letter exchange.
     pub async fn reject(self) {
         let _ = self.channel.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: false }).now_or_never();

@@ -39,6 +39,8 @@ pub(super) struct ReadReport {
     pub message: Incoming,
     /// Whether the quarantine has it. The event has none of its values then.
     pub is_kept: bool,
+    /// The reason why the event lacks the result of the message.
+    pub left_out: Option<String>,
 }
 
 impl ReadReport {
@@ -104,8 +106,8 @@ impl<S: Statements> Reporter<S> {
             }
             // The broker delivers no more unacked messages than one channel holds, so no send ever waits here.
             match self.read(&message) {
-                Ok((id, event)) => {
-                    let report = ReadReport { id, event, message, is_kept: false };
+                Ok((id, event, left_out)) => {
+                    let report = ReadReport { id, event, message, is_kept: false, left_out };
                     if let Some(report) = self.place(report, &aside).await {
                         drop(waiting.send(report).await);
                     }
@@ -157,7 +159,7 @@ impl<S: Statements> Reporter<S> {
         }
     }
 
-    fn read(&self, message: &Incoming) -> Result<(TaskId, AttemptEvent), String> {
+    fn read(&self, message: &Incoming) -> Result<(TaskId, AttemptEvent, Option<String>), String> {
         if let Some(trouble) = &message.trouble {
             return Err(trouble.reason.clone());
         }
@@ -168,11 +170,12 @@ impl<S: Statements> Reporter<S> {
                 let attempt = message.attempt_header.ok_or("it has no header duetime-attempt")?;
                 let attempt = i32::try_from(attempt).map_err(|_| format!("attempt {attempt} does not exist"))?;
                 let text = std::str::from_utf8(&message.body).map_err(|_| "its body is not UTF-8")?;
-                let mut body = ResultBody::parse(text).map_err(|problem| problem.to_string())?;
+                let (mut body, left_out) = ResultBody::parse_message(text).map_err(|problem| problem.to_string())?;
                 body.trace = message.headers[HEADER_TRACEPARENT].as_str().and_then(TraceContext::parse);
                 let attempt = Attempt::new(attempt);
                 let from = Some(self.sender(message, MessageId { id, attempt }));
-                Ok((id, AttemptEvent::Reported { attempt, body: Box::new(body), from }))
+                let event = AttemptEvent::Reported { attempt, body: Box::new(body), from };
+                Ok((id, event, left_out.map(|why| why.detail)))
             }
             Source::Rejected => {
                 let name = message.message_id.as_deref().ok_or("it has no message_id")?;
@@ -182,7 +185,7 @@ impl<S: Statements> Reporter<S> {
                     from: Some(self.sender(message, MessageId { id, attempt })),
                     reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()),
                 };
-                Ok((id, event))
+                Ok((id, event, None))
             }
         }
     }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     broker::Incoming,
-    store::{Error, Fault, Statements, StoreOp},
+    store::{Error, Fault, Statements, StoreOp, quarantine::Quarantined},
     supervise::{at_work, spawn_child},
     working_set::{
         database::{Aside, DatabaseIndex, NodeDatabase, held_again},
@@ -163,7 +163,7 @@ impl<S: Statements> Reporter<S> {
                 pass.held.push(report);
                 continue;
             }
-            let ReadReport { id, event, message, .. } = report;
+            let ReadReport { id, event, message, is_kept, left_out } = report;
             if answers.untaken.contains(&place) {
                 message.ack.requeue().await;
             } else if answers.unkept.contains(&place) {
@@ -173,6 +173,9 @@ impl<S: Statements> Reporter<S> {
                 // The broker delivers no more unacked messages than the channel holds, so this does not wait.
                 drop(aside.send((message, why)).await);
             } else {
+                if let Some(why) = left_out.filter(|_| !is_kept) {
+                    self.keep_result(database, id, &message, &why).await;
+                }
                 answer(id, &event, message, answers.stopping.contains(&id)).await;
             }
         }
@@ -225,7 +228,7 @@ impl<S: Statements> Reporter<S> {
     /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
     /// Each is tried once. What another transaction, a move or an outage keeps from being written comes again.
     async fn refused(&self, database: &NodeDatabase<S>, report: &ReadReport, error: &Error) -> Fate {
-        let ReadReport { id, event, message, is_kept } = report;
+        let ReadReport { id, event, message, is_kept, .. } = report;
         let is_kept =
             *is_kept || database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
         let bare = event.bare();
@@ -243,6 +246,16 @@ impl<S: Statements> Reporter<S> {
             Aside::Done | Aside::Refused => Fate::Settled,
         }
     }
+
+    /// Keeps a report in the quarantine whose outcome counts without its result.
+    async fn keep_result(&self, database: &NodeDatabase<S>, id: TaskId, message: &Incoming, reason: &str) {
+        tracing::warn!(task = %id, reason, "stored a report in the quarantine table, because its task cannot keep the result; the outcome counts");
+        let Kept { name, headers, body } = kept(message);
+        let source = message.source.text();
+        let copy = Quarantined::new(source, reason, name.as_deref(), headers, body);
+        database.set_aside.quarantine(&database.sql, copy).await;
+        self.metrics.quarantined.with_label_values(&[source]).inc();
+    }
 }
 
 /// Gives a message back to the broker after a pause, beside the others.
@@ -255,13 +268,14 @@ fn give_back(id: TaskId, message: Incoming) {
 }
 
 /// Fills the batch from the line. Reports that have waited there for [`KEPT_LONGEST`] go back to the broker instead.
+/// Those whose connection is gone come again by themselves, and only take the places of others.
 pub(super) async fn return_old(line: &mut mpsc::Receiver<ReadReport>, batch: &mut Vec<ReadReport>) {
     while batch.len() < BATCH
         && let Ok(report) = line.try_recv()
     {
         if report.has_waited(KEPT_LONGEST) {
             report.message.ack.requeue().await;
-        } else {
+        } else if !report.message.ack.is_lost() {
             batch.push(report);
         }
     }

@@ -154,7 +154,7 @@ async fn a_report_that_is_held_for_ten_minutes_goes_back_to_the_broker() {
     let (mut bench, id) = (bench::Bench::new().await, fixture::fresh_id());
     bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
     let (event, message) = (AttemptEvent::Deadline, bench.next().await);
-    let mut held = vec![incoming::ReadReport { id, event, message, is_kept: false }];
+    let mut held = vec![incoming::ReadReport { id, event, message, is_kept: false, left_out: None }];
     line::return_surplus(&mut held).await;
     assert_eq!(held.len(), 1, "it has just come");
     let arrived_at = &mut held[0].message.arrived_at;
@@ -172,11 +172,27 @@ async fn reports_that_wait_behind_others_for_a_database_that_is_away_go_back_aft
         bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
         let mut message = bench.next().await;
         message.arrived_at = message.arrived_at.checked_sub(age).expect("a moment");
-        let report = incoming::ReadReport { id, event: AttemptEvent::Deadline, message, is_kept: false };
+        let report =
+            incoming::ReadReport { id, event: AttemptEvent::Deadline, message, is_kept: false, left_out: None };
         line.send(report).await.expect("the line has room");
     }
     let mut batch = Vec::new();
     line::return_old(&mut end, &mut batch).await;
     assert_eq!(batch.iter().map(|report| report.id).collect::<Vec<_>>(), [ids[1]]);
     assert_eq!(bench.next().await.correlation_id, Some(ids[0].to_string()), "it comes again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_whose_connection_is_gone_take_no_places_in_the_line() {
+    let (mut bench, id) = (bench::Bench::new().await, fixture::fresh_id());
+    bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
+    let (event, message) = (AttemptEvent::Deadline, bench.next().await);
+    let (line, mut end) = mpsc::channel(1);
+    bench.drop_connections().await;
+    assert_eq!(bench.next().await.correlation_id, Some(id.to_string()), "it comes again");
+    let report = incoming::ReadReport { id, event, message, is_kept: false, left_out: None };
+    line.send(report).await.expect("the line has room");
+    let mut batch = Vec::new();
+    line::return_old(&mut end, &mut batch).await;
+    assert!(batch.is_empty() && end.is_empty());
 }
