@@ -80,7 +80,12 @@ pub struct Horizon {
     repair_at: UnixMicros,
     repair_gap: Duration,
     full_at: UnixMicros,
+    /// The database's time as it was last seen.
+    seen: UnixMicros,
 }
+
+/// A step back of the database's clock beyond this is no inaccuracy of its readings.
+const STEP_BACK: Duration = Duration::from_millis(200);
 
 impl Horizon {
     pub fn new(reach: ReadIntervals) -> Self {
@@ -92,12 +97,24 @@ impl Horizon {
             repair_at: never,
             repair_gap: reach.repair_every,
             full_at: never,
+            seen: never,
         }
     }
 
     /// Makes the next read a full one, after a new shard or a lost connection.
     pub fn reset(&mut self) {
         *self = Self::new(self.reach);
+    }
+
+    /// Follows the database's clock. If it was set back, all moments of reads lie too far ahead, so the next read is a
+    /// full one. Returns whether it was.
+    pub fn follow(&mut self, now: UnixMicros) -> bool {
+        let is_set_back = now.plus(STEP_BACK) < self.seen;
+        if is_set_back {
+            self.reset();
+        }
+        self.seen = now;
+        is_set_back
     }
 
     /// The read to do at `now`, if any. `has_room`: the heap is at most half full, so that an ahead read is worth it.

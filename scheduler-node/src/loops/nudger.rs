@@ -58,17 +58,21 @@ impl<S: Statements> Nudger<S> {
     /// Notes many written rows in one pass over the locks.
     pub fn written_all(&self, rows: impl IntoIterator<Item = (TaskId, UnixMicros)>) {
         let inner = &self.inner;
-        let edge = clock::now().plus(inner.horizon);
-        let mut near: BTreeMap<DatabaseIndex, Vec<Entry>> = BTreeMap::new();
+        let mut rows_of: BTreeMap<DatabaseIndex, Vec<Entry>> = BTreeMap::new();
         for (id, wake_at) in rows {
-            if wake_at <= edge
-                && let Some((index, _)) = inner.databases.of(id.shard())
-            {
-                near.entry(index).or_default().push(Entry { wake_at, id, kind: WakeKind::Claim });
+            if let Some((index, _)) = inner.databases.of(id.shard()) {
+                rows_of.entry(index).or_default().push(Entry { wake_at, id, kind: WakeKind::Claim });
             }
         }
-        for (index, entries) in near {
+        for (index, mut entries) in rows_of {
             let database = &inner.databases[index];
+            // The database's time decides what is near: this machine's clock may be wrong by hours.
+            let now = database.sql.clock().at_most(clock::instant()).unwrap_or_else(clock::now);
+            let edge = now.plus(inner.horizon);
+            entries.retain(|entry| entry.wake_at <= edge);
+            if entries.is_empty() {
+                continue;
+            }
             let away: Vec<(TaskId, UnixMicros)> = entries
                 .iter()
                 .filter(|entry| !database.owned_shards.is_claimable(entry.id.shard()))

@@ -4,7 +4,10 @@
 //! It is a hint, not a fact: the ready starter reads these queues from the database now and then. Only one look at a
 //! queue is under way at a time.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use common::ids::QueueName;
 use parking_lot::Mutex;
@@ -12,9 +15,16 @@ use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 pub struct ReadyQueues {
-    looks: Mutex<BTreeMap<QueueName, Look>>,
+    looks: Mutex<Looks>,
     /// Wakes the ready starter: a look is due earlier than before.
     pub sooner: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Looks {
+    of: BTreeMap<QueueName, Look>,
+    /// The queues with a next look and none under way, in the order of their turns.
+    turns: BTreeSet<(Instant, QueueName)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +43,25 @@ impl Look {
         self.at = Some(self.at.map_or(now, |at| at.min(now)));
         self.is_news = true;
     }
+
+    /// When it is the queue's turn.
+    fn turn(&self) -> Option<Instant> {
+        self.at.filter(|_| !self.under_way)
+    }
+}
+
+impl Looks {
+    /// Changes the look of a queue, if it has one, and its turn with it.
+    fn change(&mut self, queue: &QueueName, change: impl FnOnce(&mut Look)) {
+        let Some(look) = self.of.get_mut(queue) else { return };
+        let before = look.turn();
+        change(look);
+        let after = look.turn();
+        if before != after {
+            before.map(|at| self.turns.remove(&(at, queue.clone())));
+            self.turns.extend(after.map(|at| (at, queue.clone())));
+        }
+    }
 }
 
 impl ReadyQueues {
@@ -40,7 +69,8 @@ impl ReadyQueues {
     pub fn add(&self, queues: impl IntoIterator<Item = QueueName>, now: Instant) {
         let mut looks = self.looks.lock();
         for queue in queues {
-            looks.entry(queue).or_insert(Look::NEW).hear(now);
+            looks.of.entry(queue.clone()).or_insert(Look::NEW);
+            looks.change(&queue, |look| look.hear(now));
         }
         drop(looks);
         self.sooner.notify_one();
@@ -50,9 +80,7 @@ impl ReadyQueues {
     pub fn room_in<'a>(&self, queues: impl IntoIterator<Item = &'a QueueName>, now: Instant) {
         let mut looks = self.looks.lock();
         for queue in queues {
-            if let Some(look) = looks.get_mut(queue) {
-                look.hear(now);
-            }
+            looks.change(queue, |look| look.hear(now));
         }
         drop(looks);
         self.sooner.notify_one();
@@ -60,7 +88,12 @@ impl ReadyQueues {
 
     /// Notes that there may be room in every queue.
     pub fn room_in_all(&self, now: Instant) {
-        self.looks.lock().values_mut().for_each(|look| look.hear(now));
+        let mut looks = self.looks.lock();
+        let queues: Vec<QueueName> = looks.of.keys().cloned().collect();
+        for queue in queues {
+            looks.change(&queue, |look| look.hear(now));
+        }
+        drop(looks);
         self.sooner.notify_one();
     }
 
@@ -68,24 +101,30 @@ impl ReadyQueues {
     /// look.
     pub fn begin(&self, now: Instant) -> Option<(QueueName, bool)> {
         let mut looks = self.looks.lock();
-        let is_due = |look: &Look| !look.under_way && look.at.is_some_and(|at| at <= now);
-        let (queue, look) = looks.iter_mut().filter(|(_, look)| is_due(look)).min_by_key(|(_, look)| look.at)?;
-        let begun = std::mem::replace(look, Look { under_way: true, ..Look::NEW });
-        Some((queue.clone(), begun.is_news))
+        let (_, queue) = looks.turns.first().filter(|(at, _)| *at <= now)?.clone();
+        let mut is_news = false;
+        looks.change(&queue, |look| {
+            is_news = look.is_news;
+            *look = Look { under_way: true, ..Look::NEW };
+        });
+        Some((queue, is_news))
     }
 
     /// Ends a look. `again`: when the next one is due. The queue is forgotten if that is `None` and no news has
     /// come meanwhile.
     pub fn end(&self, queue: &QueueName, again: Option<Instant>) {
         let mut looks = self.looks.lock();
-        let Some(look) = looks.get_mut(queue) else { return };
-        look.under_way = false;
-        look.at = match (look.at, again) {
-            (Some(at), Some(again)) => Some(at.min(again)),
-            (at, again) => at.or(again),
-        };
-        if look.at.is_none() {
-            looks.remove(queue);
+        let mut is_over = false;
+        looks.change(queue, |look| {
+            look.under_way = false;
+            look.at = match (look.at, again) {
+                (Some(at), Some(again)) => Some(at.min(again)),
+                (at, again) => at.or(again),
+            };
+            is_over = look.at.is_none();
+        });
+        if is_over {
+            looks.of.remove(queue);
         }
         drop(looks);
         self.sooner.notify_one();
@@ -93,7 +132,7 @@ impl ReadyQueues {
 
     /// When the next look is due.
     pub fn next_look(&self) -> Option<Instant> {
-        self.looks.lock().values().filter(|look| !look.under_way).filter_map(|look| look.at).min()
+        self.looks.lock().turns.first().map(|(at, _)| *at)
     }
 }
 
@@ -118,6 +157,21 @@ mod tests {
         assert_eq!(queues.begin(now), Some((queue(), true)), "something was added during the look");
         queues.end(&queue(), Some(now));
         assert_eq!(queues.begin(now), Some((queue(), false)), "nothing has happened since");
+    }
+
+    #[test]
+    fn the_queue_whose_turn_is_first_is_looked_at_first() {
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
+        let [first, second] = ["b", "a"].map(QueueName::new);
+        queues.add([first.clone()], now);
+        queues.add([second.clone()], now + Duration::from_secs(1));
+        let late = now + Duration::from_secs(2);
+        assert_eq!(queues.begin(late).map(|(queue, _)| queue), Some(first.clone()));
+        queues.room_in_all(late);
+        queues.end(&first, Some(now));
+        assert_eq!(queues.begin(late).map(|(queue, _)| queue), Some(first), "its next turn is earlier");
+        assert_eq!(queues.begin(late).map(|(queue, _)| queue), Some(second));
+        assert_eq!((queues.begin(late), queues.next_look()), (None, None));
     }
 
     #[test]

@@ -28,6 +28,17 @@ fn the_first_read_is_a_full_one() {
     assert_eq!(horizon.next(at(100), false), Some(window));
 }
 
+/// Otherwise nothing would be read until the clock has caught up.
+#[test]
+fn after_a_clock_is_set_back_the_next_read_is_a_full_one() {
+    let mut horizon = read_at(at(100));
+    assert!(!horizon.follow(at(100)) && !horizon.follow(at_ms(99_900)), "a reading is never exact");
+    assert_eq!(horizon.next(at_ms(99_900), true), None);
+    assert!(horizon.follow(at(40)));
+    assert_eq!(horizon.next(at(40), true), Some(Window { pass: ReadKind::Full, after: None, until: at(50) }));
+    assert!(!horizon.follow(at(41)));
+}
+
 #[test]
 fn right_after_a_read_there_is_nothing_to_read() {
     let horizon = read_at(at(100));

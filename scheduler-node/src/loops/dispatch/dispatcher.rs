@@ -328,7 +328,9 @@ impl<S: Statements> Dispatcher<S> {
         if seeded!(DeafDeadline) {
             // No report comes first.
         } else if wait <= SOON {
-            tokio::time::sleep(wait).await;
+            if !wait.is_zero() {
+                tokio::time::sleep(wait).await;
+            }
         } else {
             let owned_shards = &self.claims.database.owned_shards;
             owned_shards.end(due.iter().map(|(id, _)| *id));

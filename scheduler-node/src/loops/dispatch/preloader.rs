@@ -118,6 +118,9 @@ impl<S: Statements> Preloader<S> {
         let _work = at_work();
         self.take_over().await?;
         let Some(now) = self.database.sql.clock().at(clock::instant()) else { return Ok(PAUSE_AFTER_ERROR) };
+        if self.horizon.follow(now) {
+            self.behind.clear();
+        }
         self.follow_nudges(now).await?;
         let owned: Vec<ShardId> = self.database.owned_shards.claimable().into_keys().collect();
         if owned.is_empty() {
@@ -198,7 +201,7 @@ impl<S: Statements> Preloader<S> {
         }
         let taken = async {
             self.database.sql.ping().await?;
-            let left = self.database.sql.task_takeover(&adopted, KEYS_PER_SHARD).await?;
+            let left = self.database.sql.task_takeover(&adopted, MOST_KEYS_OF_A_SHARD).await?;
             let now = self.database.sql.clock().at(clock::instant()).unwrap_or(UnixMicros::new(0));
             if !left.is_empty() {
                 tracing::info!(database = %self.database.name(), tasks = left.len(), "publishing again the tasks that the previous owner left claimed");

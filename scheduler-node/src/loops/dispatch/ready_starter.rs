@@ -51,9 +51,11 @@ use crate::{
 /// Looks at different queues under way: a lane of a thousand keys does not delay the others.
 const LOOKS_IN_FLIGHT: usize = 4;
 
-/// The interval between two checks of a queue that may not start anything (paused, or its lane closed). A check
-/// needs no statement.
+/// The interval between two checks of a queue whose lane is closed. A check needs no statement.
 const CLOSED_EVERY: Duration = Duration::from_millis(100);
+
+/// The interval between two checks of a paused queue. There may be thousands of them.
+const PAUSED_EVERY: Duration = Duration::from_millis(500);
 
 /// The interval between two checks while the node's window is full.
 const FULL_EVERY: Duration = Duration::from_millis(20);
@@ -220,7 +222,7 @@ impl<S: Statements> ReadyStarter<S> {
     fn most(&self, queue: &Queue, turn: &mut QueueProgress, now: Instant) -> Result<usize, Instant> {
         let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
         if queue.paused {
-            return Err(now + CLOSED_EVERY);
+            return Err(now + PAUSED_EVERY);
         }
         if room == 0 {
             return Err(now + FULL_EVERY);
@@ -307,7 +309,7 @@ impl<S: Statements> ReadyStarter<S> {
             walked = true;
             for level in 0..LEVELS {
                 // The pick found fewer than wanted: the rest of this priority cannot be started now.
-                ready[level] = if taken[level] < wanted[level] { 0 } else { ready[level] - taken[level] };
+                ready[level] = if taken[level] < wanted[level] { 0 } else { ready[level].saturating_sub(taken[level]) };
             }
             room = room.saturating_sub(taken.iter().sum());
         }

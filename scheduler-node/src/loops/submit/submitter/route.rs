@@ -32,7 +32,7 @@ impl Routes {
 
     /// Returns a function that mints the id of a task, and the revision of the queues that it knows.
     fn router(&self, shard_count: u16) -> (impl Fn(&ValidTask) -> TaskId + '_, i64) {
-        let now = clock::now();
+        let now = self.databases.home().sql.clock().at_most(clock::instant()).unwrap_or_else(clock::now);
         let book = self.books.load_full();
         let routed = book.revision();
         let fitness = self.fitness.borrow().clone();
