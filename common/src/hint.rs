@@ -18,6 +18,10 @@ const COMPLETION_TARGET: f64 = 0.9;
 /// The table of waiting tasks and its indexes are read at random.
 const SHARED_BUFFERS_BYTES: i64 = 256 * MB;
 
+/// The statements at a time that may look through the whole archive. One locks each of its partitions and their
+/// indexes, and there is a partition for each day of the longest retention.
+const ARCHIVE_STATEMENTS: i64 = 20;
+
 /// What a server of PostgreSQL has set, in bytes and seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PostgresSettings {
@@ -31,6 +35,11 @@ pub struct PostgresSettings {
     /// Whether a commit is on the server's disk before it is answered.
     pub commits_are_durable: bool,
     pub autovacuum: bool,
+    pub max_locks_per_transaction: i64,
+    /// The locks that the server has room for, of all transactions together.
+    pub lock_room: i64,
+    /// The locks of a statement that looks through the whole archive.
+    pub archive_locks: i64,
 }
 
 /// A setting that is far from its recommendation.
@@ -51,6 +60,8 @@ pub fn postgres_hints(settings: &PostgresSettings) -> Vec<Hint> {
     let is_small = |bytes: i64, least: i64, setting, why| {
         hint(bytes < least, setting, size(bytes), &format!("{} or more", size(least)), why)
     };
+    let locks = settings.archive_locks * ARCHIVE_STATEMENTS;
+    let locks_each = (settings.max_locks_per_transaction * locks + settings.lock_room - 1) / settings.lock_room.max(1);
     [
         is_off(settings.fsync, "fsync", "a crash of the server can lose accepted tasks and damage the database"),
         is_off(settings.full_page_writes, "full_page_writes", "a crash of the server can damage the database"),
@@ -92,6 +103,13 @@ pub fn postgres_hints(settings: &PostgresSettings) -> Vec<Hint> {
             "shared_buffers",
             "the rows and indexes of waiting tasks should stay in memory: a quarter of the machine's, as a rule",
         ),
+        hint(
+            settings.lock_room < locks,
+            "max_locks_per_transaction",
+            settings.max_locks_per_transaction.to_string(),
+            &format!("{locks_each} or more"),
+            "a look through all finished tasks locks each day of the longest retention, and fails when there is no room",
+        ),
     ]
     .into_iter()
     .flatten()
@@ -117,6 +135,9 @@ mod tests {
             full_page_writes: true,
             commits_are_durable: true,
             autovacuum: true,
+            max_locks_per_transaction: 64,
+            lock_room: 6_400,
+            archive_locks: 245,
         }
     }
 
@@ -141,11 +162,14 @@ mod tests {
                 "0.5",
                 PostgresSettings { checkpoint_completion_target: 0.5, ..good.clone() },
             ),
-            ("shared_buffers", "128 MB", PostgresSettings { shared_buffers_bytes: 128 * MB, ..good }),
+            ("shared_buffers", "128 MB", PostgresSettings { shared_buffers_bytes: 128 * MB, ..good.clone() }),
+            ("max_locks_per_transaction", "64", PostgresSettings { archive_locks: 2_590, ..good.clone() }),
         ] {
             let hints = postgres_hints(&settings);
             let found: Vec<_> = hints.iter().map(|hint| (hint.setting, hint.current.as_str())).collect();
             assert_eq!(found, [(setting, current)]);
         }
+        let years = postgres_hints(&PostgresSettings { archive_locks: 2_590, ..good });
+        assert_eq!(years[0].recommended, "518 or more");
     }
 }

@@ -67,7 +67,7 @@ impl Message {
                 set(&mut request, option, field)?;
             } else if [X_DELAY, X_DELIVERY_TIME, X_DELIVERY_DELAY].contains(&name) {
                 return Err(refuse(name, format!("`{name}` applies only to a delay exchange; use `duetime-delay-ms`")));
-            } else if !name.starts_with("x-") {
+            } else if !name.get(..2).is_some_and(|start| start.eq_ignore_ascii_case("x-")) {
                 // The broker adds headers that begin with `x-` on the way.
                 own.insert(name.to_owned(), text(name, field)?.to_owned());
             }
@@ -122,8 +122,7 @@ impl Message {
                 format!("properties and headers may take at most {MAX_ENVELOPE_BYTES} bytes, not {size}"),
             ));
         }
-        let shown = self.properties.content_type.as_ref().and_then(Text::as_str);
-        let content_type = shown.filter(|text| check_short("content_type", text).is_ok()).unwrap_or(BYTES).to_owned();
+        let content_type = self.properties.shown_content_type().to_owned();
         Ok(ValidTask {
             queue: way.queue.clone(),
             due_at: due_at.unwrap_or(now.latest),
@@ -143,6 +142,14 @@ impl Message {
 
     fn headers(&self) -> impl Iterator<Item = &(Text, Field)> {
         self.properties.headers.iter().flatten()
+    }
+}
+
+impl Properties {
+    /// The content type of a task that is this message.
+    pub fn shown_content_type(&self) -> &str {
+        let own = self.content_type.as_ref().and_then(Text::as_str);
+        own.filter(|text| check_short("content_type", text).is_ok()).unwrap_or(BYTES)
     }
 }
 

@@ -47,7 +47,8 @@ pub(super) fn read(of: &BasicProperties) -> Properties {
     }
 }
 
-/// The original properties, with the headers that name the attempt and those that were set since.
+/// The original properties, with the headers that name the attempt and those that were set since. A payload of another
+/// type has replaced the original one, and with it its encoding.
 pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: Option<&str>) -> BasicProperties {
     let of = &envelope.properties;
     let mut headers = of.headers.as_ref().map(amqp_table).unwrap_or_default();
@@ -57,7 +58,17 @@ pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: O
     let id = outgoing.delivery.message_id().to_string();
     headers.insert(HEADER_MESSAGE_ID.into(), AMQPValue::LongString(id.into()));
     headers.insert(HEADER_REDELIVERED.into(), AMQPValue::Boolean(outgoing.delivery.redelivered));
-    besides_headers(of, user).with_headers(headers)
+    let content_type = &outgoing.delivery.content.content_type;
+    if content_type == of.shown_content_type() {
+        return besides_headers(of, user).with_headers(headers);
+    }
+    let replaced = Properties {
+        content_type: Some(content_type.as_str().into()),
+        content_encoding: None,
+        headers: None,
+        ..of.clone()
+    };
+    besides_headers(&replaced, user).with_headers(headers)
 }
 
 /// The properties of a message that cannot be a task: the original ones with the reason and the origin, without
@@ -187,5 +198,31 @@ fn amqp(field: &Field) -> AMQPValue {
         Field::Time(value) => AMQPValue::Timestamp(*value),
         Field::Table(fields) => AMQPValue::FieldTable(amqp_table(fields)),
         Field::Void => AMQPValue::Void,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::tests::bench::outgoing;
+
+    #[test]
+    fn a_payload_of_another_type_that_replaces_a_forwarded_one_goes_out_with_its_own_type() {
+        let text = |text: &str| Some(Text::from(text));
+        let own = Properties {
+            content_type: text("text/plain"),
+            content_encoding: text("gzip"),
+            app_id: text("shop"),
+            ..Properties::default()
+        };
+        let envelope = task::Envelope { properties: own, ..task::Envelope::default() };
+        let mut message = outgoing("late");
+        for (content_type, encoding) in [("text/plain", Some("gzip")), ("application/json", None)] {
+            message.delivery.content.content_type = content_type.to_owned();
+            let sent = properties(&message, &envelope, None);
+            assert_eq!(sent.content_type().as_ref().map(ShortString::as_str), Some(content_type));
+            assert_eq!(sent.content_encoding().as_ref().map(ShortString::as_str), encoding);
+            assert_eq!(sent.app_id().as_ref().map(ShortString::as_str), Some("shop"));
+        }
     }
 }

@@ -4,24 +4,24 @@ use std::sync::Arc;
 
 use common::{
     ids::{QueueName, TaskId},
-    queue,
+    queue::{self, Placement},
     shard::route::bound_to,
     wire::{Problem, check_key},
 };
 
 use super::Desk;
-use crate::store::{Database, rows::TaskRecord};
+use crate::store::{self, Database, rows::TaskRecord};
 
 impl Desk {
     /// The id of the newest task with this key. An unfinished task comes first, then the newest finished one
     /// that is still kept.
     pub(crate) async fn find(&self, queue: &str, partition_key: Option<&str>, key: &str) -> Result<TaskId, Problem> {
-        let (queue, any_id) = self.place_of(queue, partition_key, key).await?;
+        let (queue, places) = self.places_of(queue, partition_key, key).await?;
         let find = |database: Arc<Database>| {
             let queue = &queue;
             async move { database.task_find(queue, partition_key, key).await }
         };
-        let found = self.in_place(any_id, find, Option::is_none).await??;
+        let found = self.in_places(places, find).await?;
         found.ok_or_else(|| no_task(&queue, partition_key, key))
     }
 
@@ -32,22 +32,36 @@ impl Desk {
         partition_key: Option<&str>,
         key: &str,
     ) -> Result<TaskRecord, Problem> {
-        let (queue, any_id) = self.place_of(queue, partition_key, key).await?;
+        let (queue, places) = self.places_of(queue, partition_key, key).await?;
         let read = |database: Arc<Database>| {
             let queue = &queue;
             async move { database.task_read_key(queue, partition_key, key).await }
         };
-        let found = self.in_place(any_id, read, Option::is_none).await??;
+        let found = self.in_places(places, read).await?;
         found.ok_or_else(|| no_task(&queue, partition_key, key))
     }
 
-    /// Checks a business key. Returns its queue, and an id in the shard of its tasks.
-    async fn place_of(
+    /// Looks in the present place of a key, and then in the former one as far as its database answers.
+    async fn in_places<T, F>(&self, places: KeyPlaces, look: impl Fn(Arc<Database>) -> F) -> Result<Option<T>, Problem>
+    where
+        F: Future<Output = Result<Option<T>, store::Error>>,
+    {
+        let found = self.in_place(places.present, &look, Option::is_none).await??;
+        match places.former.filter(|_| found.is_none()) {
+            Some(former) => {
+                Ok(self.in_place(former, &look, Option::is_none).await.and_then(|found| Ok(found?)).ok().flatten())
+            }
+            None => Ok(found),
+        }
+    }
+
+    /// Checks a business key. Returns its queue and the places of its tasks.
+    async fn places_of(
         &self,
         queue: &str,
         partition_key: Option<&str>,
         key: &str,
-    ) -> Result<(QueueName, TaskId), Problem> {
+    ) -> Result<(QueueName, KeyPlaces), Problem> {
         queue::check_name(queue)?;
         check_key("key", key)?;
         if let Some(partition_key) = partition_key {
@@ -55,12 +69,28 @@ impl Desk {
         }
         let queue = QueueName::new(queue);
         self.require_queue(&queue)?;
-        let placement = self.parts().books.load().get(&queue).policy.placement;
         let shard_count = self.shard_count().await?;
-        let shard = bound_to(&queue, placement, partition_key, Some(key), shard_count.into())
-            .expect("a key is bound to a shard");
-        Ok((queue, TaskId::mint(uuid::Uuid::nil(), shard)))
+        let place = |placement| {
+            let shard = bound_to(&queue, placement, partition_key, Some(key), shard_count.into());
+            TaskId::mint(uuid::Uuid::nil(), shard.expect("a key is bound to a shard"))
+        };
+        let (present, other) = match self.parts().books.load().get(&queue).policy.placement {
+            Placement::Single => (Placement::Single, Placement::Spread),
+            Placement::Spread => (Placement::Spread, Placement::Single),
+        };
+        // One database is searched as a whole.
+        let former = (self.parts().store.databases().iter().count() > 1).then(|| place(other));
+        let present = place(present);
+        Ok((queue, KeyPlaces { present, former }))
     }
+}
+
+/// Ids in the shards where tasks with a key are.
+struct KeyPlaces {
+    present: TaskId,
+    /// Where they were before the queue's placement changed: tasks that had finished stay there, and this node may
+    /// not have read the change yet.
+    former: Option<TaskId>,
 }
 
 fn no_task(queue: &QueueName, partition_key: Option<&str>, key: &str) -> Problem {

@@ -1,6 +1,7 @@
 //! Refuses submissions beyond the limits of their queues and of the caller's token. Without limits it does nothing.
 
 use std::{
+    cmp::Ordering,
     collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
@@ -10,7 +11,7 @@ use common::{
     ids::QueueName,
     limit::{Excess, Limit, LimitDecision, Measure, PendingLimits, Usage},
     queue::QueueBook,
-    task::{TaskState, ValidTask},
+    task::{OnDuplicate, TaskState, ValidTask},
     wire::Problem,
 };
 use futures::future::join_all;
@@ -226,11 +227,20 @@ impl Desk {
         }
     }
 
-    /// Whether another task answers for `task`, as far as that can be read.
+    /// Whether another task answers for `task`, or gives its place to it, as far as that can be read.
     async fn is_answered_by_another(&self, task: &ValidTask) -> bool {
         let Some(keyed) = &task.keyed else { return false };
         let there = self.read_by_key(task.queue.as_str(), task.partition_key.as_deref(), &keyed.key).await;
         let Ok(there) = there else { return false };
+        let adds_one = match keyed.version.cmp(&there.version) {
+            _ if keyed.on_duplicate != OnDuplicate::Version => false,
+            Ordering::Less => false,
+            Ordering::Equal => there.state == TaskState::Dead,
+            Ordering::Greater => !there.state.may_be_changed(),
+        };
+        if adds_one {
+            return false;
+        }
         let Some(finished_at) = there.finished_at else { return true };
         let window_ms = self.parts().books.load().get(&task.queue).policy.dedup_window_ms;
         let holds_its_key = matches!(there.state, TaskState::Succeeded | TaskState::Dead);

@@ -170,6 +170,11 @@ impl Error {
         self.fault() == Fault::Contention
     }
 
+    /// Whether the server ended the statement because it took too long.
+    pub fn is_out_of_time(&self) -> bool {
+        self.sqlstate().as_deref() == Some("57014")
+    }
+
     /// Whether the statement concerns a shard that is in another database by now. It changed nothing.
     pub fn is_moved(&self) -> bool {
         self.fault() == Fault::Moved

@@ -128,12 +128,18 @@ impl ScheduleRecord {
 impl Database {
     /// Reads one schedule. `None`: there is no such schedule.
     pub async fn schedule_read(&self, name: &ScheduleName) -> Result<Option<ScheduleRecord>, Error> {
-        Ok(self.schedule_records(Some(name), None, 1).await?.pop())
+        Ok(self.schedule_records(Some(name), None, 1, None).await?.pop())
     }
 
-    /// Lists at most `limit` schedules whose names come after `after`, by name.
-    pub async fn schedule_list(&self, after: Option<&str>, limit: i64) -> Result<Vec<ScheduleRecord>, Error> {
-        self.schedule_records(None, after, limit).await
+    /// Lists at most `limit` schedules whose names come after `after`, by name, without their payloads. `queues`:
+    /// names, or the beginnings of names followed by `*`; `None`: of all queues.
+    pub async fn schedule_list(
+        &self,
+        after: Option<&str>,
+        limit: i64,
+        queues: Option<&[String]>,
+    ) -> Result<Vec<ScheduleRecord>, Error> {
+        self.schedule_records(None, after, limit, queues).await
     }
 
     async fn schedule_records(
@@ -141,10 +147,11 @@ impl Database {
         name: Option<&ScheduleName>,
         after: Option<&str>,
         limit: i64,
+        queues: Option<&[String]>,
     ) -> Result<Vec<ScheduleRecord>, Error> {
         self.run(StoreOp::ScheduleRead, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_read.sql"));
-            let query = query.bind(name.map(ScheduleName::as_str)).bind(after).bind(limit);
+            let query = query.bind(name.map(ScheduleName::as_str)).bind(after).bind(limit).bind(queues);
             query.fetch_all(&pool).await?.iter().map(ScheduleRecord::read).collect()
         })
         .await

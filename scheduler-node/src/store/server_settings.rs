@@ -19,6 +19,9 @@ impl Database {
                 full_page_writes: row.try_get("full_page_writes")?,
                 commits_are_durable: row.try_get("commits_are_durable")?,
                 autovacuum: row.try_get("autovacuum")?,
+                max_locks_per_transaction: row.try_get("max_locks_per_transaction")?,
+                lock_room: row.try_get("lock_room")?,
+                archive_locks: row.try_get("archive_locks")?,
             })
         })
         .await

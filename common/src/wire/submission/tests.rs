@@ -67,6 +67,7 @@ fn a_message_says_in_headers_what_a_request_says_in_fields() {
         ("duetime-expires-ms", Field::I64(1_800_000_000_000)),
         ("tenant", said("blue")),
         ("x-delivery-count", Field::I64(1)),
+        ("X-Request-Id", said("7")),
     ])
     .unwrap();
     assert_eq!((task.queue.as_str(), task.due_at, task.due_now), ("mail", after_ms(1_500), false));

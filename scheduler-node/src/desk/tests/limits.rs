@@ -6,11 +6,12 @@ use common::{
     access::{Caller, Role, Scope},
     ids::QueueName,
     limit::{Limit, PendingLimits, TokenLimits},
+    task::report::ResultBody,
     wire::{Problem, QueueRequest, ScheduleRequest, TaskReceipt},
 };
 use serde_json::{Value, json};
 
-use super::{Counter, PLAIN, Setup, counter, fresh, request, with_two_databases};
+use super::{Counter, PLAIN, Setup, claim, counter, fresh, request, with_two_databases};
 use crate::{
     coordination::tests::soon,
     desk::{Desk, meter::MeteredSubject},
@@ -43,6 +44,34 @@ fn statuses(answers: &[Result<TaskReceipt, Problem>]) -> Vec<u16> {
 
 fn refused(counter: &Counter, limit: Limit) -> u64 {
     counter.desk.limited(limit).get()
+}
+
+/// A request with a key that exists is answered with the other task, unless it makes a new one.
+#[tokio::test]
+async fn a_newer_version_of_a_finished_task_needs_room() {
+    let (counter, _test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 2 })).await;
+    let versioned = |key: &str, version: i64| json!({ "queue": "mail", "key": key, "version": version, "on_duplicate": "version", "delay_ms": 60_000 });
+    let answers = batch(&counter.desk, [versioned("done", 1), versioned("waiting", 1)]).await;
+    assert_eq!(statuses(&answers), [200, 200]);
+    let done = answers[0].as_ref().expect("accepted").id;
+    counter.desk.run(done).await.expect("it may run");
+    let attempt = claim(&counter, done).await;
+    let succeeded = ResultBody::parse(r#"{"status":"succeeded"}"#).expect("a report");
+    counter.desk.report(done, attempt, succeeded).await.expect("applied");
+    // A refusal may rely on a count that is up to 0.1 s old.
+    let accepted = async {
+        while counter.desk.submit(request(&task("mail").to_string())).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("there is room for one again", accepted).await;
+    let answers = batch(
+        &counter.desk,
+        [versioned("done", 1), versioned("done", 2), versioned("waiting", 2), versioned("new", 1)],
+    )
+    .await;
+    assert_eq!(statuses(&answers), [200, 429, 200, 429], "a newer version of a waiting task takes its place");
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use common::{
     access::Scope,
-    ids::{QueueName, ShardId},
+    ids::{QueueName, ShardId, TaskId},
     queue::QueuePolicy,
     wire::{NamePage, QueueRequest, queue::Counts},
 };
@@ -136,4 +136,26 @@ async fn who_has_some_queues_only_cannot_lead_their_tasks_elsewhere() {
     let kept = r#"{"exchange":"shop","routing_key":"a","max_attempts":4}"#;
     shop.queue_put(name("shop.a"), queue(kept)).await.expect("the fields name no new target");
     assert_eq!(shop.queue_put(name("shop.a"), queue("{}")).await.expect_err("taken away").status, 403);
+}
+
+#[tokio::test]
+async fn a_key_leads_to_its_finished_task_after_the_placement_of_the_queue_has_changed() {
+    let (counter, _tests) = with_two_databases().await;
+    let mut ids = Vec::new();
+    // Some of the keys are in the database that has the queue's own shard, and some in the other one.
+    for n in 0..8 {
+        let json = format!(r#"{{"queue":"orders","key":"k{n}","delay_ms":60000}}"#);
+        ids.push(counter.desk.submit(request(&json)).await.expect("accepted").id);
+    }
+    let of = |id: &TaskId| counter.store.of(id.shard()).expect("a database").name().clone();
+    assert!(ids.iter().any(|id| of(id) != of(&ids[0])));
+    for id in &ids {
+        counter.desk.cancel(*id).await.expect("not claimed");
+    }
+    let single = serde_json::from_str(r#"{"placement":"single"}"#).unwrap();
+    counter.desk.queue_put(QueueName::new("orders"), single).await.expect("no task of it is left");
+    for (n, id) in ids.iter().enumerate() {
+        assert_eq!(counter.desk.find("orders", None, &format!("k{n}")).await.expect("it is kept"), *id);
+    }
+    assert_eq!(counter.desk.find("orders", None, "k9").await.expect_err("there is none").status, 404);
 }

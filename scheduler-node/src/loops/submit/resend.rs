@@ -69,7 +69,9 @@ where
         let others_pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)))
             || parts.iter().any(|(_, _, _, sent)| sent.is_ok());
         // If a task fails alone and none has passed, the server may be at fault.
-        let is_split = refused || (is_bug && (others_pass || !has_bug_alone));
+        // Fewer tasks may be written within the time of a statement.
+        let is_slow = error.is_out_of_time();
+        let is_split = refused || is_slow || (is_bug && (others_pass || !has_bug_alone));
         has_bug_alone |= is_bug && part.len() == 1;
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
         let late = started.elapsed() > RESOLVE_DEADLINE;

@@ -1,5 +1,6 @@
 -- Reads the settings of this server for which Duetime has a recommendation, in bytes and seconds. A node never runs it;
--- `duetime check` does. `commits_are_durable`: as this role's sessions have it.
+-- `duetime check` does. `commits_are_durable`: as this role's sessions have it. `lock_room`: the locks that the server
+-- has room for. `archive_locks`: those of a statement that opens the whole archive, 0 without one.
 SELECT pg_size_bytes(current_setting('max_wal_size')) AS max_wal_bytes,
        pg_size_bytes(current_setting('min_wal_size')) AS min_wal_bytes,
        extract(epoch FROM current_setting('checkpoint_timeout')::interval)::bigint AS checkpoint_timeout_s,
@@ -8,4 +9,9 @@ SELECT pg_size_bytes(current_setting('max_wal_size')) AS max_wal_bytes,
        current_setting('fsync')::boolean AS fsync,
        current_setting('full_page_writes')::boolean AS full_page_writes,
        current_setting('synchronous_commit') <> 'off' AS commits_are_durable,
-       current_setting('autovacuum')::boolean AS autovacuum
+       current_setting('autovacuum')::boolean AS autovacuum,
+       current_setting('max_locks_per_transaction')::bigint AS max_locks_per_transaction,
+       current_setting('max_locks_per_transaction')::bigint
+           * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) AS lock_room,
+       (SELECT count(*) + coalesce(sum((SELECT count(*) FROM pg_catalog.pg_index AS i WHERE i.indrelid = part.relid)), 0)::bigint
+          FROM pg_partition_tree(to_regclass('duetime.archive')) AS part) AS archive_locks

@@ -97,8 +97,8 @@ async fn a_schedule_reads_back_and_pages_go_by_name() {
     }
     let names =
         |records: Vec<ScheduleRecord>| records.into_iter().map(|record| record.name.to_string()).collect::<Vec<_>>();
-    assert_eq!(names(test.database.schedule_list(None, 2).await.unwrap()), ["a", "b"]);
-    assert_eq!(names(test.database.schedule_list(Some("b"), 2).await.unwrap()), ["c"]);
+    assert_eq!(names(test.database.schedule_list(None, 2, None).await.unwrap()), ["a", "b"]);
+    assert_eq!(names(test.database.schedule_list(Some("b"), 2, None).await.unwrap()), ["c"]);
     assert_eq!(test.database.schedule_count().await.unwrap(), 3);
     let rules = rules("others");
     assert!(put(&test, kept.name.as_str(), &rules, NONE).await.is_none(), "one is there");

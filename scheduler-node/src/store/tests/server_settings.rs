@@ -15,6 +15,11 @@ async fn hinted(url: &str) -> Vec<(&'static str, String)> {
 async fn a_setting_that_is_far_from_its_recommendation_is_found_on_a_real_server() {
     let test = fixture::database().await;
     let name: String = sqlx::query_scalar("SELECT current_database()").fetch_one(&test.pool).await.unwrap();
+    let settings = test.database.server_settings().await.unwrap();
+    assert!(
+        settings.archive_locks > 20 && settings.lock_room >= 100 * settings.max_locks_per_transaction,
+        "{settings:?}"
+    );
     let before = hinted(&test.url).await;
     assert!(before.contains(&("max_wal_size", "2 GB".to_owned())), "{before:?}");
     for (change, current) in [("SET synchronous_commit = off", Some("off")), ("SET synchronous_commit = local", None)] {
