@@ -60,7 +60,8 @@ impl TaskRequest {
         read::object(raw)
     }
 
-    /// Checks everything that needs no look-up. `now` is the moment of the submission.
+    /// Checks everything that needs no look-up. `now` is the moment of the submission. `duetime.submit_check` in the
+    /// database has the same rules, so that a submission in SQL is refused before its commit; a new one goes there too.
     pub fn validate(self, now: Present, limits: &Limits) -> Result<ValidTask, Problem> {
         queue::check_name(&self.queue)?;
         let (due_at, due_now) = due(self.due_at, self.delay_ms, now)?.unwrap_or((now.latest, true));

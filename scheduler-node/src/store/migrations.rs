@@ -34,6 +34,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "0018_spare_archive.sql",
     "0019_spare_analyze.sql",
     "0020_renew_replaced.sql",
+    "0021_check_submits.sql",
 ];
 
 /// A line at the top of a migration that has to run outside of a transaction.

@@ -354,7 +354,10 @@ async fn a_cancel_in_sql_says_what_it_promises_or_raises_why_it_cannot() {
         .unwrap();
     assert_eq!(cancel(&test.pool, ids[2]).await.unwrap(), "no_further_attempts");
     assert_eq!(code(&cancel(&test.pool, fixture::fresh_id()).await.unwrap_err()), "P0002");
-    let elsewhere = fixture::fresh_id_of(ShardId::new(fixture::SHARDS));
+    let of_no_shard = fixture::fresh_id_of(ShardId::new(fixture::SHARDS));
+    assert_eq!(code(&cancel(&test.pool, of_no_shard).await.unwrap_err()), "P0002");
+    sqlx::query("UPDATE duetime.shard SET status = 'gone' WHERE id = 127").execute(&test.pool).await.unwrap();
+    let elsewhere = fixture::fresh_id_of(ShardId::new(127));
     assert_eq!(code(&cancel(&test.pool, elsewhere).await.unwrap_err()), "0A000");
     let leaving = submit(&test, "'mail', '{}'").await;
     test.database.inbox_leave(&[leaving]).await.unwrap();
@@ -425,7 +428,16 @@ async fn what_is_cancelled_before_it_is_a_task_leaves_a_cancelled_one() {
     )
     .await;
     let bytes = submit(&test, "'mail', NULL, key => 'k', options => '{\"payload_base64\": \"AP8=\"}'").await;
-    let impossible = submit(&test, "'mail', NULL, options => '{\"payload_base64\": \"?\"}'").await;
+    // Before 0021_check_submits.sql, `duetime.submit` took it.
+    let impossible = fixture::fresh_id();
+    let request = r#"{"queue": "mail", "payload_base64": "?", "due_at": "2031-01-01T00:00:00Z"}"#;
+    sqlx::query("INSERT INTO duetime.inbox (id, shard, request, submitted_at) VALUES ($1, $2, $3::jsonb, now())")
+        .bind(impossible.uuid())
+        .bind(i32::from(impossible.shard().number()))
+        .bind(request)
+        .execute(&test.pool)
+        .await
+        .unwrap();
     for id in [plain, bytes, impossible] {
         assert_eq!(cancel(&test.pool, id).await.unwrap(), "cancelled");
     }

@@ -42,6 +42,7 @@ mod settle;
 mod shared_change;
 mod stop;
 mod submit;
+mod submit_check;
 mod submit_claimed;
 mod tokens;
 mod transport;

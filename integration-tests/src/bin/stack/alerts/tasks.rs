@@ -118,7 +118,8 @@ async fn junk(scene: &Scene<'_>, queue: &str) -> Result<()> {
 
 async fn refused_in_sql(scene: &Scene<'_>) -> Result<()> {
     scene.injected();
-    scene.sql(r#"SELECT duetime.submit('steady', '1', options => '{"headers": {"x-mine": "1"}}')"#).await?;
+    // Longer than the cluster takes, which PostgreSQL does not know.
+    scene.sql("SELECT duetime.submit('steady', to_jsonb(repeat('x', 300000)))").await?;
     scene.fired().await;
     Ok(())
 }
