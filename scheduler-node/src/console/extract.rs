@@ -3,8 +3,10 @@
 //! A form is accepted only from a page of this console: the browser states the page's origin, and the form carries a
 //! token that only a page made for this session has.
 
+use std::sync::Arc;
+
 use axum::{
-    extract::{Form, FromRequest, FromRequestParts, Request},
+    extract::{FromRequest, FromRequestParts, Request},
     http::request::Parts,
     response::{IntoResponse, Redirect, Response},
 };
@@ -18,12 +20,19 @@ use super::{
     visitor::{Visitor, matched},
 };
 use crate::{
-    http::Route,
+    http::{Reservation, Route},
     internal::{self, Origin},
 };
 
 /// The field of every form that carries the form token.
 const FORM_TOKEN: &str = "form_token";
+
+/// The largest form without a [`FormLimit`] of its own is a page of selected ids with a filter.
+const FORM_BYTES: usize = 64 << 10;
+
+/// The limit of a route whose form may be larger, in the route's extensions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FormLimit(pub(super) usize);
 
 /// The visitor of any path, whatever they may see. Without a session, leads to the sign-in page.
 fn signed_in(parts: &Parts, console: &Console) -> Result<Visitor, Response> {
@@ -80,6 +89,8 @@ impl FromRequestParts<Console> for AnyVisitor {
 pub(super) struct PostedForm {
     pub(super) visitor: Visitor,
     fields: Vec<(String, String)>,
+    /// The memory of the fields, until the form is answered.
+    _reserved: Reservation,
 }
 
 impl PostedForm {
@@ -113,14 +124,16 @@ impl FromRequest<Console> for PostedForm {
             return Err(refuse(Problem::forbidden("the form was not sent by a page of this console")));
         }
         visitor.check_permission().map_err(refuse)?;
-        let read = Form::<Vec<(String, String)>>::from_request(Request::from_parts(parts, body), console).await;
-        let Form(fields) = read.map_err(|error| refuse(Problem::malformed(error.body_text())))?;
+        let limit_bytes = parts.extensions.get::<FormLimit>().map_or(FORM_BYTES, |limit| limit.0);
+        let form = console.shares.body(parts.headers, body, Arc::clone(&visitor.caller.name));
+        let form = form.form(limit_bytes).await.map_err(refuse)?;
+        let fields: Vec<_> = form_urlencoded::parse(form.as_str().as_bytes()).into_owned().collect();
         let sent = fields.iter().find(|(name, _)| name == FORM_TOKEN).map_or("", |(_, token)| token.as_str());
         if !bool::from(sent.as_bytes().ct_eq(visitor.form_token.as_bytes())) {
             return Err(refuse(Problem::forbidden(
                 "the form belongs to another session; go back, reload the page and send it again",
             )));
         }
-        Ok(Self { visitor, fields })
+        Ok(Self { visitor, fields, _reserved: form.into_reserved() })
     }
 }

@@ -43,8 +43,8 @@ mod visitor;
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    Router,
-    extract::{DefaultBodyLimit, Request},
+    Extension, Router,
+    extract::Request,
     handler::Handler,
     http::StatusCode,
     middleware::{self, Next},
@@ -52,11 +52,11 @@ use axum::{
     routing::get,
 };
 
-use self::session::Sessions;
+use self::{extract::FormLimit, session::Sessions};
 use crate::{
     config,
     desk::Desk,
-    http::{Authenticator, routes},
+    http::{Authenticator, Shares, routes},
     oidc::Provider,
     receipt::Receipts,
 };
@@ -88,7 +88,7 @@ routes! { Console =>
     GET "/console/queues/{queue}/delete" => queue::delete_page, May(Operate), No;
     GET "/console/schedules" => schedules::list, May(Look), No;
     GET "/console/schedules/{name}" => schedule::schedule, May(Look), As(ScheduleRead);
-    POST "/console/schedules/{name}" => schedule::act.layer(DefaultBodyLimit::max(SCHEDULE_BYTES)), May(Operate), ByForm(&[
+    POST "/console/schedules/{name}" => schedule::act.layer(Extension(FormLimit(SCHEDULE_BYTES))), May(Operate), ByForm(&[
         ("set", SchedulePut), ("pause", SchedulePause), ("resume", ScheduleResume), ("run", ScheduleRun),
         ("delete", ScheduleDelete),
     ]);
@@ -116,6 +116,8 @@ struct Console {
     /// The identity provider that signs people in, beside the tokens.
     oidc: Option<Arc<Provider>>,
     sessions: Sessions,
+    /// What the memory of forms is taken from.
+    shares: Shares,
     show_payloads: bool,
 }
 
@@ -125,20 +127,17 @@ pub(crate) fn router(
     authenticator: Arc<Authenticator>,
     oidc: Option<Provider>,
     keys: Receipts,
+    shares: Shares,
     config: &config::Console,
 ) -> Router {
     let (oidc, sessions) = (oidc.map(Arc::new), Sessions::new(keys));
-    let console = Console { desk, authenticator, oidc, sessions, show_payloads: config.show_payloads };
+    let console = Console { desk, authenticator, oidc, sessions, shares, show_payloads: config.show_payloads };
     routes()
         .route("/console/", get(async || Redirect::to("/console")))
         .route("/console/{*rest}", get(help::not_found))
-        .layer(DefaultBodyLimit::max(FORM_BYTES))
         .layer(middleware::from_fn(in_time))
         .with_state(console)
 }
-
-/// The largest form is a page of selected ids with a filter.
-const FORM_BYTES: usize = 64 << 10;
 
 /// The largest payload of a schedule in a form's encoding, and the other fields.
 const SCHEDULE_BYTES: usize = 256 << 10;

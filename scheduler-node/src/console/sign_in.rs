@@ -5,11 +5,15 @@ use std::net::SocketAddr;
 use askama::Template;
 use axum::{
     Extension,
-    extract::{ConnectInfo, Form, State},
+    body::Body,
+    extract::{ConnectInfo, State},
     http::{HeaderMap, StatusCode, Uri},
     response::{IntoResponse, Redirect, Response},
 };
-use common::{access::Permission, wire::Problem};
+use common::{
+    access::{Caller, Permission},
+    wire::Problem,
+};
 
 use super::{
     Console,
@@ -20,6 +24,9 @@ use super::{
     session::SESSION_S,
 };
 use crate::{clock, http::Route};
+
+/// A token takes a fraction of it; the rest is for the path to return to.
+const SIGN_IN_BYTES: usize = 8 << 10;
 
 #[derive(Template)]
 #[template(path = "sign_in.html")]
@@ -58,18 +65,12 @@ fn ask(console: &Console, headers: &HeaderMap, next: &str, status: StatusCode, t
     show(status, &SignInPage { frame, next: next.to_owned(), trouble, provider })
 }
 
-#[derive(Debug, serde::Deserialize)]
-pub(super) struct SignIn {
-    token: String,
-    next: Option<String>,
-}
-
 pub(super) async fn sign_in(
     State(console): State<Console>,
     route: &'static Route,
     from: Option<Extension<ConnectInfo<SocketAddr>>>,
     headers: HeaderMap,
-    Form(form): Form<SignIn>,
+    body: Body,
 ) -> Response {
     let from = from.map(|Extension(from)| from);
     if !is_from_here(&headers) {
@@ -77,7 +78,17 @@ pub(super) async fn sign_in(
         return PageProblem::outside(frame, Problem::forbidden("the form was not sent by a page of this console"))
             .into_response();
     }
-    let (token, next) = (form.token.trim(), safe_next(form.next.as_deref()));
+    let form = console.shares.body(headers.clone(), body, Caller::ANONYMOUS.into());
+    let form = match form.form(SIGN_IN_BYTES).await {
+        Ok(form) => form,
+        Err(problem) => return not_signed_in(&console, &headers, "/console", &problem),
+    };
+    let field = |name: &str| {
+        let mut fields = form_urlencoded::parse(form.as_str().as_bytes());
+        fields.find(|(field, _)| field == name).map(|(_, text)| text.into_owned())
+    };
+    let (token, next) = (field("token").unwrap_or_default(), field("next"));
+    let (token, next) = (token.trim(), safe_next(next.as_deref()));
     let Some(caller) = console.authenticator.caller(token.as_bytes()) else {
         let trouble = "The token is unknown, revoked or expired.".to_owned();
         return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));

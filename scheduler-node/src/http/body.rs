@@ -24,12 +24,16 @@ const FIRST_RESERVED_BYTES: usize = 1 << 20;
 const DRAIN_BYTES: usize = 16 << 20;
 const DRAIN_WITHIN: Duration = Duration::from_secs(3);
 
+const JSON: &str = "application/json";
+const FORM: &str = "application/x-www-form-urlencoded";
+
 /// A request's body of which nothing has been read yet.
-pub(super) struct UnreadBody {
+#[derive(Debug)]
+pub(crate) struct UnreadBody {
     pub(super) headers: HeaderMap,
-    body: Body,
-    memory: Arc<BodyMemory>,
-    caller: Arc<str>,
+    pub(super) body: Body,
+    pub(super) memory: Arc<BodyMemory>,
+    pub(super) caller: Arc<str>,
 }
 
 impl FromRequest<Api> for UnreadBody {
@@ -39,14 +43,23 @@ impl FromRequest<Api> for UnreadBody {
         let caller =
             request.extensions().get::<Caller>().map_or_else(|| Caller::ANONYMOUS.into(), |it| it.name.clone());
         let (parts, body) = request.into_parts();
-        Ok(Self { headers: parts.headers, body, memory: Arc::clone(&api.bodies), caller })
+        Ok(api.shares.body(parts.headers, body, caller))
     }
 }
 
 impl UnreadBody {
     /// Reads the body as text. `Content-Type` must be JSON, or absent.
     pub(super) async fn text(self, limit_bytes: usize) -> Result<BodyText, Problem> {
-        check_type(&self.headers)?;
+        self.read(JSON, limit_bytes).await
+    }
+
+    /// Reads the body as the form of a browser, in its encoding. `Content-Type` must say so, or be absent.
+    pub(crate) async fn form(self, limit_bytes: usize) -> Result<BodyText, Problem> {
+        self.read(FORM, limit_bytes).await
+    }
+
+    async fn read(self, content_type: &str, limit_bytes: usize) -> Result<BodyText, Problem> {
+        check_type(&self.headers, content_type)?;
         let announced = announced_bytes(&self.headers);
         if announced.is_some_and(|announced| announced > limit_bytes) {
             drain(self.body.into_data_stream()).await;
@@ -61,13 +74,13 @@ impl UnreadBody {
 
 /// A body in UTF-8, with the memory that it has reserved.
 #[derive(Debug)]
-pub(super) struct BodyText {
+pub(crate) struct BodyText {
     text: String,
     reserved: Reservation,
 }
 
 impl BodyText {
-    pub(super) fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         &self.text
     }
 
@@ -77,7 +90,7 @@ impl BodyText {
     }
 
     /// Keeps only the reservation, for the values that were parsed from the body and take as much memory.
-    pub(super) fn into_reserved(self) -> Reservation {
+    pub(crate) fn into_reserved(self) -> Reservation {
         self.reserved
     }
 }
@@ -142,16 +155,16 @@ fn announced_bytes(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
+fn check_type(headers: &HeaderMap, expected: &str) -> Result<(), Problem> {
     if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
         return Err(Problem::unsupported_media_type("send the body uncompressed, without Content-Encoding"));
     }
     let Some(sent) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let essence = sent.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
+    if essence.eq_ignore_ascii_case(expected) {
         return Ok(());
     }
-    Err(Problem::unsupported_media_type(format!("the body must be application/json, not {essence:?}")))
+    Err(Problem::unsupported_media_type(format!("the body must be {expected}, not {essence:?}")))
 }
 
 fn too_large(limit_bytes: usize) -> Problem {

@@ -23,7 +23,7 @@ const CALLER_PART: usize = 2;
 const AGAIN_AFTER_S: u32 = 1;
 
 #[derive(Debug)]
-pub(super) struct BodyMemory {
+pub(crate) struct BodyMemory {
     bytes: usize,
     free_within: Duration,
     taken: Mutex<Totals>,
@@ -48,6 +48,11 @@ enum Shortage {
 impl BodyMemory {
     pub(super) fn new(bytes: usize) -> Self {
         Self { bytes, free_within: FREE_WITHIN, taken: Mutex::default(), freed: Notify::new() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn reserved_bytes(&self) -> usize {
+        self.taken.lock().bytes
     }
 
     fn take(&self, caller: &Arc<str>, bytes: usize, is_small: bool) -> Result<(), Shortage> {
@@ -84,7 +89,7 @@ impl BodyMemory {
 
 /// The memory that one body has reserved; freed on drop.
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub(crate) struct Reservation {
     memory: Arc<BodyMemory>,
     caller: Arc<str>,
     bytes: usize,

@@ -26,6 +26,7 @@ mod schedules;
 mod scoped;
 mod serve;
 mod shards;
+mod shares;
 mod shell;
 mod tasks;
 #[cfg(test)]
@@ -45,12 +46,13 @@ use prometheus::Registry;
 pub(crate) use self::routes::{Audited, Requirement, routes};
 pub(crate) use self::{
     auth::{Authenticator, Caller},
+    memory::Reservation,
     metrics::{ConnectionMetrics, HttpMetrics},
     routes::Route,
     serve::{Certificate, CertificateFiles, ConnectionLimits, Server},
+    shares::Shares,
 };
 use self::{
-    memory::BodyMemory,
     rate::CallerRates,
     refusal::Refusal,
     scoped::{Scoped, UnrestrictedDesk},
@@ -143,7 +145,7 @@ struct Api {
     desk: UnrestrictedDesk,
     authenticator: Arc<Authenticator>,
     limits: Limits,
-    bodies: Arc<BodyMemory>,
+    shares: Shares,
     registry: Registry,
 }
 
@@ -151,16 +153,16 @@ struct Api {
 pub(crate) fn router(
     desk: Desk,
     authenticator: Arc<Authenticator>,
-    limits: Limits,
+    shares: Shares,
     registry: Registry,
     metrics: HttpMetrics,
     pages: Router,
 ) -> Router {
-    let bodies = Arc::new(BodyMemory::new(limits.bodies_bytes));
+    let limits = shares.limits;
     let audit = desk.audit().clone();
     let metrics = metrics.counting(desk.limited(Limit::TokenRequests));
     let api =
-        Api { desk: UnrestrictedDesk::new(desk), authenticator: Arc::clone(&authenticator), limits, bodies, registry };
+        Api { desk: UnrestrictedDesk::new(desk), authenticator: Arc::clone(&authenticator), limits, shares, registry };
     let rates = Arc::new(CallerRates::new(limits.requests_per_second));
     shell::around(routes().with_state(api).merge(pages), authenticator, rates, audit, metrics)
 }

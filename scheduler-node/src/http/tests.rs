@@ -15,7 +15,7 @@ use prometheus::Registry;
 use serde_json::Value;
 use tower::ServiceExt;
 
-use super::{Authenticator, HttpMetrics, Limits, ROUTES, Route, router};
+use super::{Authenticator, HttpMetrics, Limits, ROUTES, Route, Shares, router};
 use crate::desk::tests::{Counter, fresh};
 
 /// A route's answer to a caller about a queue outside of their scope.
@@ -90,8 +90,8 @@ impl Api {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
         let authenticator = Arc::new(Authenticator::new(Arc::clone(&counter.access)));
-        let router =
-            router(counter.desk.clone(), authenticator, Limits::of_payload(1_000, 0), registry, metrics, Router::new());
+        let shares = Shares::new(Limits::of_payload(1_000, 0));
+        let router = router(counter.desk.clone(), authenticator, shares, registry, metrics, Router::new());
         (Self { router, counter, all, mine, tokens: Mutex::default() }, test)
     }
 

@@ -26,11 +26,13 @@ impl Shared {
     ) -> anyhow::Result<()> {
         let limits =
             http::Limits::of_payload(self.config.queues.max_payload_bytes, self.config.http.max_requests_per_second);
+        let shares = http::Shares::new(limits);
         let http_metrics = http::HttpMetrics::register(&self.registry, console::ROUTES)?;
         let authenticator = Arc::new(http::Authenticator::new(Arc::clone(&self.access)));
         let oidc = self.config.auth.oidc.clone().map(oidc::Provider::new).transpose()?;
-        let pages = console::router(desk.clone(), Arc::clone(&authenticator), oidc, keys, &self.config.console);
-        let router = http::router(desk, authenticator, limits, self.registry.clone(), http_metrics, pages);
+        let config = &self.config.console;
+        let pages = console::router(desk.clone(), Arc::clone(&authenticator), oidc, keys, shares.clone(), config);
+        let router = http::router(desk, authenticator, shares, self.registry.clone(), http_metrics, pages);
         let certificate = settings::certificate(&self.config.http).context("cannot use http.cert_file")?;
         if let Some(certificate) = &certificate {
             crew.spawn(LoopKind::Http, Arc::clone(certificate).watch(self.stop.intake.clone()));

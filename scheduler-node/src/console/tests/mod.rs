@@ -28,7 +28,7 @@ use crate::{
     access::{Access, TokenBook},
     config::{self, Auth, Role, Token},
     desk::tests::{Counter, fresh},
-    http::{self, Authenticator, HttpMetrics},
+    http::{self, Authenticator, HttpMetrics, Shares},
     oidc::Provider,
     receipt::ReceiptKeys,
     store::tests::fixture::TestDatabase,
@@ -42,6 +42,7 @@ struct Browser {
     access: Arc<Access>,
     /// The cluster's keys as the node knows them.
     keys: watch::Sender<Option<Arc<ReceiptKeys>>>,
+    shares: Shares,
     test: TestDatabase,
 }
 
@@ -87,10 +88,11 @@ fn browser_at(
     let metrics = HttpMetrics::register(&registry, super::ROUTES).expect("registered once");
     let oidc = oidc.map(|oidc| Provider::new(oidc).expect("a client"));
     let config = config::Console { show_payloads };
-    let pages = super::router(counter.desk.clone(), Arc::clone(&authenticator), oidc, keys.subscribe(), &config);
-    let limits = http::Limits::of_payload(1_000, 0);
-    let router = http::router(counter.desk.clone(), authenticator, limits, registry, metrics, pages);
-    Browser { router, counter, cookie: None, access, keys, test }
+    let shares = Shares::new(http::Limits::of_payload(1_000, 0));
+    let (desk, receipts) = (counter.desk.clone(), keys.subscribe());
+    let pages = super::router(desk.clone(), Arc::clone(&authenticator), oidc, receipts, shares.clone(), &config);
+    let router = http::router(desk, authenticator, shares.clone(), registry, metrics, pages);
+    Browser { router, counter, cookie: None, access, keys, shares, test }
 }
 
 /// The keys as every node of one cluster reads them, the newest first.

@@ -1,6 +1,6 @@
 //! Which visitors are let in, and whose forms are accepted.
 
-use std::time::Instant;
+use std::{convert::Infallible, sync::Arc, time::Instant};
 
 use axum::{
     body::Body,
@@ -8,7 +8,9 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use common::access::{Caller, Scope};
+use futures::{StreamExt, stream};
 use sha2::{Digest, Sha256};
+use tokio::sync::Notify;
 
 use super::{browser, keys};
 use crate::{
@@ -145,6 +147,69 @@ async fn a_node_that_has_not_read_the_keys_says_so_and_signs_nobody_out() {
     assert_eq!((again.status, again.set_cookie), (StatusCode::SERVICE_UNAVAILABLE, None));
     browser.keys.send_replace(keys(&[1]));
     browser.page("/console").await;
+}
+
+#[tokio::test]
+async fn the_form_of_a_sign_in_is_small_and_takes_memory_that_is_bounded() {
+    let browser = browser(&Role::ALL, true).await;
+    let long = "x".repeat(8 << 10);
+    let answer = browser.post_bare("/console/sign-in", &[("token", long.as_str())], "same-origin").await;
+    assert_eq!((answer.status, answer.set_cookie), (StatusCode::PAYLOAD_TOO_LARGE, None), "{}", answer.html);
+    // A form that never ends.
+    let (arrived, form) = endless_form();
+    let mut waiting = Box::pin(browser.send(posted("/console/sign-in", "same-origin", form)));
+    tokio::select! {
+        answer = &mut waiting => panic!("the form has not come yet: {}", answer.status),
+        () = arrived.notified() => {}
+    }
+    assert_ne!(browser.shares.reserved_bytes(), 0, "what has arrived takes its memory from the bodies'");
+    drop(waiting);
+    assert_eq!(browser.shares.reserved_bytes(), 0);
+}
+
+#[tokio::test]
+async fn no_form_is_read_before_its_sender_is_known() {
+    let mut browser = browser(&Role::ALL, true).await;
+    let strangers = [("/console/sign-in", "cross-site", 403), ("/console/theme", "same-origin", 303)];
+    for (path, site, status) in strangers {
+        let answer = browser.send(posted(path, site, endless_form().1)).await;
+        assert_eq!(answer.status.as_u16(), status, "{path}");
+    }
+    browser.sign_in("viewer").await;
+    for (path, site) in [("/console/theme", "cross-site"), ("/console/tokens", "same-origin")] {
+        assert_eq!(browser.send(posted(path, site, endless_form().1)).await.status, StatusCode::FORBIDDEN, "{path}");
+    }
+    let (arrived, form) = endless_form();
+    let mut waiting = Box::pin(browser.send(posted("/console/theme", "same-origin", form)));
+    tokio::select! {
+        answer = &mut waiting => panic!("the form has not come yet: {}", answer.status),
+        () = arrived.notified() => {}
+    }
+    assert_ne!(
+        browser.shares.reserved_bytes(),
+        0,
+        "the form of a person who signed in takes memory of the bodies' too"
+    );
+}
+
+/// A form that never ends, and the signal that its first piece was read.
+fn endless_form() -> (Arc<Notify>, Body) {
+    let arrived = Arc::new(Notify::new());
+    let read = Arc::clone(&arrived);
+    let first = stream::once(async { Ok::<_, Infallible>("token=") });
+    let rest = stream::once(async move {
+        read.notify_one();
+        std::future::pending().await
+    });
+    (arrived, Body::from_stream(first.chain(rest)))
+}
+
+fn posted(path: &str, site: &str, form: Body) -> Request<Body> {
+    let request = Request::post(path)
+        .header("sec-fetch-site", site)
+        .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+        .body(form);
+    request.expect("a request")
 }
 
 #[tokio::test]
