@@ -3,7 +3,7 @@
 //! A form is accepted only from a page of this console: the browser states the page's origin, and the form carries a
 //! token that only a page made for this session has.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use axum::{
     extract::{FromRequest, FromRequestParts, Request},
@@ -34,10 +34,13 @@ const FORM_BYTES: usize = 64 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FormLimit(pub(super) usize);
 
-/// The visitor of any path, whatever they may see. Without a session, leads to the sign-in page.
+/// The visitor of any path, whatever they may see, within their rate. Without a session, leads to the sign-in page.
 fn signed_in(parts: &Parts, console: &Console) -> Result<Visitor, Response> {
     match Visitor::of(parts, console) {
-        Ok(Some(visitor)) => Ok(visitor),
+        Ok(Some(visitor)) => match console.shares.check_rate(&visitor.caller, Instant::now()) {
+            Ok(()) => Ok(visitor),
+            Err(problem) => Err(PageProblem::at(&visitor, problem).into_response()),
+        },
         Ok(None) => {
             // The content of a form is lost, so the person returns to the page where they can start again.
             let here =

@@ -110,6 +110,14 @@ fn with_headers(mut response: Response) -> Response {
     response
 }
 
+/// Names the seconds after which the client may try again, if the problem does.
+pub(super) fn with_retry_after(mut response: Response, retry_after_s: Option<u32>) -> Response {
+    if let Some(seconds) = retry_after_s {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
 #[derive(Template)]
 #[template(path = "trouble.html")]
 struct ProblemPage {
@@ -138,6 +146,7 @@ impl IntoResponse for PageProblem {
     fn into_response(self) -> Response {
         let (frame, problem) = *self.inner;
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        show(status, &ProblemPage { frame, problem })
+        let retry_after_s = problem.retry_after_s;
+        with_retry_after(show(status, &ProblemPage { frame, problem }), retry_after_s)
     }
 }

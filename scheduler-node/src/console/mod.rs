@@ -116,7 +116,7 @@ struct Console {
     /// The identity provider that signs people in, beside the tokens.
     oidc: Option<Arc<Provider>>,
     sessions: Sessions,
-    /// What the memory of forms is taken from.
+    /// The memory of forms and the rates of callers.
     shares: Shares,
     show_payloads: bool,
 }

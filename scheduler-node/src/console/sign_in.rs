@@ -1,6 +1,6 @@
 //! Signing in with a token, and signing out.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Instant};
 
 use askama::Template;
 use axum::{
@@ -20,7 +20,7 @@ use super::{
     actor::Actor,
     browser::{BY_TOKEN, SESSION, Theme, is_from_here, next_of, safe_next, with_cookie},
     extract::PostedForm,
-    frame::{Frame, PageProblem, show},
+    frame::{Frame, PageProblem, show, with_retry_after},
     session::SESSION_S,
 };
 use crate::{clock, http::Route};
@@ -56,7 +56,8 @@ pub(super) async fn sign_in_page(State(console): State<Console>, headers: Header
 /// The sign-in page with the reason of the failure, where the person may try again.
 pub(super) fn not_signed_in(console: &Console, headers: &HeaderMap, next: &str, problem: &Problem) -> Response {
     let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    ask(console, headers, next, status, Some(problem.detail.clone()))
+    let page = ask(console, headers, next, status, Some(problem.detail.clone()));
+    with_retry_after(page, problem.retry_after_s)
 }
 
 fn ask(console: &Console, headers: &HeaderMap, next: &str, status: StatusCode, trouble: Option<String>) -> Response {
@@ -102,6 +103,9 @@ pub(super) async fn sign_in(
             caller.role
         ));
         actor.record(None, "console", Err(&problem));
+        return not_signed_in(&console, &headers, next, &problem);
+    }
+    if let Err(problem) = console.shares.check_rate(&caller, Instant::now()) {
         return not_signed_in(&console, &headers, next, &problem);
     }
     let sealed = match console.sessions.close(token, clock::now()) {

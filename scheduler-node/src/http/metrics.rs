@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
 
 use super::{ROUTES, Route};
 
@@ -15,8 +15,6 @@ const NO_ROUTE: &str = "none";
 pub(crate) struct HttpMetrics {
     requests: IntCounterVec,
     seconds: HistogramVec,
-    /// Requests refused because of their token's rate.
-    beyond_rate: Option<IntCounter>,
 }
 
 impl HttpMetrics {
@@ -35,7 +33,6 @@ impl HttpMetrics {
                 .buckets(vec![0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]),
                 &["route", "method"],
             )?,
-            beyond_rate: None,
         };
         crate::internal::register(registry)?;
         registry.register(Box::new(metrics.requests.clone()))?;
@@ -47,17 +44,6 @@ impl HttpMetrics {
             }
         }
         Ok(metrics)
-    }
-
-    /// Sets the counter of requests beyond their token's rate.
-    pub(super) fn counting(self, beyond_rate: IntCounter) -> Self {
-        Self { beyond_rate: Some(beyond_rate), ..self }
-    }
-
-    pub(super) fn beyond_rate(&self) {
-        if let Some(counter) = &self.beyond_rate {
-            counter.inc();
-        }
     }
 
     pub(super) fn answered(&self, route: Option<&str>, method: &Method, status: StatusCode, took: Duration) {

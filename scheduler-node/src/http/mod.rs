@@ -40,7 +40,7 @@ use axum::{
     extract::{FromRequestParts, Path},
     http::request::Parts,
 };
-use common::{limit::Limit, task::report::MAX_RESULT_BYTES};
+use common::task::report::MAX_RESULT_BYTES;
 use prometheus::Registry;
 
 pub(crate) use self::routes::{Audited, Requirement, routes};
@@ -53,7 +53,6 @@ pub(crate) use self::{
     shares::Shares,
 };
 use self::{
-    rate::CallerRates,
     refusal::Refusal,
     scoped::{Scoped, UnrestrictedDesk},
 };
@@ -160,11 +159,14 @@ pub(crate) fn router(
 ) -> Router {
     let limits = shares.limits;
     let audit = desk.audit().clone();
-    let metrics = metrics.counting(desk.limited(Limit::TokenRequests));
-    let api =
-        Api { desk: UnrestrictedDesk::new(desk), authenticator: Arc::clone(&authenticator), limits, shares, registry };
-    let rates = Arc::new(CallerRates::new(limits.requests_per_second));
-    shell::around(routes().with_state(api).merge(pages), authenticator, rates, audit, metrics)
+    let api = Api {
+        desk: UnrestrictedDesk::new(desk),
+        authenticator: Arc::clone(&authenticator),
+        limits,
+        shares: shares.clone(),
+        registry,
+    };
+    shell::around(routes().with_state(api).merge(pages), authenticator, shares, audit, metrics)
 }
 
 /// The one variable part of a path.

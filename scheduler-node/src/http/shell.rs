@@ -9,11 +9,11 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use common::{access::Caller, limit::Limit, wire::Problem};
+use common::wire::Problem;
 use futures::FutureExt;
 
 use super::{
-    Requirement, audit::AuditDraft, auth::Authenticator, metrics::HttpMetrics, rate::CallerRates, refusal::Refusal,
+    Requirement, Shares, audit::AuditDraft, auth::Authenticator, metrics::HttpMetrics, refusal::Refusal,
     requirement::requirement,
 };
 use crate::{
@@ -24,50 +24,23 @@ use crate::{
 #[derive(Clone)]
 struct Shell {
     authenticator: Arc<Authenticator>,
-    rates: Arc<CallerRates>,
+    shares: Shares,
     audit: Audit,
     metrics: HttpMetrics,
 }
-
-impl Shell {
-    /// Refuses a request beyond its caller's rate.
-    fn in_rate(&self, caller: Caller, now: Instant) -> Result<Caller, Refusal> {
-        if self.rates.has_room(&caller, now) {
-            return Ok(caller);
-        }
-        let problem = match caller.limits.requests_per_second {
-            Some(most) => {
-                self.metrics.beyond_rate();
-                let detail = format!(
-                    "the token `{}` may send {most} requests a second to each node, but sent more",
-                    caller.name
-                );
-                Problem::limited(detail).of_limit(Limit::TokenRequests, most.into(), None)
-            }
-            None => {
-                let detail = "this caller sends more requests a second than `http.max_requests_per_second` allows";
-                Problem::too_many(detail)
-            }
-        };
-        Err(Refusal::from(problem.retry_after(RATE_AGAIN_AFTER_S)).to(caller))
-    }
-}
-
-/// A bucket is full again after a second.
-const RATE_AGAIN_AFTER_S: u32 = 1;
 
 /// Puts the shell around `routes`.
 pub(super) fn around(
     routes: Router,
     authenticator: Arc<Authenticator>,
-    rates: Arc<CallerRates>,
+    shares: Shares,
     audit: Audit,
     metrics: HttpMetrics,
 ) -> Router {
     routes
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
-        .layer(middleware::from_fn_with_state(Shell { authenticator, rates, audit, metrics }, pass))
+        .layer(middleware::from_fn_with_state(Shell { authenticator, shares, audit, metrics }, pass))
 }
 
 async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> Response {
@@ -84,7 +57,10 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
             Requirement::May(permission) => Some(permission),
         };
         let caller = shell.authenticator.authorize(request.headers(), permission)?;
-        shell.in_rate(caller, started).map(Some)
+        match shell.shares.check_rate(&caller, started) {
+            Ok(()) => Ok(Some(caller)),
+            Err(problem) => Err(Refusal::from(problem).to(caller)),
+        }
     });
     let (caller, response) = match authorized {
         Ok(caller) => {
@@ -141,7 +117,7 @@ mod tests {
         routing::{get, post},
     };
     use common::access::Scope;
-    use prometheus::Registry;
+    use prometheus::{IntCounter, Registry};
     use serde_json::Value;
     use sha2::{Digest, Sha256};
     use tower::ServiceExt;
@@ -151,10 +127,15 @@ mod tests {
         access::{Access, TokenBook},
         audit::AuditMetrics,
         config::{Auth, Role, Token},
+        http::Limits,
     };
 
     fn audit() -> Audit {
         Audit::new(AuditMetrics::register(&Registry::new()).expect("registered once")).0
+    }
+
+    fn shares(per_second: u32) -> Shares {
+        Shares::new(Limits::of_payload(1_000, per_second), IntCounter::new("beyond_rate", "none").expect("a counter"))
     }
 
     fn authenticator(auth: &Auth) -> Arc<Authenticator> {
@@ -183,7 +164,7 @@ mod tests {
             .route("/v1/cluster", get(broken_handler))
             .route("/healthz", get(|| async { "alive" }));
         let metrics = HttpMetrics::register(&Registry::new(), &[]).expect("registered once");
-        around(routes, authenticator, Arc::new(CallerRates::new(per_second)), audit(), metrics)
+        around(routes, authenticator, shares(per_second), audit(), metrics)
     }
 
     async fn broken_handler() -> &'static str {
@@ -295,7 +276,7 @@ mod tests {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
         let routes = Router::new().route("/v1/tasks/{id}", get(|| async { "shown" }));
-        let router = around(routes, authenticator(&Auth::default()), Arc::new(CallerRates::new(0)), audit(), metrics);
+        let router = around(routes, authenticator(&Auth::default()), shares(0), audit(), metrics);
         for path in ["/v1/tasks/1", "/v1/tasks/2", "/nothing/1", "/nothing/2"] {
             ask(&router, "GET", path, None).await;
         }

@@ -9,7 +9,7 @@ use axum::{
     body::{Body, to_bytes},
     http::{Method, Request, header},
 };
-use common::wire::TokenRequest;
+use common::{limit::Limit, wire::TokenRequest};
 use parking_lot::Mutex;
 use prometheus::Registry;
 use serde_json::Value;
@@ -90,7 +90,7 @@ impl Api {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
         let authenticator = Arc::new(Authenticator::new(Arc::clone(&counter.access)));
-        let shares = Shares::new(Limits::of_payload(1_000, 0));
+        let shares = Shares::new(Limits::of_payload(1_000, 0), counter.desk.limited(Limit::TokenRequests));
         let router = router(counter.desk.clone(), authenticator, shares, registry, metrics, Router::new());
         (Self { router, counter, all, mine, tokens: Mutex::default() }, test)
     }

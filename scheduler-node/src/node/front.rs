@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use common::limit::Limit;
 use tokio::net::TcpListener;
 
 use super::Shared;
@@ -26,7 +27,7 @@ impl Shared {
     ) -> anyhow::Result<()> {
         let limits =
             http::Limits::of_payload(self.config.queues.max_payload_bytes, self.config.http.max_requests_per_second);
-        let shares = http::Shares::new(limits);
+        let shares = http::Shares::new(limits, desk.limited(Limit::TokenRequests));
         let http_metrics = http::HttpMetrics::register(&self.registry, console::ROUTES)?;
         let authenticator = Arc::new(http::Authenticator::new(Arc::clone(&self.access)));
         let oidc = self.config.auth.oidc.clone().map(oidc::Provider::new).transpose()?;

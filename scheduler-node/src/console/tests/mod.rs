@@ -17,7 +17,7 @@ use axum::{
     body::{Body, to_bytes},
     http::{Request, StatusCode, header},
 };
-use common::access::Scope;
+use common::{access::Scope, limit::Limit};
 use prometheus::Registry;
 use secrecy::SecretSlice;
 use sha2::{Digest, Sha256};
@@ -88,7 +88,7 @@ fn browser_at(
     let metrics = HttpMetrics::register(&registry, super::ROUTES).expect("registered once");
     let oidc = oidc.map(|oidc| Provider::new(oidc).expect("a client"));
     let config = config::Console { show_payloads };
-    let shares = Shares::new(http::Limits::of_payload(1_000, 0));
+    let shares = Shares::new(http::Limits::of_payload(1_000, 0), counter.desk.limited(Limit::TokenRequests));
     let (desk, receipts) = (counter.desk.clone(), keys.subscribe());
     let pages = super::router(desk.clone(), Arc::clone(&authenticator), oidc, receipts, shares.clone(), &config);
     let router = http::router(desk, authenticator, shares.clone(), registry, metrics, pages);

@@ -1,13 +1,20 @@
 //! Which visitors are let in, and whose forms are accepted.
 
-use std::{convert::Infallible, sync::Arc, time::Instant};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     body::Body,
     http::{HeaderValue, Request, StatusCode, header},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use common::access::{Caller, Scope};
+use common::{
+    access::{Caller, Scope},
+    limit::TokenLimits,
+};
 use futures::{StreamExt, stream};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
@@ -146,6 +153,32 @@ async fn a_node_that_has_not_read_the_keys_says_so_and_signs_nobody_out() {
     let again = browser.post_bare("/console/sign-in", &[("token", "viewer")], "same-origin").await;
     assert_eq!((again.status, again.set_cookie), (StatusCode::SERVICE_UNAVAILABLE, None));
     browser.keys.send_replace(keys(&[1]));
+    browser.page("/console").await;
+}
+
+#[tokio::test]
+async fn a_person_beyond_the_rate_of_their_token_reads_when_to_come_again() {
+    let mut browser = browser(&[Role::Operator], true).await;
+    let limits = TokenLimits { requests_per_second: Some(5), ..TokenLimits::NONE };
+    let caller = Caller { id: None, name: "ann".into(), role: Role::Viewer, queues: Scope::ALL, limits };
+    let token = Token::new(caller.clone(), Sha256::digest("hers").into(), Instant::now(), None);
+    browser.access.put_in_force(TokenBook { revision: 1, tokens: vec![token] });
+    browser.sign_in("hers").await;
+    browser.page("/console/help").await;
+    // Requests of a later time leave nothing for those before it.
+    let later = Instant::now() + Duration::from_secs(60 * 60);
+    while browser.shares.check_rate(&caller, later).is_ok() {}
+    for answer in [
+        browser.get("/console").await,
+        browser.get("/console/nowhere").await,
+        browser.post_bare("/console/theme", &[], "same-origin").await,
+        browser.post_bare("/console/sign-in", &[("token", "hers")], "same-origin").await,
+    ] {
+        assert_eq!((answer.status, answer.set_cookie), (StatusCode::TOO_MANY_REQUESTS, None), "{}", answer.html);
+        assert_eq!(answer.headers[header::RETRY_AFTER], "1");
+        assert!(answer.html.contains("may send 5 requests a second"), "{}", answer.html);
+    }
+    browser.sign_in("operator").await;
     browser.page("/console").await;
 }
 
