@@ -4,7 +4,11 @@ use std::net::SocketAddr;
 
 use common::{access::Caller, wire::Problem};
 
-use crate::{audit::AuditEvent, desk::Desk, http::Route};
+use crate::{
+    audit::AuditEvent,
+    desk::Desk,
+    http::{PageNote, Route},
+};
 
 /// The caller of a request, the address they came from, and the route that they called.
 pub(super) struct Actor<'a> {
@@ -12,6 +16,7 @@ pub(super) struct Actor<'a> {
     pub(super) caller: &'a Caller,
     pub(super) from: Option<SocketAddr>,
     pub(super) route: Option<&'static Route>,
+    pub(super) note: &'a PageNote,
 }
 
 impl Actor<'_> {
@@ -23,6 +28,7 @@ impl Actor<'_> {
             Ok(done) => (200, done.to_owned()),
             Err(problem) => (problem.status, problem.detail.clone()),
         };
+        self.note.set_recorded();
         self.desk.audit().record(AuditEvent {
             caller: self.caller.name.clone(),
             caller_id: self.caller.id,

@@ -89,7 +89,10 @@ struct BulkCounts {
 pub(super) async fn bulk(posted: PostedForm) -> Response {
     match answer(&posted).await {
         Ok(page) => show(StatusCode::OK, &page),
-        Err(problem) => PageProblem::at(&posted.visitor, problem).into_response(),
+        Err(problem) => {
+            posted.record("tasks", Err(&problem));
+            PageProblem::at(&posted.visitor, problem).into_response()
+        }
     }
 }
 

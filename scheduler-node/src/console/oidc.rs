@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     clock,
-    http::Route,
+    http::{PageNote, Route},
     oidc::{Provider, Refusal, Returned, SIGN_IN_S, SignedIn},
 };
 
@@ -56,6 +56,7 @@ pub(super) async fn callback(
     State(console): State<Console>,
     route: &'static Route,
     from: Option<Extension<ConnectInfo<SocketAddr>>>,
+    Extension(note): Extension<PageNote>,
     headers: HeaderMap,
     uri: Uri,
 ) -> Response {
@@ -67,7 +68,7 @@ pub(super) async fn callback(
     let mut response = match &finished {
         Ok(signed_in) => {
             let said = format!("signed in with {} as {:?}", provider.name(), signed_in.known_as);
-            let actor = Actor { desk: &console.desk, caller: &signed_in.caller, from, route: Some(route) };
+            let actor = Actor { desk: &console.desk, caller: &signed_in.caller, from, route: Some(route), note: &note };
             actor.record(None, "console", Ok(&said));
             signed_in_page(provider, &headers, signed_in)
         }
@@ -77,7 +78,7 @@ pub(super) async fn callback(
                 let name = who.as_str().into();
                 let caller =
                     Caller { id: None, name, role: Role::Viewer, queues: Scope::ALL, limits: TokenLimits::NONE };
-                let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route) };
+                let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route), note: &note };
                 actor.record(None, "console", Err(&refusal.problem()));
             }
             not_signed_in(&console, &headers, "/console", &refusal.problem())

@@ -23,7 +23,10 @@ use super::{
     frame::{Frame, PageProblem, show, with_retry_after},
     session::SESSION_S,
 };
-use crate::{clock, http::Route};
+use crate::{
+    clock,
+    http::{PageNote, Route},
+};
 
 /// A token takes a fraction of it; the rest is for the path to return to.
 const SIGN_IN_BYTES: usize = 8 << 10;
@@ -70,6 +73,7 @@ pub(super) async fn sign_in(
     State(console): State<Console>,
     route: &'static Route,
     from: Option<Extension<ConnectInfo<SocketAddr>>>,
+    Extension(note): Extension<PageNote>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
@@ -95,7 +99,7 @@ pub(super) async fn sign_in(
         return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
     };
     let from = from.map(|ConnectInfo(from)| from);
-    let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route) };
+    let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route), note: &note };
     if !caller.may(Permission::Look) {
         let problem = Problem::forbidden(format!(
             "the console needs a token with the role {}; this one has the role {}",

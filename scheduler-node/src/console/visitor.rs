@@ -21,7 +21,7 @@ use super::{
 use crate::{
     clock,
     desk::Desk,
-    http::{Caller, Requirement, Route},
+    http::{Caller, PageNote, Requirement, Route},
 };
 
 /// Mixed into the form token, so that it serves no other purpose.
@@ -43,6 +43,7 @@ pub(super) struct Visitor {
     pub(super) from: Option<SocketAddr>,
     /// The line of the table that matched; `None` for a path that the table does not list.
     route: Option<&'static Route>,
+    note: PageNote,
 }
 
 impl Visitor {
@@ -69,7 +70,7 @@ impl Visitor {
     }
 
     pub(super) fn actor(&self) -> Actor<'_> {
-        Actor { desk: &self.desk, caller: &self.caller, from: self.from, route: self.route }
+        Actor { desk: &self.desk, caller: &self.caller, from: self.from, route: self.route, note: &self.note }
     }
 
     /// `None`: there is no session, or its role does not open the console.
@@ -85,6 +86,8 @@ impl Visitor {
         if !caller.may(Permission::Look) {
             return Ok(None);
         }
+        let note = parts.extensions.get::<PageNote>().cloned().unwrap_or_default();
+        note.set_caller(&caller);
         Ok(Some(Self {
             desk: console.desk.of(&caller),
             caller,
@@ -94,6 +97,7 @@ impl Visitor {
             here: parts.uri.path_and_query().map_or("/console", |path| path.as_str()).to_owned(),
             from: parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(from)| *from),
             route: matched(parts),
+            note,
         }))
     }
 }

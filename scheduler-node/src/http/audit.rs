@@ -1,6 +1,12 @@
 //! The audit log: its route, and the event that is recorded once a request has been answered.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use axum::{
     Json,
@@ -28,6 +34,33 @@ pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<AuditList>, Re
 pub(super) struct AuditDetails {
     pub(super) target: String,
     pub(super) detail: Option<String>,
+}
+
+/// What a page of the console does for the note of its request. The shell does not know who sent such a request, so it
+/// puts this into the request's extensions.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PageNote(Arc<PageNoteState>);
+
+#[derive(Debug, Default)]
+struct PageNoteState {
+    caller: OnceLock<Caller>,
+    is_recorded: AtomicBool,
+}
+
+impl PageNote {
+    /// The page knows the caller: the note of a refusal names them.
+    pub(crate) fn set_caller(&self, caller: &Caller) {
+        let _ = self.0.caller.set(caller.clone());
+    }
+
+    /// The page has recorded the request, so the shell does not do so again.
+    pub(crate) fn set_recorded(&self) {
+        self.0.is_recorded.store(true, Ordering::Relaxed);
+    }
+
+    fn is_recorded(&self) -> bool {
+        self.0.is_recorded.load(Ordering::Relaxed)
+    }
 }
 
 /// Marks an answer that shows the data of tasks; a handler puts it into the extensions. Such an answer is recorded
@@ -107,8 +140,12 @@ impl AuditDraft {
         }
     }
 
-    /// Records actions, answers that show data, and refusals.
-    pub(super) fn record(self, audit: &Audit, caller: Option<&Caller>, response: &Response) {
+    /// Records actions, answers that show data, and refusals, unless the page has done so.
+    pub(super) fn record(self, audit: &Audit, caller: Option<&Caller>, page: &PageNote, response: &Response) {
+        if page.is_recorded() {
+            return;
+        }
+        let caller = caller.or_else(|| page.0.caller.get());
         let status = response.status().as_u16();
         let shown = response.extensions().get::<ShownData>();
         let action = match (self.action, shown) {

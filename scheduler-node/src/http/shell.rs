@@ -13,7 +13,11 @@ use common::wire::Problem;
 use futures::FutureExt;
 
 use super::{
-    Requirement, Shares, audit::AuditDraft, auth::Authenticator, metrics::HttpMetrics, refusal::Refusal,
+    Requirement, Shares,
+    audit::{AuditDraft, PageNote},
+    auth::Authenticator,
+    metrics::HttpMetrics,
+    refusal::Refusal,
     requirement::requirement,
 };
 use crate::{
@@ -49,7 +53,7 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
-    let draft = AuditDraft::of(&request, route);
+    let (draft, page) = (AuditDraft::of(&request, route), PageNote::default());
     let authorized = shell.authenticator.check_host(host(&request)).and_then(|()| {
         let permission = match requirement(&method, route) {
             Requirement::Open => return Ok(None),
@@ -64,15 +68,16 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     });
     let (caller, response) = match authorized {
         Ok(caller) => {
-            if let Some(caller) = &caller {
-                request.extensions_mut().insert(caller.clone());
+            match &caller {
+                Some(caller) => drop(request.extensions_mut().insert(caller.clone())),
+                None => drop(request.extensions_mut().insert(page.clone())),
             }
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
             (caller, answer.unwrap_or_else(|_| after_panic(&method, route)))
         }
         Err(refusal) => (refusal.caller().cloned(), refusal.into_response()),
     };
-    draft.record(&shell.audit, caller.as_ref(), &response);
+    draft.record(&shell.audit, caller.as_ref(), &page, &response);
     let took = started.elapsed();
     shell.metrics.answered(route, &method, response.status(), took);
     tracing::debug!(%method, path, status = response.status().as_u16(), took_ms = took.as_secs_f64() * 1e3, "answered");

@@ -114,6 +114,7 @@ async fn what_went_wrong_is_said_where_one_may_try_again() {
     assert!(refused.html.contains("Sign in with localhost"), "{}", refused.html);
     let noted = browser.counter.notes.try_recv().expect("noted").event;
     assert_eq!((&*noted.caller, noted.action.text(), noted.status), ("oidc:bob", "console.sign_in", 403));
+    assert!(browser.counter.notes.try_recv().is_err(), "once");
     idp.lie(Lie::Refuses);
     let refused = there_and_back(&mut browser, "/console").await;
     assert!(refused.html.contains("access_denied") && !refused.html.contains("<b>no"), "{}", refused.html);

@@ -1,9 +1,17 @@
 //! What roles without payload access see in the console, and what the audit notes of roles with it.
 
+use std::time::Instant;
+
 use axum::http::StatusCode;
+use common::access::{Caller, Scope};
+use sha2::{Digest, Sha256};
 
 use super::{super::ROUTES, Browser, browser};
-use crate::{config::Role, desk::tests::request};
+use crate::{
+    access::{Token, TokenBook},
+    config::Role,
+    desk::tests::request,
+};
 
 /// A mark in every piece of data.
 const MARK: &str = "SECRET-7";
@@ -113,6 +121,43 @@ async fn neither_a_guess_nor_a_narrow_role_opens_the_console_and_both_are_noted(
         assert!(answer.html.contains("observer, viewer, producer or operator"), "{role}: {}", answer.html);
         let note = browser.counter.notes.try_recv().expect("noted");
         assert_eq!((note.event.action.text(), note.event.status), ("console.sign_in", 403), "{role}");
-        while browser.counter.notes.try_recv().is_ok() {}
+        assert!(browser.counter.notes.try_recv().is_err(), "{role}: once");
     }
+}
+
+#[tokio::test]
+async fn what_is_refused_to_a_person_is_noted_once_and_under_their_name() {
+    let mut browser = browser(&Role::ALL, true).await;
+    let queues = Scope::of(Some(vec!["mine".to_owned()])).expect("a scope");
+    let ann = Caller { id: Some(7), name: "ann".into(), role: Role::Producer, queues, limits: Default::default() };
+    let token = Token::new(ann, Sha256::digest("hers").into(), Instant::now(), None);
+    browser.access.put_in_force(TokenBook { revision: 1, tokens: vec![token] });
+    browser.sign_in("hers").await;
+    while browser.counter.notes.try_recv().is_ok() {}
+    let theirs = [("action", "cancel"), ("scope", "all"), ("queue", "theirs"), ("confirmed", "yes")];
+    for answer in [
+        browser.get("/console/audit").await,
+        browser.post("/console/tokens", &[("action", "revoke"), ("name", "x")]).await,
+        browser.post_bare("/console/theme", &[("form_token", "guessed")], "same-origin").await,
+        browser.post_bare("/console/theme", &[], "cross-site").await,
+        browser.get("/console/export?queue=theirs").await,
+        browser.post("/console/tasks/bulk", &theirs).await,
+    ] {
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{}", answer.html);
+    }
+    let mut noted = Vec::new();
+    while let Ok(note) = browser.counter.notes.try_recv() {
+        assert_eq!((&*note.event.caller, note.event.caller_id, note.event.status), ("ann", Some(7), 403));
+        noted.push((note.event.action.text(), note.event.target));
+    }
+    let noted: Vec<_> = noted.iter().map(|(action, target)| (*action, target.as_str())).collect();
+    let expected = [
+        ("refused", "GET /console/audit"),
+        ("refused", "POST /console/tokens"),
+        ("refused", "POST /console/theme"),
+        ("refused", "POST /console/theme"),
+        ("task.export", "queue=theirs"),
+        ("task.bulk", "tasks"),
+    ];
+    assert_eq!(noted, expected);
 }
