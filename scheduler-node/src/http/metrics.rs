@@ -69,14 +69,14 @@ fn class(status: StatusCode) -> &'static str {
     }
 }
 
-/// Which limit a refused connection exceeded.
+/// Which limit of connections is reached.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ExceededLimit {
+pub(super) enum ReachedLimit {
     All,
     Address,
 }
 
-impl ExceededLimit {
+impl ReachedLimit {
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -106,11 +106,12 @@ impl MissedDeadline {
     }
 }
 
-/// Counts open connections, refused ones, and those ended because they made no progress.
+/// Counts open connections, refused and replaced ones, and those ended because they made no progress.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionMetrics {
     open: IntGauge,
     refused: IntCounterVec,
+    replaced: IntCounterVec,
     ended: IntCounterVec,
 }
 
@@ -125,6 +126,13 @@ impl ConnectionMetrics {
                 ),
                 &["reason"],
             )?,
+            replaced: IntCounterVec::new(
+                Opts::new(
+                    "duetime_http_connections_replaced_total",
+                    "idle client connections closed for a new one, by the limit that is reached",
+                ),
+                &["reason"],
+            )?,
             ended: IntCounterVec::new(
                 Opts::new(
                     "duetime_http_connections_ended_total",
@@ -135,9 +143,11 @@ impl ConnectionMetrics {
         };
         registry.register(Box::new(metrics.open.clone()))?;
         registry.register(Box::new(metrics.refused.clone()))?;
+        registry.register(Box::new(metrics.replaced.clone()))?;
         registry.register(Box::new(metrics.ended.clone()))?;
-        for full in [ExceededLimit::All, ExceededLimit::Address] {
-            let _ = metrics.refused.with_label_values(&[full.text()]);
+        for reached in [ReachedLimit::All, ReachedLimit::Address] {
+            let _ = metrics.refused.with_label_values(&[reached.text()]);
+            let _ = metrics.replaced.with_label_values(&[reached.text()]);
         }
         for ended in [MissedDeadline::Head, MissedDeadline::Idle, MissedDeadline::Write] {
             let _ = metrics.ended.with_label_values(&[ended.text()]);
@@ -149,8 +159,12 @@ impl ConnectionMetrics {
         self.open.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(super) fn refused(&self, full: ExceededLimit) {
-        self.refused.with_label_values(&[full.text()]).inc();
+    pub(super) fn refused(&self, reached: ReachedLimit) {
+        self.refused.with_label_values(&[reached.text()]).inc();
+    }
+
+    pub(super) fn replaced(&self, reached: ReachedLimit) {
+        self.replaced.with_label_values(&[reached.text()]).inc();
     }
 
     pub(super) fn ended(&self, ended: MissedDeadline) {

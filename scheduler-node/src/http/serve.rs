@@ -1,7 +1,8 @@
 //! The listener: accepts connections until it is stopped, then lets the requests in flight finish.
 //!
 //! A connection takes a slot, of which there is a limited number in all and for each address. It keeps the slot
-//! while it makes progress: a head, a body or an answer that stalls for too long ends the connection.
+//! while it makes progress: a head, a body or an answer that stalls for too long ends the connection. An idle
+//! connection gives its slot to a new one when no slot is free.
 
 mod activity;
 mod connection;
@@ -94,6 +95,11 @@ impl ConnectionLimits {
             answer: AnswerPace { grace: Duration::from_secs(60), bytes_per_second: 64 << 10 },
         }
     }
+
+    /// The limits of a connection that ends as soon as it has no request.
+    fn without_idling(self) -> Self {
+        Self { head_within: Duration::ZERO, idle_within: Duration::ZERO, ..self }
+    }
 }
 
 /// Everything that a listener needs beside its router.
@@ -124,16 +130,15 @@ impl Server {
             };
             let _work = at_work();
             let Some((stream, from)) = accepted_or_pause(accepted).await else { continue };
-            // Without a free slot the connection is dropped here, which closes it.
+            // Without a slot that is free or idle the connection is dropped here, which closes it.
             let Some(slot) = ConnectionSlots::take(&slots, from.ip()) else { continue };
             let handler = Arc::clone(&handler);
             let acceptor = certificate.as_ref().map(|certificate| certificate.acceptor());
             connections.spawn(async move {
                 match acceptor {
-                    Some(acceptor) => handler.handle_encrypted(acceptor, stream, from).await,
-                    None => handler.handle(stream, from).await,
+                    Some(acceptor) => handler.handle_encrypted(acceptor, stream, from, slot).await,
+                    None => handler.handle(stream, from, slot).await,
                 }
-                drop(slot);
             });
         }
         drop(listener);

@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::ConnectionLimits;
+use super::{ConnectionLimits, slots::ConnectionSlot};
 use crate::http::metrics::MissedDeadline;
 
 /// Shared by a connection's stream, its requests and the task that watches its deadline.
@@ -36,10 +36,18 @@ struct State {
     offered: BTreeMap<u64, Instant>,
     /// The number of the last request.
     last: u64,
+    slot: ConnectionSlot,
+}
+
+impl State {
+    /// Notes in the slot whether the connection is idle. One is not while bytes of an answer wait for the client.
+    fn update_slot(&mut self) {
+        self.slot.set_idle(self.requests == 0 && self.stuck_since.is_none());
+    }
 }
 
 impl Activity {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant, slot: ConnectionSlot) -> Self {
         Self(Arc::new(Mutex::new(State {
             requests: 0,
             since: now,
@@ -48,6 +56,7 @@ impl Activity {
             stuck_since: None,
             offered: BTreeMap::new(),
             last: 0,
+            slot,
         })))
     }
 
@@ -55,6 +64,7 @@ impl Activity {
     pub(super) fn deadline(&self, limits: &ConnectionLimits) -> Option<(Instant, MissedDeadline)> {
         let state = self.0.lock();
         let waiting = match (state.requests, state.awaits_head) {
+            _ if state.stuck_since.is_some() => None,
             (0, true) => Some((state.since + limits.head_within, MissedDeadline::Head)),
             (0, false) => Some((state.since + limits.idle_within, MissedDeadline::Idle)),
             _ => None,
@@ -71,6 +81,7 @@ impl Activity {
         state.awaits_head = false;
         state.multiplexed = multiplexed;
         state.last += 1;
+        state.update_slot();
         Answering { activity: self.clone(), number: state.last }
     }
 
@@ -87,8 +98,9 @@ impl Activity {
         match (sent, state.stuck_since) {
             (Poll::Ready(_), Some(_)) => state.stuck_since = None,
             (Poll::Pending, None) => state.stuck_since = Some(Instant::now()),
-            _ => {}
+            _ => return,
         }
+        state.update_slot();
     }
 }
 
@@ -117,6 +129,7 @@ impl Drop for Answering {
         state.requests -= 1;
         state.offered.remove(&self.number);
         state.since = Instant::now();
+        state.update_slot();
     }
 }
 

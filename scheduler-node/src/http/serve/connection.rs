@@ -28,6 +28,7 @@ use super::{
     ConnectionLimits,
     activity::{Activity, WatchedStream},
     paced::{CountedBody, PacedBody},
+    slots::ConnectionSlot,
 };
 use crate::http::metrics::{ConnectionMetrics, MissedDeadline};
 
@@ -70,19 +71,30 @@ impl ConnectionHandler {
     }
 
     /// Like [`Self::handle`], after the TLS handshake, which has as much time as a head.
-    pub(super) async fn handle_encrypted(&self, acceptor: TlsAcceptor, stream: TcpStream, from: SocketAddr) {
-        match tokio::time::timeout(self.limits.head_within, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => self.handle(stream, from).await,
-            Ok(Err(error)) => tracing::debug!(%error, %from, "TLS handshake failed"),
-            Err(_) => self.metrics.ended(MissedDeadline::Head),
+    pub(super) async fn handle_encrypted(
+        &self,
+        acceptor: TlsAcceptor,
+        stream: TcpStream,
+        from: SocketAddr,
+        slot: ConnectionSlot,
+    ) {
+        let replaced = slot.replaced();
+        let accepted = tokio::time::timeout(self.limits.head_within, acceptor.accept(stream));
+        match replaced.run_until_cancelled(accepted).await {
+            Some(Ok(Ok(stream))) => self.handle(stream, from, slot).await,
+            Some(Ok(Err(error))) => tracing::debug!(%error, %from, "TLS handshake failed"),
+            Some(Err(_)) => self.metrics.ended(MissedDeadline::Head),
+            None => {}
         }
     }
 
-    pub(super) async fn handle<S>(&self, stream: S, from: SocketAddr)
+    /// Answers the requests of a connection until it ends, stalls, or another one takes its slot.
+    pub(super) async fn handle<S>(&self, stream: S, from: SocketAddr, slot: ConnectionSlot)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let activity = Activity::new(Instant::now());
+        let replaced = slot.replaced();
+        let activity = Activity::new(Instant::now(), slot);
         let service = service_fn(|request| self.answer(request, &activity, from));
         let io = TokioIo::new(WatchedStream { stream, activity: activity.clone() });
         let mut connection = pin!(self.builder.serve_connection(io, service));
@@ -100,10 +112,15 @@ impl ConnectionHandler {
                 tracing::debug!(reason = ended.text(), %from, "connection closed because it stalled");
                 return;
             }
+            () = replaced.cancelled() => tracing::debug!(%from, "idle connection closed for a new one"),
             () = self.stop.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
+        // Once its slot is another's, the connection ends with the requests that came meanwhile.
+        let limits = if replaced.is_cancelled() { self.limits.without_idling() } else { self.limits };
+        let mut watch = DeadlineWatch::new(&activity, &limits);
         tokio::select! {
+            biased;
             _ = connection => {}
             _ = poll_fn(|cx| watch.poll(cx)) => {}
         }

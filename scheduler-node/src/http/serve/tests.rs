@@ -113,6 +113,23 @@ impl Running {
     }
 }
 
+/// Sends a request on a connection that stays open, and reads the answer.
+async fn ask_on(client: &mut TcpStream) {
+    client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
+    read_until(client, b"here").await;
+}
+
+/// Reads until the last bytes of an answer.
+async fn read_until(client: &mut TcpStream, last: &[u8]) {
+    let mut bytes = Vec::new();
+    let read = async {
+        while !bytes.ends_with(last) {
+            assert_ne!(client.read_buf(&mut bytes).await.expect("an answer"), 0, "the connection has ended");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), read).await.expect("the answer comes");
+}
+
 /// Reads until the server closes the connection; fails if it does not.
 async fn rest(client: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
@@ -235,7 +252,8 @@ async fn a_client_that_does_not_read_its_answer_is_ended() {
     let server = running(limits, Duration::from_millis(1)).await;
     let _deaf = server.sent(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n").await;
     let one_place = running(ConnectionLimits { all: 1, ..limits }, LONG).await;
-    let deaf = one_place.sent(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let mut deaf = one_place.sent(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    deaf.read_exact(&mut [0]).await.expect("the answer has begun");
     // Its place is free again only after the connection has ended.
     one_place.until_served().await;
     drop(deaf);
@@ -279,12 +297,52 @@ async fn an_http2_client_that_opens_no_window_for_its_answer_is_ended() {
 
 #[tokio::test]
 async fn a_connection_without_a_place_is_closed_at_once() {
-    let server = running(ConnectionLimits { per_address: 2, ..generous() }, LONG).await;
-    let first = server.ask_slowly().await;
-    let _second = server.ask_slowly().await;
-    assert_eq!(rest(&mut server.connected().await).await, "");
-    drop(first);
-    server.until_served().await;
+    for limits in [ConnectionLimits { all: 2, ..generous() }, ConnectionLimits { per_address: 2, ..generous() }] {
+        let server = running(limits, LONG).await;
+        let first = server.ask_slowly().await;
+        let _second = server.ask_slowly().await;
+        assert_eq!(rest(&mut server.connected().await).await, "");
+        drop(first);
+        server.until_served().await;
+    }
+}
+
+#[tokio::test]
+async fn a_new_connection_takes_the_place_of_the_one_that_is_idle_the_longest() {
+    for limits in [ConnectionLimits { all: 2, ..generous() }, ConnectionLimits { per_address: 2, ..generous() }] {
+        let server = running(limits, LONG).await;
+        let (mut first, mut second) = (server.connected().await, server.connected().await);
+        ask_on(&mut second).await;
+        ask_on(&mut first).await;
+        let mut third = server.connected().await;
+        ask_on(&mut third).await;
+        assert_eq!(rest(&mut second).await, "");
+        ask_on(&mut first).await;
+        ask_on(&mut third).await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_under_way_keeps_its_place_however_old_it_is() {
+    let server = running(ConnectionLimits { all: 2, ..generous() }, LONG).await;
+    let mut slow = server.ask_slowly().await;
+    let mut idle = server.connected().await;
+    ask_on(&mut idle).await;
+    ask_on(&mut server.connected().await).await;
+    assert_eq!(rest(&mut idle).await, "");
+    server.free.add_permits(1);
+    read_until(&mut slow, b"answered").await;
+}
+
+#[tokio::test]
+async fn a_connection_without_a_whole_head_gives_its_place_to_a_new_one() {
+    let server = running(ConnectionLimits { all: 1, ..generous() }, LONG).await;
+    // The last one is the beginning of HTTP/2: its preface, and an empty frame of settings.
+    for bytes in [&b""[..], b"GET / HTTP/1.1\r\nX-Half: ", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"] {
+        let mut waiting = server.sent(bytes).await;
+        assert!(server.ask().await.ends_with("here"), "{bytes:?}");
+        rest(&mut waiting).await;
+    }
 }
 
 /// A frame of HTTP/2: its type, flags, stream and payload (RFC 9113, 4.1).
