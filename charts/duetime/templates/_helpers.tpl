@@ -129,6 +129,11 @@ annotations:
 {{- if .Values.tls.existingSecret }}https{{ else }}http{{ end }}
 {{- end }}
 
+{{/* The name of the Service, as the certificate of `tls` has it */}}
+{{- define "duetime.host" -}}
+{{ include "duetime.fullname" . }}.{{ .Release.Namespace }}.svc
+{{- end }}
+
 {{/* The configuration, without any secret */}}
 {{- define "duetime.config" -}}
 [etcd]

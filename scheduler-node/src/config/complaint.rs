@@ -42,6 +42,17 @@ impl Complaints {
         }
     }
 
+    /// Removes `urls` from the sentences, because a URL may hold a password. One that is part of another comes after
+    /// it.
+    pub(super) fn hide(&mut self, urls: &[String]) {
+        for complaint in &mut self.0 {
+            for url in urls {
+                // A sentence shows a value as it is, or quoted and escaped.
+                complaint.problem = complaint.problem.replace(&format!("{url:?}"), "a URL").replace(url, "a URL");
+            }
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

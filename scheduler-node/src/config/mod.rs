@@ -34,7 +34,11 @@ mod tree;
 
 use std::{fmt::Write, path::Path};
 
-use figment::{Figment, error::Kind, providers::Serialized};
+use figment::{
+    Figment,
+    error::{Actual, Kind},
+    providers::Serialized,
+};
 use serde::Deserialize;
 
 pub use self::{
@@ -113,11 +117,13 @@ impl Config {
         let mut complaints = Complaints::default();
         let mut tree = Tree::of(file, environment(), &mut complaints)?;
         tree.root.retain(|section, _| ["amqp", "telemetry"].contains(&section.as_str()));
+        let urls = tree.urls();
         let raw = shape(&mut tree, &mut complaints);
         if let Some(raw) = &raw {
             raw.amqp.check(&mut complaints);
             raw.telemetry.check(&mut complaints);
         }
+        complaints.hide(&urls);
         complaints.name_variables(&tree.variables);
         match raw {
             Some(raw) if complaints.is_empty() => Ok((raw.amqp, raw.telemetry)),
@@ -133,8 +139,10 @@ impl Config {
     }
 
     fn of_tree(mut tree: Tree, mut complaints: Complaints) -> Result<Self, Error> {
+        let urls = tree.urls();
         let raw = shape(&mut tree, &mut complaints);
         let config = raw.map(|raw| validate(raw, Values::of(&tree), &mut complaints));
+        complaints.hide(&urls);
         complaints.name_variables(&tree.variables);
         match config {
             Some(config) if complaints.is_empty() => Ok(config),
@@ -239,7 +247,14 @@ fn mismatch(path: &[String], kind: &Kind) -> String {
     match kind {
         Kind::InvalidType(..) | Kind::InvalidValue(..) if secret => "must be text in quotes".to_owned(),
         Kind::InvalidType(found, expected) | Kind::InvalidValue(found, expected) => {
-            format!("is {found}; it must be {}", plain(expected))
+            let expected = plain(expected);
+            let found = match found {
+                // A section may hold a password, so the text in its place may hold one too.
+                Actual::Str(_) if ["a list", "a section"].contains(&expected) => "text".to_owned(),
+                Actual::Str(text) => format!("{text:?}"),
+                other => other.to_string(),
+            };
+            format!("is {found}; it must be {expected}")
         }
         Kind::UnknownVariant(found, known) => format!("is {found:?}; it must be one of {}", known.join(", ")),
         Kind::Message(problem) => problem.clone(),

@@ -6,6 +6,7 @@ use super::*;
 
 mod hosts;
 mod oidc;
+mod passwords;
 mod shards;
 
 const SMALLEST: &str = r#"
@@ -82,6 +83,22 @@ fn the_environment_alone_is_enough() {
     let config = Config::read(None, environment).expect("accepted");
     assert_eq!(config.auth.token[0].role, Role::Operator);
     assert_eq!(config.auth.token[0].sha256[0], 0xab);
+}
+
+/// Eleven sections, because as text `10` comes before `2`.
+#[test]
+fn sections_from_the_environment_may_come_in_any_order() {
+    let name = |index: usize| format!("orders-{index}");
+    let mut environment: Vec<(String, String)> = (0..=10)
+        .flat_map(|index| [("NAME", name(index)), ("DELIVER_TO", "orders".to_owned())].map(|of| (index, of)))
+        .map(|(index, (key, value))| (format!("DUETIME_DELAY_EXCHANGE__{index}__{key}"), value))
+        .collect();
+    for _ in 0..environment.len() {
+        environment.rotate_left(1);
+        let given: Vec<_> = environment.iter().rev().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let config = read(SMALLEST, &given).expect("accepted");
+        assert!(config.delay_exchanges.iter().map(|of| &of.name).eq(&(0..=10).map(name).collect::<Vec<_>>()));
+    }
 }
 
 #[test]

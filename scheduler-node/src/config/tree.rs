@@ -1,6 +1,6 @@
 //! Keys and values before they have types: the file's content with the environment on top.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{cmp::Reverse, collections::BTreeMap, path::Path};
 
 use figment::{
     Profile, Provider,
@@ -62,6 +62,7 @@ impl Tree {
         complaints: &mut Complaints,
     ) {
         let mut standard = BTreeMap::new();
+        let mut own = Vec::new();
         for (variable, text) in environment {
             if variable.starts_with("OTEL_") && !text.is_empty() {
                 standard.insert(variable, text);
@@ -73,6 +74,11 @@ impl Tree {
                 complaints.add(variable, "is set but names no key; `duetime node --help` lists them");
                 continue;
             }
+            own.push((variable, steps, text));
+        }
+        // An environment has no order, but a list grows from its first section on.
+        own.sort_by_cached_key(|(_, steps, _)| in_order(steps));
+        for (variable, steps, text) in own {
             self.put(variable, &steps, text, complaints);
         }
         self.fill(standard, complaints);
@@ -136,6 +142,14 @@ impl Tree {
         }
     }
 
+    /// The texts that are or contain a URL, the longest first.
+    pub(super) fn urls(&self) -> Vec<String> {
+        let mut urls = Vec::new();
+        self.root.values().for_each(|value| add_urls(value, &mut urls));
+        urls.sort_by_key(|url| Reverse(url.len()));
+        urls
+    }
+
     /// Removes the value at `path`, so that the rest can be read without it.
     pub(super) fn remove(&mut self, path: &[String]) {
         let Some((name, way)) = path.split_last() else { return };
@@ -171,9 +185,32 @@ fn take_from(dict: &mut Dict, section: &str, name: &str, complaints: &mut Compla
 
 /// Reads a secret from its file, without the line end that editors add.
 fn read_secret(path: &str) -> Result<String, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("names {path}, which cannot be read: {error}"))?;
+    // A URL in the place of a path may be the secret itself.
+    let shown = if path.contains("://") { "a URL instead of a path" } else { path };
+    let text =
+        std::fs::read_to_string(path).map_err(|error| format!("names {shown}, which cannot be read: {error}"))?;
     let secret = text.trim_end_matches(['\n', '\r']);
-    if secret.is_empty() { Err(format!("names {path}, which is empty")) } else { Ok(secret.to_owned()) }
+    if secret.is_empty() { Err(format!("names {shown}, which is empty")) } else { Ok(secret.to_owned()) }
+}
+
+/// Adds the texts in `value` that contain a URL, and the parts between commas that do.
+fn add_urls(value: &Value, urls: &mut Vec<String>) {
+    // A scheme alone holds no secret, and many sentences name one.
+    let is_url = |text: &&str| text.split_once("://").is_some_and(|(_, rest)| !rest.is_empty());
+    match value {
+        Value::String(_, text) => {
+            let parts = text.split(',').map(str::trim).chain([text.as_str()]);
+            urls.extend(parts.filter(is_url).map(str::to_owned));
+        }
+        Value::Dict(_, dict) => dict.values().for_each(|value| add_urls(value, urls)),
+        Value::Array(_, items) => items.iter().for_each(|value| add_urls(value, urls)),
+        _ => {}
+    }
+}
+
+/// Sorts keys so that a number comes before all larger ones, `2` before `10`.
+fn in_order(steps: &[String]) -> Vec<(Option<usize>, String)> {
+    steps.iter().map(|step| (step.parse().ok(), step.clone())).collect()
 }
 
 /// `database`, `0`, `url` as the table of keys spells it: `database[].url`.

@@ -54,7 +54,7 @@ const POLICY: [Spec; 24] = [
     spec("max_length", Kind::Whole, "10000", "of the RabbitMQ queue, in messages; more wait in the database"),
     spec("format", Kind::OneOf(&["raw", "celery", "cloudevents"]), "raw", "format of the message"),
     spec("exchange", Kind::Text, "duetime", "exchange to publish to instead; then Duetime declares nothing"),
-    spec("routing_key", Kind::Text, "the queue's name", "routing key of the messages"),
+    spec("routing_key", Kind::Text, "the queue's name", "routing key of the messages; counts only with an exchange"),
     spec(
         "unroutable",
         Kind::OneOf(&["wait", "drop", "set_aside"]),

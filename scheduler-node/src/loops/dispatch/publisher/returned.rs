@@ -14,7 +14,7 @@ use common::{
     time::UnixMicros,
 };
 
-use super::{LONGEST_HOLD, Place, Publisher};
+use super::{LONGEST_HOLD, Place, Publisher, route};
 use crate::{
     broker::{NotTaken, Publish, Published},
     clock,
@@ -78,13 +78,12 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 others.push(one);
                 continue;
             }
-            let key = place.own_key.clone().or_else(|| queue.policy.routing_key.clone());
             returned.push(Returned {
                 id: one.id,
                 attempt: one.attempt,
                 database: place.database,
                 due_at: place.due_at,
-                routing_key: key.unwrap_or_else(|| queue.name.to_string()),
+                routing_key: routing_key(queue, place.own_key.clone()),
                 rule,
                 refusal,
             });
@@ -133,6 +132,11 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             }
         }
     }
+}
+
+/// The routing key of a message: its own, or that of its queue's route.
+pub(super) fn routing_key(queue: &Queue, own_key: Option<String>) -> String {
+    own_key.unwrap_or_else(|| route(queue, None).routing_key)
 }
 
 /// Logs messages that are all returned, or all refused.

@@ -31,6 +31,17 @@ fn the_last_attempt_of_a_new_budget_is_counted_from_where_it_began() {
 }
 
 #[test]
+fn a_routing_key_counts_only_with_an_exchange() {
+    let mut queue = Queue::with_defaults(QueueName::new("mails"));
+    queue.policy.routing_key = Some("elsewhere".to_owned());
+    let keys = |queue: &Queue| (route(queue, None).routing_key, returned::routing_key(queue, None));
+    assert_eq!(keys(&queue), ("mails".to_owned(), "mails".to_owned()));
+    queue.policy.exchange = Some("orders".to_owned());
+    assert_eq!(keys(&queue), ("elsewhere".to_owned(), "elsewhere".to_owned()));
+    assert_eq!(returned::routing_key(&queue, Some("its own".to_owned())), "its own");
+}
+
+#[test]
 fn a_message_is_published_while_the_lease_of_its_claim_must_live_and_for_some_seconds_at_most() {
     for (lease_ttl_s, expected_ms) in [(2, 1_000), (3, 1_500), (10, 5_000), (600, 5_000)] {
         assert_eq!(longest_hold(Duration::from_secs(lease_ttl_s)), Duration::from_millis(expected_ms));
