@@ -303,11 +303,12 @@ impl Cluster {
     async fn hand_over(&self, shard: ShardId) {
         let owner = self.takers.lock().get(&shard).copied().unwrap_or(0);
         let node = self.node(owner);
-        node.database.owned_shards.stop_claiming(&[shard], Stop::Release);
+        node.database.owned_shards.begin_release(&[shard]);
         let patience = Duration::from_secs(5);
         // Whatever is still out when the patience ends, the next owner publishes again.
         let _ = timeout(patience, node.database.owned_shards.drained(&[shard])).await;
         node.database.owned_shards.forget(&[shard]);
+        node.database.owned_shards.end_release([shard]);
         self.take(shard, (owner + 1) % NODES).await;
     }
 

@@ -87,8 +87,10 @@ impl OwnedShards {
     /// The same shards without their epochs.
     pub fn claimable_shards(&self) -> Arc<[ShardId]> {
         let state = &mut *self.state.lock();
-        let list = || state.owned.iter().filter(|(_, owned)| owned.is_claimable()).map(|(shard, _)| *shard).collect();
-        Arc::clone(state.claimable.get_or_insert_with(list))
+        if state.claimable.is_none() {
+            state.claimable = Some(state.free().map(|(shard, _)| shard).collect());
+        }
+        state.claimable.clone().unwrap_or_default()
     }
 
     pub fn is_claimable(&self, shard: ShardId) -> bool {
@@ -116,11 +118,8 @@ impl OwnedShards {
     pub fn adopt_own(&self, shard: ShardId, epoch: Epoch, own_since: Epoch) {
         let mut state = self.state.lock();
         state.claimable = None;
-        let stops = state.owned.remove(&shard).map(|owned| owned.stops).unwrap_or_default();
-        let stops = stops.into_iter().filter(|why| *why == Stop::Release).collect();
-        state.owned.insert(shard, Owned { epoch, own_since, stops });
-        state.adopted.insert(shard);
-        state.offer_doubts(shard);
+        state.owned.insert(shard, Owned { epoch, own_since, stops: BTreeSet::new() });
+        state.go_on(shard);
         self.history.acquired(&[(shard, epoch)]);
         drop(state);
         self.preload_wanted.notify_one();
@@ -131,12 +130,10 @@ impl OwnedShards {
     pub fn resume_claiming(&self, shard: ShardId, epoch: Epoch, why: Stop) {
         let mut state = self.state.lock();
         let Some(owned) = state.owned.get_mut(&shard).filter(|owned| owned.epoch == epoch) else { return };
-        if !owned.stops.remove(&why) || !owned.is_claimable() {
+        if !owned.stops.remove(&why) {
             return;
         }
-        state.claimable = None;
-        state.adopted.insert(shard);
-        state.offer_doubts(shard);
+        state.go_on(shard);
         drop(state);
         self.preload_wanted.notify_one();
         self.heap_changed.notify_one();
@@ -155,8 +152,7 @@ impl OwnedShards {
     /// The shards that may be claimed from, each with the epoch since which all claims are this node's own.
     pub fn claimable_since(&self) -> BTreeMap<ShardId, Epoch> {
         let state = self.state.lock();
-        let claimable = state.owned.iter().filter(|(_, owned)| owned.is_claimable());
-        claimable.map(|(shard, owned)| (*shard, owned.own_since)).collect()
+        state.free().map(|(shard, owned)| (shard, owned.own_since)).collect()
     }
 
     /// Stops claims from `shards`. Tasks in flight go on.
@@ -173,12 +169,26 @@ impl OwnedShards {
         }
     }
 
-    /// Whether the node gives the shard to another node.
-    pub fn is_released(&self, shard: ShardId) -> bool {
-        self.state.lock().owned.get(&shard).is_some_and(|owned| owned.stops.contains(&Stop::Release))
+    /// Stops claims from shards that the node gives to another one. Those that come into this database meanwhile, with
+    /// a move, are not claimed from either.
+    pub fn begin_release(&self, shards: &[ShardId]) {
+        self.state.lock().begin_release(shards);
     }
 
-    /// Waits until no task of `shards` is in flight or being picked. Call after [`Self::stop_claiming`]; the caller
+    /// Claims from shards again whose release has ended, if they are still owned and nothing else stops the claims.
+    pub fn end_release(&self, shards: impl IntoIterator<Item = ShardId>) {
+        let mut state = self.state.lock();
+        for shard in shards {
+            if state.released.remove(&shard) {
+                state.go_on(shard);
+            }
+        }
+        drop(state);
+        self.preload_wanted.notify_one();
+        self.heap_changed.notify_one();
+    }
+
+    /// Waits until no task of `shards` is in flight or being picked. Call after the claims have stopped; the caller
     /// bounds the wait.
     pub async fn drained(&self, shards: &[ShardId]) {
         until(|| self.in_flight_less.notified(), || (!self.state.lock().is_busy_with(shards)).then_some(())).await;

@@ -27,6 +27,8 @@ pub(super) struct State {
     /// The tasks whose rescue is in the heap, or would be if their shard might be claimed from. A claimed row wakes
     /// some 45 s after its claim, so nothing else brings them back soon.
     pub(super) in_doubt: BTreeSet<TaskId>,
+    /// Shards that the node gives to another one. They may be in this database, or come into it with a move.
+    pub(super) released: BTreeSet<ShardId>,
     /// Adopted shards that are not read yet: all their due keys, and the claims that the owner before left.
     pub(super) adopted: BTreeSet<ShardId>,
     /// Shards in which another node wrote a row that is due within the horizon.
@@ -45,11 +47,9 @@ pub(super) struct InFlight {
     pub(super) then: Option<Entry>,
 }
 
-/// Why claims from an owned shard stop. Several reasons may hold at a time, and claims go on when the last has ended.
+/// Why claims from an owned shard stop, beside a release. Claims go on when the last reason has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stop {
-    /// The node gives the shard to another node.
-    Release,
     /// A move is in its last part.
     Cut,
     /// The shard map shows the shard as closed.
@@ -62,14 +62,8 @@ pub(super) struct Owned {
     /// A claim of this epoch or a later one is this node's own: it is in flight here, or its outcome is unknown and a
     /// rescue looks at it (`in_doubt`). Only a claim before it was left by another owner.
     pub(super) own_since: Epoch,
-    /// Why claims have stopped. Empty: the shard may be claimed from.
+    /// Why claims have stopped, beside a release.
     pub(super) stops: BTreeSet<Stop>,
-}
-
-impl Owned {
-    pub(super) fn is_claimable(&self) -> bool {
-        self.stops.is_empty()
-    }
 }
 
 impl State {
@@ -81,6 +75,7 @@ impl State {
             heap: DelayHeap::new(heap_entries),
             in_flight: HashMap::new(),
             in_doubt: BTreeSet::new(),
+            released: BTreeSet::new(),
             adopted: BTreeSet::new(),
             nudged: BTreeSet::new(),
             picks: BTreeMap::new(),
@@ -89,15 +84,21 @@ impl State {
     }
 
     pub(super) fn claimable(&self, shard: ShardId) -> bool {
-        self.owned.get(&shard).is_some_and(Owned::is_claimable)
+        self.owned.get(&shard).is_some_and(|owned| self.is_free(shard, owned))
+    }
+
+    /// Whether nothing stops the claims from an owned shard.
+    fn is_free(&self, shard: ShardId, owned: &Owned) -> bool {
+        owned.stops.is_empty() && !self.released.contains(&shard)
+    }
+
+    /// The shards that may be claimed from.
+    pub(super) fn free(&self) -> impl Iterator<Item = (ShardId, &Owned)> {
+        self.owned.iter().map(|(shard, owned)| (*shard, owned)).filter(|(shard, owned)| self.is_free(*shard, owned))
     }
 
     pub(super) fn fences(&self) -> BTreeMap<ShardId, Epoch> {
-        self.owned
-            .iter()
-            .filter(|(_, owned)| owned.is_claimable())
-            .map(|(shard, owned)| (*shard, owned.epoch))
-            .collect()
+        self.free().map(|(shard, owned)| (shard, owned.epoch)).collect()
     }
 
     pub(super) fn is_busy_with(&self, shards: &[ShardId]) -> bool {
@@ -110,14 +111,34 @@ impl State {
     }
 
     pub(super) fn stop_claiming(&mut self, shards: &[ShardId], why: Stop) {
-        self.claimable = None;
         for shard in shards {
             if let Some(owned) = self.owned.get_mut(shard) {
                 owned.stops.insert(why);
             }
+        }
+        self.drop_entries(shards);
+    }
+
+    pub(super) fn begin_release(&mut self, shards: &[ShardId]) {
+        self.released.extend(shards);
+        self.drop_entries(shards);
+    }
+
+    fn drop_entries(&mut self, shards: &[ShardId]) {
+        self.claimable = None;
+        for shard in shards {
             self.adopted.remove(shard);
         }
         self.heap.drop_shards(shards);
+    }
+
+    /// Claims from a shard again if nothing stops that any more. The preloader reads it at once.
+    pub(super) fn go_on(&mut self, shard: ShardId) {
+        if self.claimable(shard) {
+            self.claimable = None;
+            self.adopted.insert(shard);
+            self.offer_doubts(shard);
+        }
     }
 
     pub(super) fn forget(&mut self, shards: &[ShardId], history: &History) {
@@ -137,9 +158,10 @@ impl State {
     }
 
     pub(super) fn offer(&mut self, entry: Entry) {
-        let owned = self.owned.get(&entry.id.shard());
-        let Some(owned) = owned.filter(|_| !self.is_aside(entry.id)) else { return };
-        if !owned.is_claimable() {
+        if !self.owned.contains_key(&entry.id.shard()) || self.is_aside(entry.id) {
+            return;
+        }
+        if !self.claimable(entry.id.shard()) {
             if entry.kind == WakeKind::Rescue {
                 self.in_doubt.insert(entry.id);
             }

@@ -27,7 +27,7 @@ fn only_shards_that_are_owned_and_not_stopped_get_into_the_heap() {
     let owned = owned();
     owned.offer([entry(id(1), 5), entry(id(2), 4)]);
     assert_eq!((owned.heap_len(), owned.next_due()), (1, Some(UnixMicros::new(5))));
-    owned.stop_claiming(&[ShardId::new(1)], Stop::Release);
+    owned.stop_claiming(&[ShardId::new(1)], Stop::Cut);
     owned.offer([entry(id(1), 3)]);
     assert_eq!(owned.heap_len(), 0);
     assert!(owned.claimable().is_empty() && owned.owned().len() == 1);
@@ -67,7 +67,7 @@ fn a_new_task_is_in_flight_from_its_insert_on_where_it_may_be_claimed_and_nothin
     owned.offer([entry(id(1), 5)]);
     assert_eq!(owned.begin_new(&[Some(id(1))], UnixMicros::new(5), 10), [None], "what is due waits");
     assert!(owned.begin_new(&[Some(id(1))], UnixMicros::new(4), 10)[0].is_some(), "it is not due yet");
-    owned.stop_claiming(&[ShardId::new(1)], Stop::Release);
+    owned.stop_claiming(&[ShardId::new(1)], Stop::Cut);
     assert_eq!(owned.begin_new(&[Some(id(1))], UnixMicros::new(4), 10), [None], "it is being drained");
 }
 
@@ -91,7 +91,7 @@ async fn a_drain_waits_for_what_is_in_flight() {
     owned.offer([entry(id, 5)]);
     take(&owned, UnixMicros::new(10));
     let shards = [ShardId::new(1)];
-    owned.stop_claiming(&shards, Stop::Release);
+    owned.stop_claiming(&shards, Stop::Cut);
     let draining = std::sync::Arc::clone(&owned);
     let drained = crate::supervise::spawn_child(async move { draining.drained(&shards).await });
     tokio::task::yield_now().await;
@@ -106,7 +106,7 @@ async fn a_drain_waits_for_a_pick_that_may_take_something_of_its_shards() {
     let pick = owned.pick();
     assert_eq!(pick.fences.keys().copied().collect::<Vec<_>>(), [ShardId::new(1)]);
     let shards = [ShardId::new(1)];
-    owned.stop_claiming(&shards, Stop::Release);
+    owned.stop_claiming(&shards, Stop::Cut);
     assert!(owned.pick().fences.is_empty(), "nothing further is picked");
     let draining = std::sync::Arc::clone(&owned);
     let drained = crate::supervise::spawn_child(async move { draining.drained(&shards).await });
@@ -143,10 +143,10 @@ fn a_shard_that_has_moved_keeps_the_claims_of_its_owner_apart_from_those_of_earl
     owned.adopt_own(shard, epoch(7), epoch(4));
     assert_eq!(owned.take_adopted().get(&shard), Some(&epoch(4)), "claims since then are not taken over");
     assert_eq!((owned.claimable().get(&shard), owned.own_since(shard)), (Some(&epoch(7)), Some(epoch(4))));
-    owned.stop_claiming(&[shard], Stop::Release);
-    owned.resume_claiming(shard, epoch(6), Stop::Release);
+    owned.stop_claiming(&[shard], Stop::Cut);
+    owned.resume_claiming(shard, epoch(6), Stop::Cut);
     assert!(!owned.is_claimable(shard), "another epoch");
-    owned.resume_claiming(shard, epoch(7), Stop::Release);
+    owned.resume_claiming(shard, epoch(7), Stop::Cut);
     assert_eq!((owned.is_claimable(shard), owned.own_since(shard)), (true, Some(epoch(4))));
 }
 
@@ -157,10 +157,10 @@ fn what_is_in_doubt_outlives_a_cut_that_is_given_up() {
     owned.offer([entry(late, 5)]);
     take(&owned, UnixMicros::new(10));
     owned.end_unknown([early], UnixMicros::new(50));
-    owned.stop_claiming(&[shard], Stop::Release);
+    owned.stop_claiming(&[shard], Stop::Cut);
     owned.end_unknown([late], UnixMicros::new(60));
     assert!(take(&owned, UnixMicros::LAST).is_empty());
-    owned.resume_claiming(shard, Epoch::from_store(1), Stop::Release);
+    owned.resume_claiming(shard, Epoch::from_store(1), Stop::Cut);
     let rescued = |owned: &OwnedShards| -> BTreeSet<TaskId> {
         let taken = take(owned, UnixMicros::FIRST);
         taken.iter().filter(|entry| entry.kind == WakeKind::Rescue).map(|entry| entry.id).collect()
@@ -179,17 +179,28 @@ fn what_is_in_doubt_outlives_a_cut_that_is_given_up() {
 fn claims_stop_until_the_last_reason_has_ended() {
     let (owned, shard, epoch) = (owned(), ShardId::new(1), Epoch::from_store(1));
     owned.stop_claiming(&[shard], Stop::Cut);
-    owned.stop_claiming(&[shard], Stop::Release);
+    owned.begin_release(&[shard]);
     owned.resume_claiming(shard, epoch, Stop::Cut);
     assert!(!owned.is_claimable(shard), "another node takes the shard, whatever becomes of the cut");
     owned.resume_claiming(shard, epoch, Stop::Closed);
     assert!(!owned.is_claimable(shard), "the shard was not closed");
-    let reopened = Epoch::from_store(2);
-    owned.adopt_own(shard, reopened, epoch);
+    owned.adopt_own(shard, Epoch::from_store(2), epoch);
     assert!(!owned.is_claimable(shard), "a source that is open again is given away all the same");
-    owned.resume_claiming(shard, reopened, Stop::Release);
-    assert!(owned.is_claimable(shard));
+    owned.end_release([shard]);
+    assert!(owned.is_claimable(shard), "under whichever epoch");
     owned.stop_claiming(&[shard], Stop::Cut);
     owned.adopt_own(shard, Epoch::from_store(3), epoch);
     assert!(owned.is_claimable(shard), "the cut has ended");
+}
+
+#[test]
+fn a_shard_that_moves_while_it_is_released_is_not_claimed_from_in_its_target() {
+    let (target, shard) = (OwnedShards::new(100), ShardId::new(1));
+    target.begin_release(&[shard]);
+    target.adopt_own(shard, Epoch::from_store(2), Epoch::from_store(1));
+    target.offer([entry(id(1), 5)]);
+    assert!(!target.is_claimable(shard) && target.claimable_shards().is_empty());
+    assert!(take(&target, UnixMicros::LAST).is_empty());
+    target.end_release([shard]);
+    assert!(target.is_claimable(shard) && target.take_adopted().contains_key(&shard), "it is read at once");
 }

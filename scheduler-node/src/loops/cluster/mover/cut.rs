@@ -173,9 +173,6 @@ impl Work {
         if let Some(own_since) = ends.source.owned_shards.own_since(shard) {
             let in_doubt = ends.source.owned_shards.in_doubt(shard);
             ends.target.owned_shards.adopt_own(shard, opened, own_since);
-            if ends.source.owned_shards.is_released(shard) {
-                ends.target.owned_shards.stop_claiming(&[shard], Stop::Release);
-            }
             ends.target.look_again(in_doubt, Duration::ZERO);
             ends.source.owned_shards.forget(&[shard]);
         }

@@ -1,11 +1,12 @@
 //! Acts that run beside the owner's loop: one request, or one wait, and its result.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use common::{
     cluster::AssignmentRecord,
     ids::{Epoch, NodeId, ShardId},
 };
+use futures::future::join_all;
 use tokio::sync::Semaphore;
 
 use super::Fence;
@@ -13,7 +14,7 @@ use crate::{
     coordination::{Coordination, Error, LeaseId, OwnerKey},
     store,
     supervise::at_work,
-    working_set::owned_shards::{OwnedShards, Stop},
+    working_set::owned_shards::OwnedShards,
 };
 
 /// Most drains end within this time: they only wait for the confirms of the last published tasks.
@@ -112,22 +113,24 @@ impl Actor {
     }
 
     /// Stops claiming only when it is the shards' turn: while many shards move, the waiting ones are still
-    /// dispatched. A slow drain keeps the others waiting for [`QUICK_DRAIN`] at most.
+    /// dispatched. A slow drain keeps the others waiting for [`QUICK_DRAIN`] at most. `everywhere`: the node's shares
+    /// of all databases, because a shard may move meanwhile.
     pub(super) async fn release(
         self,
         index: usize,
         shards: Vec<ShardId>,
-        owned_shards: Arc<OwnedShards>,
+        everywhere: Vec<Arc<OwnedShards>>,
         drain: Duration,
     ) -> ActResult {
         let _turn = self.requests.acquire().await;
         let _work = at_work();
-        owned_shards.stop_claiming(&shards, Stop::Release);
-        let is_quick = tokio::time::timeout(QUICK_DRAIN.min(drain), owned_shards.drained(&shards)).await.is_ok();
-        let slow = if is_quick { Vec::new() } else { owned_shards.busy(&shards) };
+        everywhere.iter().for_each(|owned_shards| owned_shards.begin_release(&shards));
+        let is_quick = is_drained(&everywhere, &shards, QUICK_DRAIN.min(drain)).await;
+        let busy = everywhere.iter().flat_map(|owned_shards| owned_shards.busy(&shards));
+        let slow: BTreeSet<ShardId> = if is_quick { BTreeSet::new() } else { busy.collect() };
         let shards: Vec<ShardId> = shards.into_iter().filter(|shard| !slow.contains(shard)).collect();
         let result = self.coordination.owners_remove(&shards, &self.me).await;
-        ActResult::Released { index, shards, slow, result }
+        ActResult::Released { index, shards, slow: slow.into_iter().collect(), result }
     }
 
     /// Releases a shard whose drain takes longer. It waits for no turn, because it claims nothing any more.
@@ -135,12 +138,12 @@ impl Actor {
         self,
         index: usize,
         shard: ShardId,
-        owned_shards: Arc<OwnedShards>,
+        everywhere: Vec<Arc<OwnedShards>>,
         drain: Duration,
     ) -> ActResult {
         {
             let _work = at_work();
-            if tokio::time::timeout(drain, owned_shards.drained(&[shard])).await.is_err() {
+            if !is_drained(&everywhere, &[shard], drain).await {
                 tracing::warn!(%shard, "handing over with tasks in flight; the next owner publishes them again");
             }
         }
@@ -153,4 +156,10 @@ impl Actor {
         let result = self.coordination.owner_remove(shard, &self.me).await;
         ActResult::Released { index, shards: vec![shard], slow: Vec::new(), result }
     }
+}
+
+/// Whether no task of the shards is in flight in any database within `time`.
+async fn is_drained(everywhere: &[Arc<OwnedShards>], shards: &[ShardId], time: Duration) -> bool {
+    let drained = join_all(everywhere.iter().map(|owned_shards| owned_shards.drained(shards)));
+    tokio::time::timeout(time, drained).await.is_ok()
 }

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     coordination::{Error, KEYS_PER_TRANSACTION, OwnerKey},
     store,
-    working_set::owned_shards::Stop,
+    working_set::owned_shards::OwnedShards,
 };
 
 impl<F: Fence> Owner<F> {
@@ -135,19 +135,22 @@ impl<F: Fence> Owner<F> {
         for (index, shards) in leaves {
             let drain = self.drain_timeout(index);
             for shards in shards.chunks(RELEASED_TOGETHER) {
-                let owned_shards = Arc::clone(&self.databases[index].database.owned_shards);
                 self.busy.extend(shards);
-                self.acts.push(self.actor.clone().release(index, shards.to_vec(), owned_shards, drain).boxed());
+                self.acts.push(self.actor.clone().release(index, shards.to_vec(), self.everywhere(), drain).boxed());
             }
         }
     }
 
     fn release_slow(&mut self, index: usize, slow: Vec<ShardId>) {
         for shard in slow {
-            let owned_shards = Arc::clone(&self.databases[index].database.owned_shards);
             let drain = self.drain_timeout(index);
-            self.begin(shard, self.actor.clone().release_slow(index, shard, owned_shards, drain));
+            self.begin(shard, self.actor.clone().release_slow(index, shard, self.everywhere(), drain));
         }
+    }
+
+    /// The node's shares of all databases.
+    fn everywhere(&self) -> Vec<Arc<OwnedShards>> {
+        self.databases.iter().map(|state| Arc::clone(&state.database.owned_shards)).collect()
     }
 
     fn drain_timeout(&self, index: usize) -> Duration {
@@ -163,18 +166,15 @@ impl<F: Fence> Owner<F> {
         // A shard may have moved to another database meanwhile.
         for state in &self.databases {
             let owned_shards = &state.database.owned_shards;
-            let held = owned_shards.epochs(shards.iter().copied());
             if result.is_ok() {
-                let left: Vec<ShardId> = held.into_keys().collect();
+                let left: Vec<ShardId> = owned_shards.epochs(shards.iter().copied()).into_keys().collect();
                 owned_shards.forget(&left);
                 self.actor.coordination.metrics().releases.inc_by(left.len() as u64);
                 self.log.released.extend(left);
-            } else {
-                // The shards go on as before. A node that has a key by now takes the fence, which ends it.
-                for (shard, epoch) in held {
-                    owned_shards.resume_claiming(shard, epoch, Stop::Release);
-                }
             }
+            // Shards whose keys are not deleted go on as before. A node that has one by now takes the fence, which
+            // ends it.
+            owned_shards.end_release(shards.iter().copied());
         }
         if let Err(error) = result {
             self.failed("could not delete owner keys; keeping the shards", shards, error);
