@@ -78,7 +78,8 @@ impl Visitor<'_> for TextVisitor {
     }
 
     fn visit_bytes<E: de::Error>(self, text: &[u8]) -> Result<String, E> {
-        Ok(String::from_utf8_lossy(text).into_owned())
+        // Each of the three bytes of a half is replaced by itself.
+        Ok(String::from_utf8_lossy(text).replace("\u{fffd}\u{fffd}\u{fffd}", "\u{fffd}"))
     }
 }
 

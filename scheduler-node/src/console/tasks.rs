@@ -81,9 +81,15 @@ impl Row {
             due: when(task.due_at, now),
             attempts: format!("{}/{}", task.attempt, task.max_attempts),
             priority: task.priority,
-            error: last_error(task).unwrap_or_default().to_owned(),
+            error: last_error(task).unwrap_or_else(|| without_error(task)).to_owned(),
         }
     }
+}
+
+/// The words in the place of an error that the list leaves out.
+fn without_error(task: &TaskView) -> &'static str {
+    let is_long = task.left_out.iter().any(|field| field == "attempts" || field == "status_msg");
+    if is_long { "too long for a list: see the task" } else { "" }
 }
 
 /// The error of the last failed attempt.

@@ -41,6 +41,21 @@ impl Desk {
         found.ok_or_else(|| no_task(&queue, partition_key, key))
     }
 
+    /// Reads the task with which a new submission with this key is compared. `None`: there is none.
+    pub(super) async fn read_rival(
+        &self,
+        queue: &QueueName,
+        partition_key: Option<&str>,
+        key: &str,
+    ) -> Result<Option<TaskRecord>, Problem> {
+        let (queue, places) = self.places_of(queue.as_str(), partition_key, key).await?;
+        let read = |database: Arc<Database>| {
+            let queue = &queue;
+            async move { database.task_read_key(queue, partition_key, key).await }
+        };
+        Ok(self.in_place(places.present, read, Option::is_none).await??)
+    }
+
     /// Looks in the present place of a key, and then in the former one as far as its database answers.
     async fn in_places<T, F>(&self, places: KeyPlaces, look: impl Fn(Arc<Database>) -> F) -> Result<Option<T>, Problem>
     where
@@ -78,9 +93,10 @@ impl Desk {
             Placement::Single => (Placement::Single, Placement::Spread),
             Placement::Spread => (Placement::Spread, Placement::Single),
         };
+        let (present, former) = (place(present), place(other));
         // One database is searched as a whole.
-        let former = (self.parts().store.databases().iter().count() > 1).then(|| place(other));
-        let present = place(present);
+        let database = |id: TaskId| self.parts().store.of(id.shard()).map(|database| database.name());
+        let former = Some(former).filter(|former| database(*former) != database(present));
         Ok((queue, KeyPlaces { present, former }))
     }
 }

@@ -230,8 +230,8 @@ impl Desk {
     /// Whether another task answers for `task`, or gives its place to it, as far as that can be read.
     async fn is_answered_by_another(&self, task: &ValidTask) -> bool {
         let Some(keyed) = &task.keyed else { return false };
-        let there = self.read_by_key(task.queue.as_str(), task.partition_key.as_deref(), &keyed.key).await;
-        let Ok(there) = there else { return false };
+        let there = self.read_rival(&task.queue, task.partition_key.as_deref(), &keyed.key).await;
+        let Ok(Some(there)) = there else { return false };
         let adds_one = match keyed.version.cmp(&there.version) {
             _ if keyed.on_duplicate != OnDuplicate::Version => false,
             Ordering::Less => false,

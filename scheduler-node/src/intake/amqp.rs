@@ -159,12 +159,18 @@ impl AmqpIntake {
             self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), BY_NAME));
             unfit.push((received, BY_NAME.to_owned()));
         }
-        let _pass = unfit.is_empty().then_some(pass);
-        if !unfit.is_empty() {
-            let _turn = asides.acquire().await.expect("the semaphore is never closed");
-            again.extend(self.set_all_aside(unfit).await);
+        if unfit.is_empty() || !again.is_empty() {
+            self.give_back(again).await;
         }
-        self.give_back(again).await;
+        drop(pass);
+        let until = Instant::now() + ASIDE_WITHIN;
+        let again = match tokio::time::timeout_at(until.into(), asides.acquire()).await {
+            Ok(_turn) => self.set_all_aside(unfit, until).await,
+            Err(_) => unfit,
+        };
+        if !again.is_empty() {
+            self.give_back(again).await;
+        }
     }
 
     /// Rejects a message that did not arrive whole. Returns one that is only unreadable, with the reason.
@@ -190,11 +196,12 @@ impl AmqpIntake {
         self.default_exchange || received.source != IntakeSource::Submit || received.message.addressed_to.is_some()
     }
 
-    /// Sets messages aside that cannot be tasks. Returns those that must be delivered again, with the reason.
-    async fn set_all_aside(&self, unfit: Vec<(Received, String)>) -> Vec<(Received, String)> {
-        let (began, mut again) = (Instant::now(), Vec::new());
+    /// Sets messages aside that cannot be tasks, and begins none at or after `until`. Returns those that must be
+    /// delivered again, with the reason.
+    async fn set_all_aside(&self, unfit: Vec<(Received, String)>, until: Instant) -> Vec<(Received, String)> {
+        let mut again = Vec::new();
         for (received, reason) in unfit {
-            if began.elapsed() >= ASIDE_WITHIN {
+            if Instant::now() >= until {
                 again.push((received, "messages before it took too long to set aside".to_owned()));
                 continue;
             }

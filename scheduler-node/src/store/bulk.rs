@@ -48,7 +48,8 @@ pub enum Walk {
 }
 
 /// The tasks that an action has moved ahead of its walk: those with the new due time, or those that are due if that
-/// is later; and those claimed since the walk began, which may have failed again and be due later.
+/// is later. Where it moves them to the present, those claimed since the walk began too: they may have failed and be
+/// due again later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     pub to: UnixMicros,

@@ -1,8 +1,9 @@
 -- Walks as bulk_look.sql does, over the finished tasks, along archive_queue_due. There is no $12.
-SELECT seen.*
+SELECT seen.id, seen.state, seen.due_at, seen.expires_at, seen.key_taken, seen.drop_on, seen.hit, seen.nth,
+       CASE WHEN seen.hit THEN (seen.other_bytes + coalesce(CASE WHEN pg_column_compression(seen.history) IS NULL THEN pg_column_size(seen.history) ELSE octet_length(seen.history::text) END, 0))::bigint END AS bytes
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at, id) AS nth
           FROM (SELECT id, state::text AS state, due_at, expires_at, false AS key_taken, drop_on,
-                       (octet_length(payload) + coalesce(CASE WHEN pg_column_compression(history) IS NULL THEN pg_column_size(history) ELSE octet_length(history::text) END, 0) + coalesce(octet_length(result), 0))::bigint AS bytes,
+                       octet_length(payload) + coalesce(octet_length(result), 0) AS other_bytes, history,
                        coalesce(shard <> ALL($11::int[]) AND ($5::text IS NULL OR state::text = $5) AND ($6::text IS NULL OR partition_key = $6)
                            AND ($7::text IS NULL OR key = $7) AND ($8::text IS NULL OR strpos(coalesce(status_msg, history -> -1 ->> 'error'), $8) > 0), false) AS hit
                   FROM duetime.archive

@@ -55,5 +55,6 @@ SELECT page.hit, page.looked_up_to,
   FROM page
  CROSS JOIN LATERAL (SELECT * FROM duetime.task WHERE id = page.id LIMIT 1) AS t      -- LIMIT 1: a look-up by key
  CROSS JOIN LATERAL (SELECT octet_length(t.payload) > 4096 AS payload,
-                            CASE WHEN pg_column_compression(t.history) IS NULL THEN pg_column_size(t.history) ELSE octet_length(t.history::text) END > 4096 AS history) AS long
+                            CASE WHEN pg_column_size(t.history) > 4096 THEN true
+                                 WHEN pg_column_compression(t.history) IS NOT NULL THEN octet_length(t.history::text) > 4096 END AS history) AS long
  ORDER BY page.due_at, page.id

@@ -33,7 +33,8 @@ SELECT page.hit, false AS looked_up_to, page.too_many,
   FROM page
  CROSS JOIN LATERAL (SELECT * FROM duetime.archive WHERE drop_on = page.drop_on AND id = page.id LIMIT 1) AS a
  CROSS JOIN LATERAL (SELECT octet_length(a.payload) > 4096 AS payload,
-                            CASE WHEN pg_column_compression(a.history) IS NULL THEN pg_column_size(a.history) ELSE octet_length(a.history::text) END > 4096 AS history,
+                            CASE WHEN pg_column_size(a.history) > 4096 THEN true
+                                 WHEN pg_column_compression(a.history) IS NOT NULL THEN octet_length(a.history::text) > 4096 END AS history,
                             octet_length(a.result) > 4096 AS result,
                             octet_length(a.status_msg) > 4096 AS status_msg) AS long
  ORDER BY page.due_at, page.id

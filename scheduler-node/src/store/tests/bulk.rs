@@ -313,6 +313,8 @@ async fn what_has_failed_again_since_the_walk_began_is_not_met_again() {
     let run = ids(Walk::of(BulkAction::Run, began_at)).await;
     assert!(run.contains(&early.id) && !run.contains(&late.id), "the second failed after a run of this walk");
     assert!(ids(LIVE).await.contains(&late.id), "a cancellation meets it");
+    let later = Walk::of(BulkAction::Move(Target::At(began_at.shifted(3_600_000))), began_at);
+    assert!(ids(later).await.contains(&late.id), "so does a move to a later time: it has moved none that is claimed");
 }
 
 #[tokio::test]

@@ -249,7 +249,7 @@ impl<S: Statements> Reporter<S> {
 
     /// Keeps a report in the quarantine whose outcome counts without its result.
     async fn keep_result(&self, database: &NodeDatabase<S>, id: TaskId, message: &Incoming, reason: &str) {
-        tracing::warn!(task = %id, reason, "stored a report in the quarantine table, because its task cannot keep the result; the outcome counts");
+        tracing::warn!(task = %id, reason, "a report counts without its result, which its task cannot keep; the quarantine table gets the whole report");
         let Kept { name, headers, body } = kept(message);
         let source = message.source.text();
         let copy = Quarantined::new(source, reason, name.as_deref(), headers, body);
