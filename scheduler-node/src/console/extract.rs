@@ -34,9 +34,13 @@ const FORM_BYTES: usize = 64 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FormLimit(pub(super) usize);
 
+/// The path that has no rate: a person may always leave.
+const SIGN_OUT: &str = "/console/sign-out";
+
 /// The visitor of any path, whatever they may see, within their rate. Without a session, leads to the sign-in page.
 fn signed_in(parts: &Parts, console: &Console) -> Result<Visitor, Response> {
     match Visitor::of(parts, console) {
+        Ok(Some(visitor)) if parts.uri.path() == SIGN_OUT => Ok(visitor),
         Ok(Some(visitor)) => match console.shares.check_rate(&visitor.caller, Instant::now()) {
             Ok(()) => Ok(visitor),
             Err(problem) => Err(PageProblem::at(&visitor, problem).into_response()),

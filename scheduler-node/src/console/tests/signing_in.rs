@@ -19,7 +19,7 @@ use futures::{StreamExt, stream};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
-use super::{browser, keys};
+use super::{between, browser, keys};
 use crate::{
     access::{Token, TokenBook},
     config::Role,
@@ -164,7 +164,8 @@ async fn a_person_beyond_the_rate_of_their_token_reads_when_to_come_again() {
     let token = Token::new(caller.clone(), Sha256::digest("hers").into(), Instant::now(), None);
     browser.access.put_in_force(TokenBook { revision: 1, tokens: vec![token] });
     browser.sign_in("hers").await;
-    browser.page("/console/help").await;
+    let help = browser.page("/console/help").await;
+    let form_token = between(&help, "name=\"form_token\" value=\"", "\"").expect("every page carries it");
     // Requests of a later time leave nothing for those before it.
     let later = Instant::now() + Duration::from_secs(60 * 60);
     while browser.shares.check_rate(&caller, later).is_ok() {}
@@ -178,6 +179,8 @@ async fn a_person_beyond_the_rate_of_their_token_reads_when_to_come_again() {
         assert_eq!(answer.headers[header::RETRY_AFTER], "1");
         assert!(answer.html.contains("may send 5 requests a second"), "{}", answer.html);
     }
+    let out = browser.post_bare("/console/sign-out", &[("form_token", form_token)], "same-origin").await;
+    assert_eq!(out.status, StatusCode::SEE_OTHER, "{}", out.html);
     browser.sign_in("operator").await;
     browser.page("/console").await;
 }

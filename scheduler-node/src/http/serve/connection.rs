@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     pin::{Pin, pin},
     task::Poll,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use axum::{Router, body::Body, extract::ConnectInfo, http::Version, response::Response};
@@ -42,6 +42,8 @@ const READ_BYTES: usize = 64 << 10;
 /// Streams that a client may open and reset before the node handles them; one more ends the connection. The value is
 /// h2's own proposal against "rapid reset".
 const RESETS_UNSEEN: usize = 20;
+/// The pause between two looks at a connection whose request is under way and has no deadline.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Streams that the node may reset because of a client's mistakes; one more ends the connection.
 const RESETS_OWN: usize = 128;
 /// Bytes that an HTTP/2 client may send ahead of the reader, for each request and for each connection.
@@ -189,7 +191,7 @@ impl<'a> DeadlineWatch<'a> {
             match deadline {
                 Some((at, ended)) if at <= now => return Poll::Ready(ended),
                 Some((at, _)) => self.armed.as_mut().reset(at.into()),
-                None => self.armed.as_mut().reset((now + self.limits.head_within).into()),
+                None => self.armed.as_mut().reset((now + LOOK_EVERY).into()),
             }
         }
     }

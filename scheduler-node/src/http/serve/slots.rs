@@ -102,6 +102,8 @@ pub(super) struct ConnectionSlot {
     /// `None` while the connection is at work.
     idle: Option<IdleNumber>,
     replaced: CancellationToken,
+    /// Whether the connection counts although another one has its slot.
+    counts_beside: bool,
 }
 
 impl ConnectionSlots {
@@ -134,7 +136,7 @@ impl ConnectionSlots {
         taken.take(address);
         let idle = Some(taken.begin_idle(address, replaced.clone()));
         slots.metrics.open(taken.all);
-        Some(ConnectionSlot { slots: Arc::clone(slots), address, idle, replaced })
+        Some(ConnectionSlot { slots: Arc::clone(slots), address, idle, replaced, counts_beside: false })
     }
 }
 
@@ -152,7 +154,12 @@ impl ConnectionSlot {
         let mut taken = self.slots.taken.lock();
         self.idle = match self.idle {
             Some(number) => {
-                taken.end_idle(number);
+                if taken.end_idle(number).is_none() {
+                    // A request came just as another connection took the slot. Both count until this one ends.
+                    taken.take(self.address);
+                    self.counts_beside = true;
+                    self.slots.metrics.open(taken.all);
+                }
                 None
             }
             // Its place may have been taken while it was idle before.
@@ -165,7 +172,7 @@ impl ConnectionSlot {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut taken = self.slots.taken.lock();
-        if self.replaced.is_cancelled() {
+        if self.replaced.is_cancelled() && !self.counts_beside {
             return;
         }
         if let Some(number) = self.idle {
@@ -231,8 +238,9 @@ mod tests {
         fourth.set_idle(false);
         let mut fifth = idle(&slots, "192.0.2.4").expect("the place of the first");
         assert!(first.replaced.is_cancelled());
-        // A request that came at that moment brings no place back.
+        // A request that came at that moment brings no place back, but it counts.
         first.set_idle(false);
+        assert_eq!(slots.taken.lock().all, 4);
         first.set_idle(true);
         fifth.set_idle(false);
         assert!(idle(&slots, "192.0.2.5").is_none(), "all are at work");
