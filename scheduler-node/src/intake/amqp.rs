@@ -162,12 +162,13 @@ impl AmqpIntake {
         if unfit.is_empty() || !again.is_empty() {
             self.give_back(again).await;
         }
+        if unfit.is_empty() {
+            return;
+        }
         drop(pass);
         let until = Instant::now() + ASIDE_WITHIN;
-        let again = match tokio::time::timeout_at(until.into(), asides.acquire()).await {
-            Ok(_turn) => self.set_all_aside(unfit, until).await,
-            Err(_) => unfit,
-        };
+        let _turn = tokio::time::timeout_at(until.into(), asides.acquire()).await;
+        let again = self.set_all_aside(unfit, until).await;
         if !again.is_empty() {
             self.give_back(again).await;
         }

@@ -37,6 +37,10 @@ const INBOX_CHANNEL: &str = "duetime_inbox";
 /// The longest wait for the answer to a ping. After it the database counts as unreachable.
 const PING_DEADLINE: Duration = Duration::from_secs(2);
 
+/// The silence after which the connection for nudges asks whether its server is there. A server that has vanished
+/// sends nothing, not even the end of the connection.
+const SILENCE: Duration = Duration::from_secs(10);
+
 impl Database {
     /// Checks that the database answers. Each answer is also a reading of its clock.
     pub async fn ping(&self) -> Result<(), Error> {
@@ -147,9 +151,14 @@ pub enum Notification {
 impl Nudges {
     /// Waits for the next notification. It uses `try_recv`, because `recv` hides reconnects.
     pub async fn next(&mut self) -> Result<Notification, ListenerLost> {
-        let heard = tokio::select! {
-            heard = self.listener.try_recv() => heard?,
-            () = self.ended.cancelled() => return Err(ListenerLost(sqlx::Error::PoolClosed)),
+        let heard = loop {
+            tokio::select! {
+                heard = tokio::time::timeout(SILENCE, self.listener.try_recv()) => match heard {
+                    Ok(heard) => break heard?,
+                    Err(_) => self.ping().await?,
+                },
+                () = self.ended.cancelled() => return Err(ListenerLost(sqlx::Error::PoolClosed)),
+            }
         };
         let Some(heard) = heard else {
             self.hold_presence().await?;
@@ -178,6 +187,12 @@ impl Nudges {
     }
 
     /// A lock ends with its session, so each new connection takes it again.
+    async fn ping(&mut self) -> Result<(), ListenerLost> {
+        let asked = sqlx::query(include_str!("queries/ping.sql")).execute(&mut self.listener);
+        tokio::time::timeout(PING_DEADLINE, asked).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        Ok(())
+    }
+
     async fn hold_presence(&mut self) -> Result<(), ListenerLost> {
         if let Some(key) = self.presence {
             sqlx::query(include_str!("queries/presence_hold.sql")).bind(key).execute(&mut self.listener).await?;

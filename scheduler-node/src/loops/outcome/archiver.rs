@@ -2,7 +2,7 @@
 //! daily partitions.
 //!
 //! If it stops, expired tasks keep their old state, although no claim takes them. After some days finished tasks
-//! find no partition to go to; `duetime migrate` makes partitions ahead too.
+//! find no partition to go to.
 
 use std::{
     sync::Arc,
@@ -13,6 +13,7 @@ use common::ids::{QueueName, ShardId, TaskId};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    clock,
     config::Audit,
     loops::upkeep::queue_reader::Books,
     metrics::Metrics,
@@ -64,15 +65,17 @@ pub struct Archiver {
 
 impl Archiver {
     pub async fn run(self, stop: CancellationToken) {
-        let mut next: Option<(Instant, u64)> = None;
+        let mut next: Option<(Instant, u64, Option<i64>)> = None;
         let (mut failures, mut aside) = (0, Vec::new());
         loop {
-            let keep_days = self.keep_days();
-            // A queue that keeps its tasks for longer turns the partitions at once.
-            if next.is_none_or(|(at, days)| Instant::now() >= at || days < keep_days)
-                && let Some(pause) = self.turn(keep_days, &mut failures).await
+            let (keep_days, today) = (self.keep_days(), self.today());
+            // A queue that keeps its tasks for longer turns the partitions at once, and so does a clock that was set to
+            // another day.
+            if next.is_none_or(|(at, days, day)| {
+                Instant::now() >= at || days < keep_days || (today.is_some() && day != today)
+            }) && let Some(pause) = self.turn(keep_days, &mut failures).await
             {
-                next = Some((Instant::now() + pause, keep_days));
+                next = Some((Instant::now() + pause, keep_days, today));
                 self.forget(&stop).await;
             }
             if let Err(error) = self.expire(&mut aside).await {
@@ -83,6 +86,12 @@ impl Archiver {
                 () = stop.cancelled() => return,
             }
         }
+    }
+
+    /// The day on the database's clock, counted from 1970.
+    fn today(&self) -> Option<i64> {
+        let now = self.database.sql.clock().at(clock::instant())?;
+        Some(now.millis().div_euclid(DAY_MS))
     }
 
     fn keep_days(&self) -> u64 {

@@ -76,3 +76,16 @@ async fn the_connections_of_a_silent_server_are_left_behind_in_every_pool() {
         ask(op).await.unwrap();
     }
 }
+
+/// Otherwise it would wait for ever: its server sends nothing, and it has nothing to send.
+#[tokio::test]
+async fn the_connection_for_nudges_notices_that_its_server_has_vanished() {
+    let test = fixture::database().await;
+    let server = shared::postgres().await.unwrap();
+    let proxy = Proxy::start(server.port()).await.unwrap();
+    let name = test.url.rsplit('/').next().unwrap();
+    let database = fixture::open(&server.url_through(proxy.port(), name));
+    let mut nudges = database.nudges(None).await.unwrap();
+    proxy.cut();
+    timeout(LONG, nudges.next()).await.expect("it asks").expect_err("there is no answer");
+}

@@ -174,7 +174,10 @@ impl Work {
             let in_doubt = ends.source.owned_shards.in_doubt(shard);
             ends.target.owned_shards.adopt_own(shard, opened, own_since);
             ends.target.look_again(in_doubt, Duration::ZERO);
-            ends.source.owned_shards.forget(&[shard]);
+            // If the node has given the shard away at this moment, it is of no more use in the target either.
+            let still_held = ends.source.owned_shards.own_since(shard).is_some();
+            let left = if still_held { &ends.source } else { &ends.target };
+            left.owned_shards.forget(&[shard]);
         }
         self.shared.databases.places().moved(shard, ends.target_index, opened);
     }

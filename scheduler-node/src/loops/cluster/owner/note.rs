@@ -163,8 +163,8 @@ impl<F: Fence> Owner<F> {
         for shard in shards {
             self.busy.remove(shard);
         }
-        // A shard may have moved to another database meanwhile.
-        for state in &self.databases {
+        // A shard may have moved to another database meanwhile, or be on its way there at this moment.
+        for state in self.databases.iter().chain(&self.databases) {
             let owned_shards = &state.database.owned_shards;
             if result.is_ok() {
                 let left: Vec<ShardId> = owned_shards.epochs(shards.iter().copied()).into_keys().collect();
