@@ -3,6 +3,8 @@
 // Works on the tasks of one queue until it is stopped: php consumer.php QUEUE
 require __DIR__ . '/connect.php';
 
+use PhpAmqpLib\Exception\AMQPExceptionInterface;
+use PhpAmqpLib\Exception\AMQPRuntimeException;
 use PhpAmqpLib\Message\AMQPMessage;
 use PhpAmqpLib\Wire\AMQPTable;
 
@@ -45,7 +47,11 @@ function on_task(AMQPMessage $task): void
         // Each report of `running` moves the deadline.
         $running = fn (int $percent) => $report(['status' => 'running', 'progress' => $percent]);
         $report(['status' => 'succeeded', 'result' => work(json_decode($task->getBody(), true), $running)]);
-    } catch (InvalidArgumentException $error) {
+    } catch (AMQPExceptionInterface $error) {
+        // Not answered: it comes again, to a consumer that can be reached.
+        throw $error;
+    } catch (Throwable $error) {
+        // Whatever the payload was, the attempt has failed.
         $report(['status' => 'failed', 'status_msg' => $error->getMessage()]);
         if (!$wants_report) {
             $task->reject(false);
@@ -58,6 +64,7 @@ function on_task(AMQPMessage $task): void
 
 $channel = channel();
 $channel->confirm_select();
+$channel->set_nack_handler(fn () => throw new AMQPRuntimeException('the broker has not kept a report'));
 $channel->basic_qos(0, 1, false);
 $channel->basic_consume($argv[1], callback: on_task(...));
 $channel->consume();

@@ -177,8 +177,8 @@ async fn send(client: &Client, chunk: Chunk) -> Result<(Chunk, Vec<Outcome>), Er
     };
     let broken = |why: String| {
         Error::Broken(format!(
-            "lines {first} to {last}: {why}; all lines before are imported, some after may be: continue with \
-             --from-line {first}"
+            "lines {first} to {last}: {why}; all lines before are imported but those that were said to fail, some after may be: \
+             continue with --from-line {first}"
         ))
     };
     let request = Request::post(&["v1", "tasks", "batch"]).body(format!("{}]", chunk.body));

@@ -114,8 +114,8 @@ impl ImportCounts {
         let all = accepted + duplicates + refused + failed;
         match broken {
             Some(error) => Err(error),
-            None if refused > 0 => Err(Error::SomeRefused { refused: count(refused), all: count(all) }),
             None if failed > 0 => Err(Error::Broken(format!("{failed} of {all} failed, or their outcome is unknown"))),
+            None if refused > 0 => Err(Error::SomeRefused { refused: count(refused), all: count(all) }),
             None => Ok(()),
         }
     }

@@ -202,8 +202,8 @@ fn close(form: Form, counts: BatchCounts, sent: Result<(), Error>) -> Result<(),
     }
     match sent {
         Err(error) => Err(error),
-        Ok(()) if refused > 0 => Err(Error::SomeRefused { refused, all }),
         Ok(()) if failed > 0 => Err(Error::Broken(format!("{failed} of {all} failed, or their outcome is unknown"))),
+        Ok(()) if refused > 0 => Err(Error::SomeRefused { refused, all }),
         Ok(()) => Ok(()),
     }
 }

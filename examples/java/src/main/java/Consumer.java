@@ -60,8 +60,9 @@ public final class Consumer {
             var result = work(payload, percent ->
                     report(channel, task, Map.of("status", "running", "progress", percent)));
             report(channel, task, Map.of("status", "succeeded", "result", result));
-        } catch (IllegalArgumentException error) {
-            report(channel, task, Map.of("status", "failed", "status_msg", error.getMessage()));
+        } catch (RuntimeException error) {
+            // Whatever the payload was, the attempt has failed. Without a connection this report fails too.
+            report(channel, task, Map.of("status", "failed", "status_msg", String.valueOf(error.getMessage())));
             if (task.getProperties().getReplyTo() == null) {
                 channel.basicReject(tag, false);
                 return;
