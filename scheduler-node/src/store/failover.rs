@@ -120,6 +120,30 @@ impl Database {
         }
     }
 
+    /// Call this after a statement that got no answer. Replaces the pools, unless the server still works on such a
+    /// statement: while each commit waits for a standby, new pools would fill the server with connections that wait.
+    pub(super) async fn leave_if_silent(&self, pools: &Arc<Pools>) {
+        let asked = Instant::now();
+        let Ok(_turn) = timeout_at(asked + ACQUIRE_DEADLINE, self.writer.turn()).await else { return };
+        if !Arc::ptr_eq(&self.pools.load(), pools) || pools.worked_since(asked.into_std()) {
+            return;
+        }
+        match self.writer.work_under_way(pools.server).await {
+            Some(waits_for) => {
+                pools.note_work();
+                self.doubt(pools);
+                tracing::warn!(
+                    database = %self.name, waits_for,
+                    "the database does not end a statement of this node; waiting on the connections that there are"
+                );
+            }
+            None if self.replace(pools, pools.server) => {
+                tracing::warn!(database = %self.name, "the database has stopped answering; reconnecting");
+            }
+            None => {}
+        }
+    }
+
     /// Replaces all pools. Only the first caller replaces them.
     pub(super) fn replace(&self, old: &Arc<Pools>, server: usize) -> bool {
         let fresh = Arc::new(Pools::new(&self.writer, server));

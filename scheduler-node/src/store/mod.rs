@@ -306,10 +306,7 @@ impl Database {
             answered = tokio::time::timeout(ANSWER_DEADLINE, statement) => match answered {
                 Ok(answer) => Some(answer.inspect_err(|error| self.notice(pools, error))),
                 Err(_) => {
-                    // Leaves the connections of a silent server behind.
-                    if self.replace(pools, pools.server) {
-                        tracing::warn!(database = %self.name, "the database has stopped answering; reconnecting");
-                    }
+                    self.leave_if_silent(pools).await;
                     None
                 }
             },

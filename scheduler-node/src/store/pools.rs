@@ -110,6 +110,8 @@ pub(super) struct Pools {
     made_at: Instant,
     /// The time of the last look that confirmed the server.
     trusted_at: Mutex<Instant>,
+    /// The time at which the server was last seen to work on a statement for too long.
+    worked_at: Mutex<Option<Instant>>,
 }
 
 impl Pools {
@@ -126,6 +128,7 @@ impl Pools {
             ended,
             made_at: Instant::now(),
             trusted_at: Mutex::new(Instant::now()),
+            worked_at: Mutex::new(None),
         }
     }
 
@@ -155,6 +158,15 @@ impl Pools {
 
     pub(super) fn age_of_trust(&self) -> Duration {
         self.trusted_at.lock().elapsed()
+    }
+
+    /// The server works on a statement that should have ended.
+    pub(super) fn note_work(&self) {
+        *self.worked_at.lock() = Some(Instant::now());
+    }
+
+    pub(super) fn worked_since(&self, moment: Instant) -> bool {
+        self.worked_at.lock().is_some_and(|at| at >= moment)
     }
 
     pub(super) const fn ended(&self) -> &CancellationToken {

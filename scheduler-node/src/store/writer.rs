@@ -5,12 +5,12 @@ use std::{io, sync::Arc, time::Duration};
 use common::cluster::seen::Lineage;
 use futures::{StreamExt, stream::FuturesUnordered};
 use sqlx::{
-    ConnectOptions, Connection, PgPool,
+    ConnectOptions, Connection, PgPool, Row,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::{
     sync::{Mutex, MutexGuard},
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -146,6 +146,23 @@ impl Writer {
         let timeline = |found: &Found| found.state.lineage.as_ref().map_or(0, |lineage| lineage.timeline);
         let rank = |found: &Found| (timeline(found), found.server == current, std::cmp::Reverse(found.server));
         Look { found: writers.into_iter().max_by_key(rank), failures, refused }
+    }
+
+    /// For what a server waits in a statement of this node that should have ended. `None`: it has none, or is silent.
+    pub(super) async fn work_under_way(&self, server: usize) -> Option<String> {
+        let options = self.options.connection(&self.servers[server]);
+        let look = async {
+            let mut connection = options.connect().await?;
+            let work = sqlx::raw_sql(include_str!("queries/server_works.sql")).fetch_optional(&mut connection).await?;
+            let _ = connection.close().await;
+            work.map(|row| row.try_get("waits_for")).transpose()
+        };
+        match timeout(LOOK_WITHIN, look).await {
+            Ok(Ok(work)) => work,
+            // It is full, as it is while many commits wait.
+            Ok(Err(sqlx::Error::Database(answer))) => Some(answer.message().to_owned()),
+            Ok(Err(_)) | Err(_) => None,
+        }
     }
 
     async fn look_at(&self, server: usize) -> Result<ServerState, Unfit> {

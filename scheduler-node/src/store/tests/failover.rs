@@ -243,3 +243,42 @@ async fn a_pooler_before_the_server_is_refused_by_name() {
         }
     }
 }
+
+/// Each commit waits for a standby that does not come. Pools that are replaced leave their connections to the commits,
+/// and the new ones wait in turn, until the server is full.
+#[tokio::test]
+async fn commits_that_wait_for_a_standby_take_no_new_connections() {
+    let server = Postgres::start(&scratch().join(shared::unique("alone")), Tether::Tethered).await.unwrap();
+    server.create_database(TASKS).await.unwrap();
+    migrated(&server.url(TASKS)).await.unwrap();
+    let database = fixture::open(&server.url(TASKS));
+    let ask = async |op, sql: &'static str| {
+        database
+            .run(op, |pool| async move { sqlx::query(sql).execute(&pool).await })
+            .await
+            .map(drop)
+            .map_err(|error| error.effect)
+    };
+    let commit = async || ask(StoreOp::TaskSubmit, "SELECT pg_logical_emit_message(true, 'test', 'a commit')").await;
+    let as_many_as_connections = usize::try_from(database.connections(StoreOp::TaskSubmit.pool()).most).unwrap();
+    let commits = async || futures::future::join_all((0..as_many_as_connections).map(|_| commit())).await;
+    assert!(commits().await.iter().all(Result::is_ok));
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'duetime test'";
+    let before = server.number(sessions).await.unwrap();
+
+    server.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'").await.unwrap();
+    server.execute("SELECT pg_reload_conf()").await.unwrap();
+    while commits().await.iter().any(Result::is_ok) {}
+    // No connection is free, and none is added.
+    assert_eq!(commits().await, vec![Err(Effect::None); as_many_as_connections]);
+    ask(StoreOp::TaskList, "SELECT 1").await.expect("readers wait for no commit");
+    assert!(
+        server.number(sessions).await.unwrap() <= before + 1,
+        "beside the connections that wait, one for the reader"
+    );
+
+    server.execute("ALTER SYSTEM RESET synchronous_standby_names").await.unwrap();
+    server.execute("SELECT pg_reload_conf()").await.unwrap();
+    let goes_on = async { while commit().await.is_err() {} };
+    tokio::time::timeout(LONG, goes_on).await.expect("the connections serve again");
+}
