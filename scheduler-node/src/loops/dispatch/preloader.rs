@@ -4,6 +4,7 @@
 //! repair what a lost nudge missed. If it stops, this node does not wake tasks that were submitted elsewhere or are
 //! due beyond the horizon.
 
+mod parts;
 #[cfg(feature = "failpoints")]
 mod watermark;
 
@@ -14,12 +15,13 @@ use common::{
         heap::{Entry, WakeKind},
         horizon::{Horizon, ReadIntervals, ReadKind, ReadResult, Window},
     },
-    ids::ShardId,
+    ids::{Epoch, ShardId, TaskId},
     task::TaskState,
     time::UnixMicros,
 };
 use tokio_util::sync::CancellationToken;
 
+use self::parts::Parts;
 use crate::{
     clock,
     metrics::Metrics,
@@ -46,6 +48,10 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// How far back a nudged shard is read: a nudge is about rows that are due about now.
 const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
+
+/// Where the beginning of a shard cannot be read in time, what came due in the last minute is read: more than a node
+/// needs to follow what is submitted now.
+const LATELY: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub struct Preloader<S = Arc<Database>> {
@@ -201,7 +207,7 @@ impl<S: Statements> Preloader<S> {
         }
         let taken = async {
             self.database.sql.ping().await?;
-            let left = self.database.sql.task_takeover(&adopted, MOST_KEYS_OF_A_SHARD).await?;
+            let left = self.left_claimed(&adopted).await?;
             let now = self.database.sql.clock().at(clock::instant()).unwrap_or(UnixMicros::new(0));
             if !left.is_empty() {
                 tracing::info!(database = %self.database.name(), tasks = left.len(), "publishing again the tasks that the previous owner left claimed");
@@ -229,6 +235,21 @@ impl<S: Statements> Preloader<S> {
         }
     }
 
+    /// The tasks that the owners before left claimed in `adopted`. A shard with so many overdue tasks that they cannot be
+    /// found in time is left out: its reads find them, one after another.
+    async fn left_claimed(&self, adopted: &BTreeMap<ShardId, Epoch>) -> Result<Vec<TaskId>, Error> {
+        let mut parts = Parts::new(&adopted.keys().copied().collect::<Vec<_>>(), KEYS_PER_SHARD);
+        let mut left = Vec::new();
+        while let Some(part) = parts.next() {
+            let fences = part.iter().map(|shard| (*shard, adopted[shard])).collect();
+            match self.database.sql.task_takeover(&fences, MOST_KEYS_OF_A_SHARD).await {
+                Ok(found) => left.extend(found),
+                Err(error) => drop(parts.divide(part, error)?),
+            }
+        }
+        Ok(left)
+    }
+
     async fn follow_nudges(&mut self, now: UnixMicros) -> Result<(), Error> {
         let nudged: Vec<ShardId> = self.database.owned_shards.take_nudged().into_iter().collect();
         if nudged.is_empty() {
@@ -244,6 +265,8 @@ impl<S: Statements> Preloader<S> {
         Ok(())
     }
 
+    /// Reads keys into the heap. A read from the beginning that takes too long is made in parts, and of a shard that
+    /// takes too long alone only what came due lately is read.
     async fn read(
         &self,
         shards: &[ShardId],
@@ -254,6 +277,35 @@ impl<S: Statements> Preloader<S> {
     ) -> Result<Vec<Key>, Error> {
         let overdue = if seeded!(OverdueForgotten) { now } else { UnixMicros::new(0) };
         let from = after.unwrap_or(overdue);
+        let mut parts = Parts::new(shards, most);
+        let mut keys = Vec::new();
+        while let Some(part) = parts.next() {
+            match self.read_part(&part, from, until, most, now).await {
+                Ok(found) => keys.extend(found),
+                Err(error) if after.is_none() => {
+                    if let Some(slow) = parts.divide(part, error)? {
+                        tracing::warn!(
+                            database = %self.database.name(), shards = slow.len(),
+                            "reading from the first task on takes too long; reading what came due in the last minute. \
+                             Does an old transaction keep dead rows from being vacuumed?"
+                        );
+                        keys.extend(self.read_part(&slow, now.minus(LATELY), until, most, now).await?);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(keys)
+    }
+
+    async fn read_part(
+        &self,
+        shards: &[ShardId],
+        from: UnixMicros,
+        until: UnixMicros,
+        most: i64,
+        now: UnixMicros,
+    ) -> Result<Vec<Key>, Error> {
         let keys = self.database.sql.task_preload(shards, from, until, most).await?;
         #[cfg(feature = "failpoints")]
         let keys = watermark::above(keys);

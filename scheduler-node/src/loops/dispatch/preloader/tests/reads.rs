@@ -44,9 +44,13 @@ struct Reads {
 impl Reads {
     /// A preloader that owns shard 0 and has not read it yet.
     async fn new() -> Self {
+        Self::of(&[SHARD]).await
+    }
+
+    async fn of(shards: &[ShardId]) -> Self {
         let (counter, test) = fresh().await;
         let database = counter.databases.all()[0].clone();
-        let taken = test.database.shard_acquire(&[SHARD], &node("a")).await.unwrap();
+        let taken = test.database.shard_acquire(shards, &node("a")).await.unwrap();
         database.owned_shards.adopt(&taken);
         let metrics = Arc::new(Metrics::register(&prometheus::Registry::new()).unwrap());
         let mut preloader = Preloader::new(database, HORIZON, 1_000, metrics);
@@ -94,6 +98,26 @@ async fn a_task_that_commits_after_newer_ones_were_read_is_found() {
     assert!(reads.finds(1).await, "the newer task is read");
     reads.write(older, reads.in_a_second().await).await;
     assert!(reads.finds(2).await, "no pass finds the older task");
+}
+
+/// A shard with very many overdue tasks, or with very many dead rows that an old transaction keeps, takes longer than a
+/// statement may.
+#[tokio::test]
+async fn a_shard_that_cannot_be_read_in_time_delays_no_other_shard() {
+    let slow = ShardId::new(1);
+    let mut reads = Reads::of(&[SHARD, slow]).await;
+    let now = fixture::now(&reads.test.pool).await;
+    reads.write(fixture::fresh_id_of(slow), now.minus(Duration::from_secs(3_600))).await;
+    reads.write(fixture::fresh_id_of(slow), now.plus(Duration::from_secs(60))).await;
+    reads.write(fixture::fresh_id_of(SHARD), now.plus(Duration::from_secs(60))).await;
+    let long = "ALTER TABLE duetime.task RENAME TO stored_task;
+                CREATE VIEW duetime.task AS
+                SELECT * FROM duetime.stored_task
+                 WHERE shard <> 1 OR due_at > now() - interval '30 min' OR pg_sleep(6) IS NOT NULL";
+    sqlx::raw_sql(long).execute(&reads.test.pool).await.unwrap();
+    reads.preloader.activate().await.unwrap();
+    let found = reads.preloader.database.owned_shards.heap_len();
+    assert_eq!(found, 2, "all but the overdue task of the slow shard are read");
 }
 
 #[tokio::test]
