@@ -114,12 +114,10 @@ fn is_server_wide(answer: &PgDatabaseError) -> bool {
 impl Effect {
     pub(super) fn of(error: &sqlx::Error) -> Self {
         match error {
-            // The server answered with an error, so the statement was rolled back. Errors 08xxx, 57P0x and 25P04 end
-            // the session, and then the lost answer may be that of a commit.
-            sqlx::Error::Database(answer) => match answer.code().as_deref() {
-                Some(code) if ["08", "57P", "25P04"].iter().any(|class| code.starts_with(class)) => Self::Unknown,
-                _ => Self::None,
-            },
+            sqlx::Error::Database(answer) => {
+                let severity = answer.try_downcast_ref().map(PgDatabaseError::severity);
+                Self::of_answer(answer.code().as_deref().unwrap_or_default(), severity)
+            }
             sqlx::Error::PoolTimedOut
             | sqlx::Error::PoolClosed
             | sqlx::Error::Configuration(_)
@@ -127,6 +125,14 @@ impl Effect {
             | sqlx::Error::Encode(_) => Self::None,
             _ => Self::Unknown,
         }
+    }
+
+    /// The server answered with an error, so the statement was rolled back. Errors 08xxx, 57P0x and 25P04 end the
+    /// session, and then the lost answer may be that of a commit. A panic may come when the commit is in the log
+    /// already and the next segment is not; then the server commits it when it recovers.
+    fn of_answer(code: &str, severity: Option<PgSeverity>) -> Self {
+        let may_be_a_commit = ["08", "57P", "25P04"].iter().any(|class| code.starts_with(class));
+        if may_be_a_commit || severity == Some(PgSeverity::Panic) { Self::Unknown } else { Self::None }
     }
 }
 
@@ -193,6 +199,22 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_may_be_the_end_of_a_commit_is_unknown() {
+        let error = Some(PgSeverity::Error);
+        for (code, severity, effect) in [
+            ("23505", error, Effect::None),
+            ("57014", error, Effect::None),
+            ("53100", error, Effect::None),
+            ("53300", Some(PgSeverity::Fatal), Effect::None),
+            ("57P01", Some(PgSeverity::Fatal), Effect::Unknown),
+            ("53100", Some(PgSeverity::Panic), Effect::Unknown),
+            ("58030", Some(PgSeverity::Panic), Effect::Unknown),
+        ] {
+            assert_eq!(Effect::of_answer(code, severity), effect, "{code} {severity:?}");
+        }
+    }
 
     #[test]
     fn a_refusal_of_the_data_is_no_outage() {

@@ -9,7 +9,7 @@ use sqlx::Row;
 use super::{Database, Error, StoreOp, history::Loss};
 
 impl StoreOp {
-    /// Whether a client, or the outcome of a task, relies on the commit of this statement.
+    /// Whether a client, the outcome of a task, or the deletion of another copy relies on the commit of this statement.
     pub(super) const fn is_relied_on(self) -> bool {
         use StoreOp::*;
         matches!(
@@ -40,9 +40,13 @@ impl StoreOp {
                 | ScheduleAdd
                 | ScheduleChange
                 | ScheduleDelete
+                | ScheduleTurn
                 | FireDone
                 | TokenAdd
                 | TokenRevoke
+                | QuarantineAdd
+                | MoveWrite
+                | MoveOpen
         )
     }
 }
