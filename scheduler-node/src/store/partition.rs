@@ -9,11 +9,21 @@ use super::{Database, Error, Fault, StoreOp};
 /// one for a while loses nothing.
 const SPARE_DAYS: u64 = 3;
 
-/// One day's partition.
+/// The table of one day.
 #[derive(Clone, Debug)]
 struct Partition {
     drop_on: NaiveDate,
-    half_detached: bool,
+    link: Link,
+}
+
+/// Whether a day's table is part of the archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Link {
+    /// A detach broke off. PostgreSQL detaches one partition of a table at a time, so each other waits for this one.
+    HalfDetached,
+    Attached,
+    /// The table is made and not attached yet, or its drop broke off.
+    Detached,
 }
 
 /// The changes of one pass over the partitions.
@@ -40,7 +50,7 @@ impl Database {
         let mut turned = Turned::default();
         for ahead in 0..=keep_days.saturating_add(1 + SPARE_DAYS) {
             let Some(day) = today.checked_add_days(Days::new(ahead)) else { break };
-            if present.iter().any(|partition| partition.drop_on == day) {
+            if present.iter().any(|partition| partition.drop_on == day && partition.link != Link::Detached) {
                 continue;
             }
             match self.partition_make(day).await {
@@ -53,8 +63,7 @@ impl Database {
             }
         }
         let mut passed: Vec<Partition> = present.into_iter().filter(|partition| partition.drop_on < today).collect();
-        // PostgreSQL detaches one partition of a table at a time: each other waits for one that is half detached.
-        passed.sort_unstable_by_key(|partition| (!partition.half_detached, partition.drop_on));
+        passed.sort_unstable_by_key(|partition| (partition.link, partition.drop_on));
         for partition in &passed {
             match self.partition_drop(partition).await {
                 Ok(()) => turned.dropped += 1,
@@ -71,7 +80,7 @@ impl Database {
     /// The days of the archive's partitions whose rows are still kept.
     pub async fn partition_days(&self) -> Result<Vec<NaiveDate>, Error> {
         let (today, present) = self.partitions_read().await?;
-        let days = present.into_iter().filter(|partition| !partition.half_detached);
+        let days = present.into_iter().filter(|partition| partition.link == Link::Attached);
         let mut days: Vec<NaiveDate> = days.map(|partition| partition.drop_on).filter(|day| *day > today).collect();
         days.sort_unstable();
         Ok(days)
@@ -80,7 +89,8 @@ impl Database {
     /// Makes the partitions of these days that do not exist yet.
     pub async fn partitions_make(&self, days: &[NaiveDate]) -> Result<(), Error> {
         let (_, present) = self.partitions_read().await?;
-        for day in days.iter().filter(|day| !present.iter().any(|partition| partition.drop_on == **day)) {
+        let is_attached = |day| present.iter().any(|there| there.drop_on == day && there.link != Link::Detached);
+        for day in days.iter().filter(|day| !is_attached(**day)) {
             self.partition_make(*day).await?;
         }
         Ok(())
@@ -96,12 +106,17 @@ impl Database {
                     .await?
                     .try_get("today")?,
             };
-            let partitions = rows
-                .iter()
-                .map(|row| {
-                    Ok(Partition { drop_on: row.try_get("drop_on")?, half_detached: row.try_get("half_detached")? })
-                })
-                .collect::<Result<_, sqlx::Error>>()?;
+            let mut partitions = Vec::new();
+            for row in &rows {
+                let link = match (row.try_get("detached")?, row.try_get("half_detached")?) {
+                    (true, _) => Link::Detached,
+                    (false, true) => Link::HalfDetached,
+                    (false, false) => Link::Attached,
+                };
+                let day = NaiveDate::parse_from_str(row.try_get("name")?, PARTITION_NAME);
+                // A name that is no day is a stranger's.
+                partitions.extend(day.ok().map(|drop_on| Partition { drop_on, link }));
+            }
             Ok((today, partitions))
         })
         .await
@@ -136,10 +151,16 @@ impl Database {
     /// Detaches the partition concurrently first, so that the DROP locks a table that no statement uses any more.
     async fn partition_drop(&self, partition: &Partition) -> Result<(), Error> {
         let name = partition_name(partition.drop_on);
-        let how = if partition.half_detached { "FINALIZE" } else { "CONCURRENTLY" };
+        let how = match partition.link {
+            Link::Attached => Some("CONCURRENTLY"),
+            Link::HalfDetached => Some("FINALIZE"),
+            Link::Detached => None,
+        };
         self.run(StoreOp::PartitionDrop, |pool| async move {
-            let detach = format!("ALTER TABLE duetime.archive DETACH PARTITION duetime.{name} {how}");
-            sqlx::raw_sql(AssertSqlSafe(detach)).execute(&pool).await?;
+            if let Some(how) = how {
+                let detach = format!("ALTER TABLE duetime.archive DETACH PARTITION duetime.{name} {how}");
+                sqlx::raw_sql(AssertSqlSafe(detach)).execute(&pool).await?;
+            }
             sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE IF EXISTS duetime.{name}"))).execute(&pool).await?;
             Ok(())
         })
@@ -147,6 +168,9 @@ impl Database {
     }
 }
 
+/// The name of a day's table, as a format of dates.
+const PARTITION_NAME: &str = "archive_%Y%m%d";
+
 fn partition_name(drop_on: NaiveDate) -> String {
-    format!("archive_{}", drop_on.format("%Y%m%d"))
+    drop_on.format(PARTITION_NAME).to_string()
 }

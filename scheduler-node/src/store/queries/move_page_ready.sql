@@ -9,7 +9,18 @@ WITH RECURSIVE hop AS (
     SELECT (SELECT t.queue FROM duetime.task AS t WHERE t.state = 'ready' AND t.queue > hop.queue ORDER BY t.queue LIMIT 1)
       FROM hop
      WHERE hop.queue IS NOT NULL
+), begun AS MATERIALIZED (
+    -- A condition of its own, so that the index is entered at the row after which to read.
+    SELECT r.queue, r.priority::int AS priority, coalesce('=' || r.partition_key, '-') COLLATE "C" AS lane, r.due_at, r.id,
+           octet_length(r.payload) + 500 AS bytes
+      FROM duetime.task AS r
+     WHERE r.queue = $2 AND r.priority = $3::smallint AND r.shard = $1 AND r.state = 'ready'
+       AND (coalesce('=' || r.partition_key, '-') COLLATE "C", r.due_at, r.id) > ($4 COLLATE "C", $5::timestamptz, $6::uuid)
+     ORDER BY coalesce('=' || r.partition_key, '-') COLLATE "C", r.due_at, r.id
+     LIMIT $7
 ), sized AS MATERIALIZED (
+    SELECT * FROM begun
+    UNION ALL
     SELECT h.queue, l.priority, t.*
       FROM hop AS h
      CROSS JOIN generate_series(1, 5) AS l (priority)
@@ -17,12 +28,10 @@ WITH RECURSIVE hop AS (
            SELECT coalesce('=' || r.partition_key, '-') COLLATE "C" AS lane, r.due_at, r.id, octet_length(r.payload) + 500 AS bytes
              FROM duetime.task AS r
             WHERE r.queue = h.queue AND r.priority = l.priority::smallint AND r.shard = $1 AND r.state = 'ready'
-              AND (h.queue > $2 OR l.priority > $3
-                   OR (coalesce('=' || r.partition_key, '-') COLLATE "C", r.due_at, r.id) > ($4 COLLATE "C", $5::timestamptz, $6::uuid))
             ORDER BY coalesce('=' || r.partition_key, '-') COLLATE "C", r.due_at, r.id
             LIMIT $7) AS t
-     WHERE h.queue IS NOT NULL AND (h.queue > $2 OR l.priority >= $3)
-     ORDER BY h.queue, l.priority, t.lane, t.due_at, t.id
+     WHERE h.queue IS NOT NULL AND (h.queue > $2 OR l.priority > $3) AND (SELECT count(*) FROM begun) < $7
+     ORDER BY queue, priority, lane, due_at, id
      LIMIT $7
 ), kept AS MATERIALIZED (
     SELECT s.* FROM (SELECT sized.*, sum(bytes) OVER (ORDER BY queue, priority, lane, due_at, id) - bytes AS before FROM sized) AS s WHERE s.before < $8

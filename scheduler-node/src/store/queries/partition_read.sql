@@ -1,8 +1,8 @@
--- Lists the partitions of the archive, each with the day on which its rows may be dropped, and today's date, in UTC.
-SELECT c.relname AS name,
-       to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on,
+-- Lists the tables of the archive's days, those that are not attached too, and today's date in UTC.
+SELECT c.relname::text AS name,
        (clock_timestamp() AT TIME ZONE 'UTC')::date AS today,
-       i.inhdetachpending AS half_detached
-  FROM pg_inherits AS i
-  JOIN pg_class AS c ON c.oid = i.inhrelid
- WHERE i.inhparent = 'duetime.archive'::regclass
+       i.inhrelid IS NULL AS detached,
+       coalesce(i.inhdetachpending, false) AS half_detached
+  FROM pg_class AS c
+  LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid AND i.inhparent = 'duetime.archive'::regclass
+ WHERE c.relnamespace = 'duetime'::regnamespace AND c.relkind = 'r' AND c.relname ~ '^archive_[0-9]{8}$'

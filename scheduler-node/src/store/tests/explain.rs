@@ -264,3 +264,20 @@ async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment
         assert!(plan.contains(index) && !plan.contains(&format!("Seq Scan on {table}")), "{plan}");
     }
 }
+
+/// Otherwise each page of a queue with millions of them would read all pages before it.
+#[tokio::test]
+async fn a_page_of_tasks_that_wait_for_room_begins_where_the_page_before_ended() {
+    let test = filled().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    for (setting, value) in crate::store::connect::PLANS {
+        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
+    }
+    let (types, values) = (
+        "int, text, int, text, timestamptz, uuid, bigint, bigint, boolean",
+        "7, 'q7', 3, '-', now(), gen_random_uuid(), 500, 1000000, true",
+    );
+    let plan = plan(&mut connection, include_str!("../queries/move_page_ready.sql"), types, values).await;
+    assert_no_scan_of_all_tasks(&plan);
+    assert!(plan.lines().any(|line| line.contains("Index Cond") && line.contains("ROW(")), "{plan}");
+}

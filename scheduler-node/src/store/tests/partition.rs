@@ -99,6 +99,19 @@ async fn a_partition_that_an_open_transaction_keeps_goes_after_its_end_and_other
 }
 
 #[tokio::test]
+async fn a_partition_whose_drop_broke_off_after_its_detach_goes_all_the_same() {
+    let test = fixture::database().await;
+    let name = passed(&test, 2).await;
+    let detach = format!(
+        "ALTER TABLE duetime.archive DETACH PARTITION duetime.{name};
+         CREATE TABLE duetime.archive_20261399 ()"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(detach)).execute(&test.pool).await.unwrap();
+    assert_turned(&test.database.partitions_turn(1).await.unwrap(), 0, 1);
+    assert!(!exists(&test, &name).await && exists(&test, "archive_20261399").await);
+}
+
+#[tokio::test]
 async fn a_partition_that_is_half_detached_goes_before_an_older_one() {
     let test = fixture::database().await;
     let half = passed(&test, 2).await;
