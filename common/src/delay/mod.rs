@@ -7,6 +7,7 @@ mod hearing;
 pub mod horizon;
 mod index;
 mod lead;
+mod low_water;
 pub mod quickest;
 pub mod turn;
 
@@ -14,3 +15,4 @@ pub use again::again;
 pub use claim_size::ClaimSize;
 pub use hearing::Hearing;
 pub use lead::Lead;
+pub use low_water::LowWater;

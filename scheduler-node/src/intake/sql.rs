@@ -5,6 +5,8 @@
 //! submissions wait in the inbox.
 
 mod refuse;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,8 +51,9 @@ const BATCH: usize = TASKS_PER_PUT;
 /// updates of its gauges.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// The time between a pass that found rows and the next look. Submissions that come close after one another share a
-/// notification (`duetime.notify_inbox`), so some may be committed just after that pass.
+/// The time between a pass that found rows, or that a notification asked for, and the next look; a look that finds
+/// nothing doubles it. Submissions that come close after one another share a notification (`duetime.notify_inbox`), so
+/// some may be committed after that pass: a transaction is found late by no more than it went on after its submission.
 const LOOK_AGAIN: Duration = Duration::from_millis(40);
 
 /// The interval between two deletions of old rows.
@@ -109,6 +112,16 @@ enum Left {
     More,
 }
 
+impl Left {
+    /// The time to the next look, when the last one was `pause` after the one before it.
+    fn next_look(self, pause: Duration) -> Duration {
+        match self {
+            Self::Nothing => (pause * 2).min(LOOK_EVERY),
+            Self::Fresh | Self::More => LOOK_AGAIN,
+        }
+    }
+}
+
 /// Rows that did not become tasks.
 #[derive(Debug, Default)]
 struct PutAway {
@@ -128,14 +141,15 @@ impl SqlIntake {
         let mut passed = Passed::default();
         let (mut looked, mut forgot, mut copied) = (None, None, None);
         let mut glances = self.source().glances();
-        let mut is_notified = true;
+        let mut pause = LOOK_AGAIN;
         while !stop.is_cancelled() {
             glances.mark_unchanged();
-            let has_rows = is_notified || self.source().glance().is_none_or(|glance| glance.has_inbox);
+            // The glance may be older than rows that came lately.
+            let has_rows =
+                pause < LOOK_EVERY || self.source().glance().is_none_or(|glance| glance.inbox_oldest.is_some());
             let collected = if has_rows { self.logged(self.collect(&mut passed).await) } else { None };
             let left = collected.unwrap_or(Left::Nothing);
-            // The glance may be older than the rows that are left.
-            is_notified = left != Left::Nothing;
+            pause = left.next_look(pause);
             if turn(&mut looked, LOOK_EVERY) {
                 self.logged(self.look_after(&mut copied).await);
             }
@@ -143,9 +157,8 @@ impl SqlIntake {
                 self.logged(self.forget().await);
             }
             if left != Left::More {
-                let pause = if left == Left::Fresh { LOOK_AGAIN } else { LOOK_EVERY };
                 tokio::select! {
-                    () = inbox.notified() => is_notified = true,
+                    () = inbox.notified() => pause = LOOK_AGAIN / 2,
                     () = tokio::time::sleep(pause) => {}
                     Ok(()) = glances.changed() => {}
                     () = stop.cancelled() => {}
@@ -420,7 +433,7 @@ impl SqlIntake {
         let _work = at_work();
         let source = self.source();
         let standing = match source.glance() {
-            Some(glance) if !glance.has_inbox => InboxStatus { waiting: 0, oldest: Duration::ZERO },
+            Some(glance) if glance.inbox_oldest.is_none() => InboxStatus { waiting: 0, oldest: Duration::ZERO },
             _ => source.inbox_standing().await?,
         };
         self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());

@@ -25,8 +25,8 @@ pub struct Glance {
     pub map_revision: i64,
     /// Whether a move of a shard has not ended. Only the first database keeps them.
     pub has_moves: bool,
-    /// Whether a submission in SQL waits.
-    pub has_inbox: bool,
+    /// When the first submission in SQL that waits was made.
+    pub inbox_oldest: Option<UnixMicros>,
     /// When a schedule must be looked at. Only the first database keeps them.
     pub schedule_wake_at: Option<UnixMicros>,
     /// When a decided fire time without its task must be looked at.
@@ -37,8 +37,10 @@ impl Database {
     /// Glances at the database. The glance is also a reading of its clock. It wakes the receivers of [`Self::glances`].
     pub async fn look(&self) -> Result<Glance, Error> {
         let asked = self.clock.ask(Instant::now());
+        let from = self.inbox_low_water.lock().from(asked.sent);
         let read = self.run(StoreOp::Glance, |pool| async move {
-            let row = sqlx::query(include_str!("queries/glance.sql")).fetch_one(&pool).await?;
+            let look = sqlx::query(include_str!("queries/glance.sql")).bind(inbox_from(from).to_utc());
+            let row = look.fetch_one(&pool).await?;
             let arrived = Instant::now();
             let glance = Glance {
                 asked: asked.sent,
@@ -46,16 +48,25 @@ impl Database {
                 token_revision: row.try_get("token_revision")?,
                 map_revision: row.try_get("map_revision")?,
                 has_moves: row.try_get("has_moves")?,
-                has_inbox: row.try_get("has_inbox")?,
+                inbox_oldest: super::optional_moment(&row, "inbox_oldest")?,
                 schedule_wake_at: super::optional_moment(&row, "schedule_wake_at")?,
                 fire_wake_at: super::optional_moment(&row, "fire_wake_at")?,
             };
             Ok((glance, super::moment(&row, "now")?, arrived))
         });
         let (glance, now, arrived) = read.await?;
+        if from.is_none() {
+            let took = arrived.saturating_duration_since(asked.sent);
+            self.inbox_low_water.lock().note(glance.inbox_oldest, now, took, arrived);
+        }
         self.clock.observe(now, asked, arrived);
         self.glances.send_replace(Some(glance));
         Ok(glance)
+    }
+
+    /// The moment of a submission from which to read the inbox.
+    pub(super) fn inbox_from(&self, now: Instant) -> UnixMicros {
+        inbox_from(self.inbox_low_water.lock().from(now))
     }
 
     /// The last glance, unless it is too old to be relied on.
@@ -67,4 +78,8 @@ impl Database {
     pub fn glances(&self) -> watch::Receiver<Option<Glance>> {
         self.glances.subscribe()
     }
+}
+
+fn inbox_from(low_water: Option<UnixMicros>) -> UnixMicros {
+    low_water.unwrap_or(UnixMicros::new(0))
 }

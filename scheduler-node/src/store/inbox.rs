@@ -1,6 +1,9 @@
 //! Collects submissions made in SQL: reads an inbox, and moves its rows to the databases where they become tasks.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::{
     ids::{DatabaseName, QueueName, ShardId, TaskId},
@@ -111,6 +114,7 @@ impl Database {
     }
 
     async fn inbox_rows(&self, wanted: InboxScope<'_>, requests: bool) -> Result<Vec<InboxRow>, Error> {
+        let from = self.inbox_from(Instant::now());
         self.run(StoreOp::InboxRead, |pool| async move {
             let mut rows = sqlx::query(include_str!("queries/inbox_read.sql"))
                 .bind(super::numbers(wanted.owned))
@@ -121,6 +125,7 @@ impl Database {
                 .bind(STORED_PER_READ)
                 .bind(LONGEST_REQUEST)
                 .bind(requests)
+                .bind(from.to_utc())
                 .fetch(&pool);
             let (mut read, mut bytes) = (Vec::new(), 0);
             // The others come with the next read. The pool throws away what is still on its way.
@@ -247,9 +252,10 @@ impl Database {
     }
 
     pub async fn inbox_standing(&self) -> Result<InboxStatus, Error> {
+        let from = self.inbox_from(Instant::now());
         self.run(StoreOp::InboxStanding, |pool| async move {
-            let row =
-                sqlx::query(include_str!("queries/inbox_standing.sql")).bind(COUNTED_MOST).fetch_one(&pool).await?;
+            let count = sqlx::query(include_str!("queries/inbox_standing.sql")).bind(COUNTED_MOST).bind(from.to_utc());
+            let row = count.fetch_one(&pool).await?;
             let oldest = Duration::try_from_secs_f64(row.try_get::<f64, _>("oldest_s")?).unwrap_or(Duration::ZERO);
             Ok(InboxStatus { waiting: row.try_get("waiting")?, oldest })
         })

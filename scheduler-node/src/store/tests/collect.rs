@@ -205,11 +205,16 @@ async fn an_inbox_of_many_rows_is_read_by_its_index() {
     for (sql, types, values, index) in [
         (
             include_str!("../queries/inbox_read.sql"),
-            "int[], int[], interval, bigint, uuid[], bigint, bigint, boolean",
-            format!("{shards}, {shards}, '1 s', 256, '{{}}', 1000000, 1000000, true"),
+            "int[], int[], interval, bigint, uuid[], bigint, bigint, boolean, timestamptz",
+            format!("{shards}, {shards}, '1 s', 256, '{{}}', 1000000, 1000000, true, now()"),
             "inbox_waiting",
         ),
-        (include_str!("../queries/inbox_standing.sql"), "bigint", "1000".to_owned(), "inbox_waiting"),
+        (
+            include_str!("../queries/inbox_standing.sql"),
+            "bigint, timestamptz",
+            "1000, now()".to_owned(),
+            "inbox_waiting",
+        ),
         (include_str!("../queries/inbox_forget.sql"), "interval, bigint", "'1 d', 1000".to_owned(), "inbox_refused"),
         (
             include_str!("../queries/task_collect.sql"),

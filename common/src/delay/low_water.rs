@@ -1,0 +1,54 @@
+//! Where a look at a table begins that is emptied from its head.
+//!
+//! Deleted rows stay in an index for as long as an old transaction keeps them from being vacuumed, and each look from
+//! the head passes all of them. After such a look the next ones begin a while before the oldest row that it found. The
+//! looks from the head use a tenth of the time: as long as they are quick, there are no others. One of them finds a row
+//! whose transaction stayed open for longer than the others look back.
+
+use std::time::{Duration, Instant};
+
+use crate::time::UnixMicros;
+
+/// How far before the oldest row a look begins: longer than most transactions stay open after their submission.
+const LOOK_BACK: Duration = Duration::from_secs(60);
+
+/// The memory of the looks from the head.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LowWater {
+    mark: Option<UnixMicros>,
+    /// Until then looks begin at the mark.
+    rests_until: Option<Instant>,
+}
+
+impl LowWater {
+    /// The moment from which to look at `now`. `None`: from the head.
+    pub fn from(&self, now: Instant) -> Option<UnixMicros> {
+        self.mark.filter(|_| self.rests_until.is_some_and(|until| now < until))
+    }
+
+    /// Records a look from the head that ended at `now`, on the database's clock at `database_now`, and its oldest row.
+    pub fn note(&mut self, oldest: Option<UnixMicros>, database_now: UnixMicros, took: Duration, now: Instant) {
+        let oldest = oldest.map_or(database_now, |oldest| oldest.min(database_now));
+        self.mark = Some(oldest.minus(LOOK_BACK));
+        self.rests_until = Some(now + took * 9);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_looks_begin_at_the_head_and_slow_ones_use_a_tenth_of_the_time() {
+        let (start, at) = (Instant::now(), UnixMicros::new(1_000_000_000));
+        let mut low_water = LowWater::default();
+        assert_eq!(low_water.from(start), None);
+        low_water.note(None, at, Duration::from_millis(2), start);
+        assert_eq!(low_water.from(start + Duration::from_millis(400)), None, "the next glance");
+
+        let oldest = at.minus(Duration::from_secs(5));
+        low_water.note(Some(oldest), at, Duration::from_secs(1), start);
+        assert_eq!(low_water.from(start + Duration::from_millis(8_999)), Some(oldest.minus(LOOK_BACK)));
+        assert_eq!(low_water.from(start + Duration::from_secs(9)), None);
+    }
+}
