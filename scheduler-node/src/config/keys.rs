@@ -51,7 +51,11 @@ pub const KEYS: &[Key] = &[
     key("etcd.ca_file", "", "PEM of the authority that signed the servers' certificates; default: the system's"),
     key("etcd.cert_file", "", "PEM of the client certificate, with etcd.key_file"),
     key("etcd.key_file", "", "PEM of its private key"),
-    key("database[].name", "\"main\"", "permanent name of the database, different for each"),
+    key(
+        "database[].name",
+        "\"main\"",
+        "permanent name of the database, different for each. The first one keeps queues, schedules and tokens: never change which one is first",
+    ),
     key(
         "database[].url",
         "",
