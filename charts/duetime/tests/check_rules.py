@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts/duetime"
 RULES = CHART / "files/rules.yaml"
 RUNBOOKS = ROOT / "docs/runbooks"
+LOOPS = ROOT / "scheduler-node/src/supervise/loop_kind.rs"
 SECTIONS = ["## What users notice", "## Look", "## Do", "## Do not"]
 
 # What Prometheus adds, and what the process collector of the client library tells.
@@ -136,6 +137,17 @@ def check_runbooks(alerts):
         expect(found == SECTIONS, f"docs/runbooks/{name}.md: has the sections {found}")
 
 
+def check_loops():
+    """The runbook of stalled loops names every loop of the nodes, and no other."""
+    loops = set(re.findall(r'^ +\w+ = "(\w+)",$', LOOPS.read_text(), re.M))
+    rows = re.findall(r"^\| (`[^|]*`) \|", (RUNBOOKS / "DuetimeLoopStalled.md").read_text(), re.M)
+    named = set(re.findall(r"`(\w+)`", " ".join(rows)))
+    expect(loops, f"{LOOPS}: names no loop")
+    for name in sorted(loops ^ named):
+        what = "is missing" if name in loops else "is no loop"
+        faults.append(f"docs/runbooks/DuetimeLoopStalled.md: {name} {what}")
+
+
 def check_runbook_queries(known, source):
     for path in sorted(RUNBOOKS.glob("*.md")):
         for block in re.findall(r"```promql\n(.*?)```", path.read_text(), re.S):
@@ -229,6 +241,7 @@ def main():
     known |= NOT_OURS
     alerts = check_rules(known, source)
     check_runbooks(alerts)
+    check_loops()
     check_tests(alerts)
     expressions = list(check_dashboards(known, source)) + list(check_runbook_queries(known, source))
     parse(expressions)
