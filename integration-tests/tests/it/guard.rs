@@ -9,6 +9,7 @@ use integration_tests::{
     sandbox::{DatabaseConfig, Node, NodeConfig, Sandbox, Tether, free_port, migrate, run, scratch},
 };
 use serde_json::json;
+use sqlx::{Connection, PgConnection};
 use tokio::process::Command;
 
 use crate::{confirm, id_of, in_state, load, scenario, until};
@@ -82,6 +83,27 @@ async fn one_database_under_two_names_is_refused() {
         ensure!(!node.wait_ended(SOON).await?.success());
         let log = std::fs::read_to_string(node.log())?;
         ensure!(log.contains("the same database under two names"), "{}", node.tail(20));
+        sandbox.settled().await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_first_database_is_refused() {
+    scenario(Sandbox::builder().nodes(1).databases(2), async |sandbox| {
+        let policy = json!({ "settle": "result", "timeout_ms": 5_000 });
+        sandbox.consume("work", &policy, |_| Answer::report("succeeded")).await?;
+        let mut other = PgConnection::connect(&sandbox.database_url(1)).await?;
+        while sqlx::query_scalar::<_, i64>("SELECT count(*) FROM duetime.queue").fetch_one(&mut other).await? == 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let node = stranger(sandbox, "second", |config| config.databases.swap(0, 1))?;
+        let words = ["`db2`", "not the first one"];
+        check_refuses(&node, &words).await?;
+        node.start()?;
+        ensure!(!node.wait_ended(SOON).await?.success());
+        let log = std::fs::read_to_string(node.log())?;
+        ensure!(words.iter().all(|word| log.contains(word)), "{}", node.tail(20));
         sandbox.settled().await
     })
     .await;

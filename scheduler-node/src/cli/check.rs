@@ -98,8 +98,9 @@ fn mistakes(error: &Error) -> Vec<Finding> {
 async fn look(config: &Config) -> Vec<Finding> {
     let config_read = Finding { what: "config".to_owned(), found: Ok(Answer::Fits(summary(config))) };
     let databases = join_all(config.databases.iter().enumerate().map(|(index, database)| async move {
-        let new_cluster_of = config.stated_shard_count().filter(|_| index == 0);
-        let looked = within(database_found(database, new_cluster_of)).await;
+        let is_first = index == 0;
+        let new_cluster_of = config.stated_shard_count().filter(|_| is_first);
+        let looked = within(database_found(database, is_first, new_cluster_of)).await;
         (format!("database {}", database.name), looked)
     }));
     let (databases, etcd) = tokio::join!(databases, within(etcd_found(&config.etcd)));
@@ -195,13 +196,18 @@ async fn within<T>(look: impl Future<Output = Result<T, Fault>>) -> Result<T, Fa
 }
 
 /// `new_cluster_of`: the number of shards of the cluster that an empty database becomes the first of.
-async fn database_found(database: &Database, new_cluster_of: Option<u16>) -> Result<DatabaseFound, Fault> {
+async fn database_found(
+    database: &Database,
+    is_first: bool,
+    new_cluster_of: Option<u16>,
+) -> Result<DatabaseFound, Fault> {
     let families = StoreMetrics::families(&Registry::new()).map_err(|error| Fault::Refused(error.to_string()))?;
     let metrics = Arc::new(StoreMetrics::new(families, database.name.as_str()));
     let options = settings::database(database, "check");
     let name = database.name.clone();
     let store = store::Database::new(name.clone(), options, metrics);
-    let checked = store.schema_check().await.map_err(|misfit| match new_cluster_of {
+    let in_its_place = |fit: Fit| if is_first { fit.require_first(&name).map(|()| fit) } else { Ok(fit) };
+    let checked = store.schema_check().await.and_then(in_its_place).map_err(|misfit| match new_cluster_of {
         Some(asked) if matches!(misfit, Misfit::Empty { .. }) => refuse_too_many(&name, asked).err().unwrap_or(misfit),
         _ => misfit,
     });

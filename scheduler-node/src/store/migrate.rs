@@ -92,7 +92,7 @@ pub async fn migrate(
     }
     .map_err(unreachable)?;
     let schema = read(&pool).await.map_err(unreachable)?;
-    let Fit { version, id, cluster, shard_count, first_shards } = compare(name, &schema)?;
+    let Fit { version, id, cluster, shard_count, first_shards, .. } = compare(name, &schema)?;
     if let Some(of) = joining {
         let database = name.clone();
         if of.cluster != cluster {

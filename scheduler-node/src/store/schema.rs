@@ -44,6 +44,11 @@ pub enum Misfit {
     )]
     Same { database: DatabaseName, other: DatabaseName },
     #[error(
+        "database `{database}` is not the first one of this cluster: its queues are copies. The first `[[database]]` keeps \
+         queues, schedules and tokens, and its place in the configuration never changes"
+    )]
+    NotFirst { database: DatabaseName },
+    #[error(
         "database `{database}` offers no TLS, but its URL requires it or names another host; enable it in PostgreSQL \
          (`ssl = on`), or, on a network that others cannot read, add `sslmode=disable` to the URL"
     )]
@@ -138,6 +143,14 @@ pub struct Fit {
     pub shard_count: u16,
     /// The shards that the first migration gave this database.
     pub first_shards: Option<ShardRange>,
+    has_copies: bool,
+}
+
+impl Fit {
+    /// Refuses `database` as the first one of the configuration if it has been another one. Call it for the first one.
+    pub fn require_first(&self, database: &DatabaseName) -> Result<(), Misfit> {
+        if self.has_copies { Err(Misfit::NotFirst { database: database.clone() }) } else { Ok(()) }
+    }
 }
 
 #[derive(Debug)]
@@ -158,6 +171,8 @@ pub(super) struct Meta {
     id: Option<DatabaseId>,
     /// The oldest version whose nodes work with the schema.
     serves: i64,
+    /// Whether its queues are copies of another database's.
+    has_copies: bool,
 }
 
 /// `None`: the database has no schema yet.
@@ -187,6 +202,7 @@ pub(super) async fn read(pool: &sqlx::PgPool) -> Result<Schema, sqlx::Error> {
             cluster: ClusterId::new(row.try_get("cluster_id")?),
             id: row.try_get::<Option<_>, _>("database_id")?.map(DatabaseId::new),
             serves: row.try_get("serves")?,
+            has_copies: row.try_get("has_copies")?,
         }),
         None => None,
     };
@@ -210,10 +226,10 @@ pub(super) fn compare(name: &DatabaseName, schema: &Schema) -> Result<Fit, Misfi
         return Err(Misfit::Empty { database: name.clone() });
     };
     let needed = schema_version();
-    let Meta { shard_count, first_shards, cluster, id, serves } = *meta;
+    let Meta { shard_count, first_shards, cluster, id, serves, has_copies } = *meta;
     match id {
         Some(id) if found >= needed && serves <= needed => {
-            Ok(Fit { version: found, id, cluster, shard_count, first_shards })
+            Ok(Fit { version: found, id, cluster, shard_count, first_shards, has_copies })
         }
         _ => Err(Misfit::Version { database: name.clone(), found, needed }),
     }

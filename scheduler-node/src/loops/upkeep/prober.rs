@@ -191,6 +191,9 @@ impl Prober {
         if !*checked {
             self.database.sql.await_learned(LEARN_WITHIN).await;
             let fit = self.database.sql.schema_check().await.map_err(|misfit| self.failure_of(misfit))?;
+            if self.is_home {
+                fit.require_first(self.database.name()).map_err(ProbeFailure::of_misfit)?;
+            }
             self.require_cluster(fit.cluster).map_err(ProbeFailure::of_misfit)?;
             self.require_shard_count(fit.shard_count).map_err(ProbeFailure::of_misfit)?;
             self.require_new(fit.id).map_err(ProbeFailure::of_misfit)?;

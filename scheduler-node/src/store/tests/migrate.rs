@@ -1,9 +1,10 @@
 //! Migrating the schema, and a node's check of it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use common::{
-    ids::{ClusterId, DatabaseName, ShardId, TaskId},
+    ids::{ClusterId, DatabaseName, QueueName, ShardId, TaskId},
+    queue::QueuePolicy,
     shard::{MOST_SHARDS, ShardRange},
 };
 use integration_tests::sandbox::shared;
@@ -132,6 +133,25 @@ async fn the_databases_of_a_cluster_have_its_id_and_no_other_cluster_takes_them(
     let misfit =
         migrate(&main, Some(fixture::all_shards()), 128, Some(&joining), &options(&second.url)).await.unwrap_err();
     assert!(matches!(misfit, Misfit::Cluster { expected, .. } if expected == cluster), "{misfit:?}");
+}
+
+#[tokio::test]
+async fn a_database_with_copies_of_queues_is_not_the_first_one() {
+    let (first, other) = (fixture::database().await, fixture::database().await);
+    let queue = QueueName::new("a");
+    let is_first = async |test: &fixture::TestDatabase| {
+        test.database.schema_check().await.unwrap().require_first(&DatabaseName::new("main")).is_ok()
+    };
+    assert!(is_first(&first).await, "a new one may become the first");
+    first.database.queue_put(&queue, &QueuePolicy::default(), None, 10).await.unwrap();
+    let put = first.database.queue_find(&queue).await.unwrap().expect("it was put");
+    other.database.queue_copy(&[Arc::new(put.queue)], &[], false).await.unwrap();
+    // An operator's hand changes nothing.
+    let by_hand = "UPDATE duetime.queue SET paused = true";
+    for (test, expected) in [(&first, true), (&other, false)] {
+        sqlx::query(by_hand).execute(&test.pool).await.unwrap();
+        assert_eq!(is_first(test).await, expected);
+    }
 }
 
 #[tokio::test]
