@@ -40,11 +40,11 @@ mod tests;
 mod tokens;
 mod visitor;
 
-use std::{sync::Arc, time::Duration};
+use std::{panic, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
-    extract::Request,
+    extract::{MatchedPath, Request},
     handler::Handler,
     http::StatusCode,
     middleware::{self, Next},
@@ -56,9 +56,10 @@ use self::{extract::FormLimit, session::Sessions};
 use crate::{
     config,
     desk::Desk,
-    http::{Authenticator, Shares, routes},
+    http::{Authenticator, Requirement, Route, Shares, routes},
     oidc::Provider,
     receipt::Receipts,
+    supervise::spawn_child,
 };
 
 routes! { Console =>
@@ -145,7 +146,18 @@ const SCHEDULE_BYTES: usize = 256 << 10;
 /// Longer than any page takes. A client that has not sent its form within this time has gone.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 
+/// Answers within [`ANSWERED_WITHIN`]. The form of a visitor runs to its end even without an answer, as the desk's
+/// writes do, and records what it did. Signing in changes nothing.
 async fn in_time(request: Request, next: Next) -> Response {
-    let answered = tokio::time::timeout(ANSWERED_WITHIN, next.run(request)).await;
+    let path = request.extensions().get::<MatchedPath>();
+    let route = path.and_then(|path| Route::find(ROUTES, request.method(), path.as_str()));
+    let runs_to_end = !request.method().is_safe() && route.is_some_and(|route| route.requirement != Requirement::Open);
+    let running = next.run(request);
+    let answered = if runs_to_end {
+        let child = tokio::time::timeout(ANSWERED_WITHIN, spawn_child(running)).await;
+        child.map(|answered| answered.unwrap_or_else(|error| panic::resume_unwind(error.into_panic())))
+    } else {
+        tokio::time::timeout(ANSWERED_WITHIN, running).await
+    };
     answered.unwrap_or_else(|_| StatusCode::REQUEST_TIMEOUT.into_response())
 }

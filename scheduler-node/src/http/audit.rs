@@ -25,6 +25,11 @@ use crate::audit::{Audit, AuditAction, AuditEvent};
 /// The header by which a client finds its request in the audit.
 const REQUEST_ID: &str = "x-request-id";
 
+/// The status of a request that ended without an answer; no answer of ours has it. Proxies use it in their logs.
+const UNANSWERED: u16 = 499;
+const UNANSWERED_DETAIL: &str =
+    "the request ended without an answer, as when the client hangs up; the change may have taken effect";
+
 pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<AuditList>, Refusal> {
     Ok(Json(scoped.desk.audit_list(query::audit_filter(&uri)?).await?))
 }
@@ -163,16 +168,39 @@ impl AuditDraft {
             (None, _, _, None) => format!("{} {}", self.method, self.uri.path()),
         };
         let detail = details.and_then(|details| details.detail.clone());
-        audit.record(AuditEvent {
+        let detail = detail.or_else(|| shown.and_then(|shown| shown.detail.clone()));
+        audit.record(self.event(caller, action, target, status, detail));
+    }
+
+    /// Records a change that goes on although its request ended without an answer. A read has shown nothing then. Forms
+    /// of the console record themselves, because they run to their end.
+    pub(super) fn record_unanswered(self, audit: &Audit, caller: Option<&Caller>) {
+        let (Some(action), Some(route)) = (self.action, self.route) else { return };
+        if self.method.is_safe() {
+            return;
+        }
+        let target = target(route.path, self.uri.path());
+        audit.record(self.event(caller, action, target, UNANSWERED, Some(UNANSWERED_DETAIL.to_owned())));
+    }
+
+    fn event(
+        self,
+        caller: Option<&Caller>,
+        action: AuditAction,
+        target: String,
+        status: u16,
+        detail: Option<String>,
+    ) -> AuditEvent {
+        AuditEvent {
             caller: caller.map_or_else(|| Caller::ANONYMOUS.into(), |caller| caller.name.clone()),
             caller_id: caller.and_then(|caller| caller.id),
             action,
             target,
             address: self.from.map(|from| from.ip()),
             status,
-            detail: detail.or_else(|| shown.and_then(|shown| shown.detail.clone())),
+            detail,
             request_id: self.request_id.and_then(|id| Some(id.to_str().ok()?.to_owned())),
-        });
+        }
     }
 }
 

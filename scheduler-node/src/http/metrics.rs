@@ -10,6 +10,9 @@ use super::{ROUTES, Route};
 /// The route label of a request that matched no route.
 const NO_ROUTE: &str = "none";
 
+/// The class of a request that ended without an answer, as when its client hangs up.
+const UNANSWERED: &str = "499";
+
 /// Counts requests by route pattern, so that the number of series does not depend on tasks and queues.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpMetrics {
@@ -22,7 +25,7 @@ impl HttpMetrics {
     pub(crate) fn register(registry: &Registry, pages: &[Route]) -> prometheus::Result<Self> {
         let metrics = Self {
             requests: IntCounterVec::new(
-                Opts::new("duetime_http_requests_total", "requests answered, by route, method and status class"),
+                Opts::new("duetime_http_requests_total", "requests, by route, method and status class"),
                 &["route", "method", "status"],
             )?,
             seconds: HistogramVec::new(
@@ -39,7 +42,7 @@ impl HttpMetrics {
         registry.register(Box::new(metrics.seconds.clone()))?;
         for Route { method, path, .. } in ROUTES.iter().chain(pages) {
             let _ = metrics.seconds.with_label_values(&[path, method.as_str()]);
-            for class in ["2xx", "4xx", "5xx"] {
+            for class in ["2xx", "4xx", UNANSWERED, "5xx"] {
                 let _ = metrics.requests.with_label_values(&[path, method.as_str(), class]);
             }
         }
@@ -51,6 +54,10 @@ impl HttpMetrics {
         let method = bounded(method);
         self.requests.with_label_values(&[route, method, class(status)]).inc();
         self.seconds.with_label_values(&[route, method]).observe(took.as_secs_f64());
+    }
+
+    pub(super) fn unanswered(&self, route: Option<&str>, method: &Method) {
+        self.requests.with_label_values(&[route.unwrap_or(NO_ROUTE), bounded(method), UNANSWERED]).inc();
     }
 }
 

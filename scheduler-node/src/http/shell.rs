@@ -1,6 +1,10 @@
 //! The layers around every handler: authentication, metrics, logs, and the answers where there is no handler.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Router,
@@ -9,7 +13,7 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use common::wire::Problem;
+use common::{access::Caller, wire::Problem};
 use futures::FutureExt;
 
 use super::{
@@ -53,7 +57,9 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
-    let (draft, page) = (AuditDraft::of(&request, route), PageNote::default());
+    let page = PageNote::default();
+    let draft = Some(AuditDraft::of(&request, route));
+    let mut underway = Underway { shell: &shell, method: &method, route, caller: None, draft };
     let authorized = shell.authenticator.check_host(host(&request)).and_then(|()| {
         let permission = match requirement(&method, route) {
             Requirement::Open => return Ok(None),
@@ -66,22 +72,54 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
             Err(problem) => Err(Refusal::from(problem).to(caller)),
         }
     });
-    let (caller, response) = match authorized {
+    let response = match authorized {
         Ok(caller) => {
             match &caller {
                 Some(caller) => drop(request.extensions_mut().insert(caller.clone())),
                 None => drop(request.extensions_mut().insert(page.clone())),
             }
+            underway.caller = caller;
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-            (caller, answer.unwrap_or_else(|_| after_panic(&method, route)))
+            answer.unwrap_or_else(|_| after_panic(&method, route))
         }
-        Err(refusal) => (refusal.caller().cloned(), refusal.into_response()),
+        Err(refusal) => {
+            underway.caller = refusal.caller().cloned();
+            refusal.into_response()
+        }
     };
-    draft.record(&shell.audit, caller.as_ref(), &page, &response);
     let took = started.elapsed();
-    shell.metrics.answered(route, &method, response.status(), took);
+    underway.answered(&page, &response, took);
     tracing::debug!(%method, path, status = response.status().as_u16(), took_ms = took.as_secs_f64() * 1e3, "answered");
     response
+}
+
+/// A request that has no answer yet. Dropped without one, as when its client hangs up, it leaves its note and its count
+/// all the same, because the desk's writes run to their end.
+struct Underway<'a> {
+    shell: &'a Shell,
+    method: &'a Method,
+    route: Option<&'a str>,
+    caller: Option<Caller>,
+    /// `None` once the request is answered.
+    draft: Option<AuditDraft>,
+}
+
+impl Underway<'_> {
+    fn answered(mut self, page: &PageNote, response: &Response, took: Duration) {
+        if let Some(draft) = self.draft.take() {
+            draft.record(&self.shell.audit, self.caller.as_ref(), page, response);
+        }
+        self.shell.metrics.answered(self.route, self.method, response.status(), took);
+    }
+}
+
+impl Drop for Underway<'_> {
+    fn drop(&mut self) {
+        if let Some(draft) = self.draft.take() {
+            draft.record_unanswered(&self.shell.audit, self.caller.as_ref());
+            self.shell.metrics.unanswered(self.route, self.method);
+        }
+    }
 }
 
 /// The host name in the request; a value that is not text names no host.
@@ -119,7 +157,7 @@ mod tests {
     use axum::{
         body::{Body, to_bytes},
         http::StatusCode,
-        routing::{get, post},
+        routing::{get, patch, post},
     };
     use common::access::Scope;
     use prometheus::{IntCounter, Registry};
@@ -130,7 +168,7 @@ mod tests {
     use super::*;
     use crate::{
         access::{Access, TokenBook},
-        audit::AuditMetrics,
+        audit::{AuditAction, AuditMetrics},
         config::{Auth, Role, Token},
         http::Limits,
     };
@@ -274,6 +312,31 @@ mod tests {
         let refused = router(&[]).oneshot(request("evil.example:8080")).await.expect("an answer");
         assert_eq!(refused.status(), StatusCode::FORBIDDEN);
         assert!(detail(refused).await.contains("localhost"));
+    }
+
+    #[tokio::test]
+    async fn a_caller_who_hangs_up_leaves_a_note_of_the_change_and_a_count() {
+        let registry = Registry::new();
+        let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
+        let (audit, mut notes) = Audit::new(AuditMetrics::register(&registry).expect("registered once"));
+        let slow = || std::future::pending::<&'static str>();
+        let routes = Router::new().route("/v1/tasks/{id}", patch(slow).get(slow));
+        let router = around(routes, authenticator(&Auth::default()), shares(0), audit, metrics);
+        for method in [Method::PATCH, Method::GET] {
+            let request = Request::builder().method(method).uri("/v1/tasks/7").body(Body::empty());
+            let mut asked = Box::pin(router.clone().oneshot(request.expect("a request")));
+            assert!(futures::poll!(&mut asked).is_pending());
+        }
+        let note = notes.try_recv().expect("noted").event;
+        assert_eq!((note.action, note.target.as_str(), note.status), (AuditAction::TaskChange, "7", 499));
+        assert!(notes.try_recv().is_err(), "a read that was not answered has shown nothing");
+        let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).expect("text");
+        for method in ["PATCH", "GET"] {
+            let line = format!(
+                r#"duetime_http_requests_total{{method="{method}",route="/v1/tasks/{{id}}",status="499"}} 1"#
+            );
+            assert!(text.contains(&line), "{line} is not in {text}");
+        }
     }
 
     #[tokio::test]

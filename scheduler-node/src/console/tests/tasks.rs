@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use common::{ids::TaskId, task::TaskState};
-use futures::future::join_all;
+use futures::{future::join_all, poll};
 
 use super::{Browser, between, browser};
 use crate::{
+    audit::AuditAction,
     config::Role,
     desk::tests::request,
     internal::{self, Origin},
@@ -105,6 +106,22 @@ async fn payloads_are_shown_to_the_last_digit_or_not_at_all() {
         assert_eq!(page.contains("1.10"), show);
         assert_eq!(page.contains("console.show_payloads"), !show);
     }
+}
+
+#[tokio::test]
+async fn a_form_whose_sender_hangs_up_takes_effect_and_is_noted() {
+    let mut browser = browser(&[], true).await;
+    let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
+    let help = browser.page("/console/help").await;
+    let token = between(&help, "name=\"form_token\" value=\"", "\"").expect("every page carries it");
+    let (path, fields) = (format!("/console/tasks/{id}"), [("action", "cancel"), ("form_token", token)]);
+    let mut sent = Box::pin(browser.post_bare(&path, &fields, "same-origin"));
+    assert!(poll!(&mut sent).is_pending());
+    drop(sent);
+    let noted = tokio::time::timeout(Duration::from_secs(30), browser.counter.notes.recv()).await;
+    let noted = noted.expect("in time").expect("noted").event;
+    assert_eq!((noted.action, noted.target, noted.status), (AuditAction::TaskCancel, id.to_string(), 200));
+    assert_eq!(state(&browser, id).await, TaskState::Cancelled);
 }
 
 #[tokio::test]
