@@ -23,8 +23,8 @@ pub(crate) use self::action::AuditAction;
 /// that cancels as fast as it can, or hours of people's actions. A note takes about 300 bytes.
 const WAITING: usize = 16_384;
 
-/// The refused requests of one caller that are noted in a second; a program with the wrong token would fill the
-/// disk otherwise. A caller is a token, or an address without one. A flood of one caller's refusals thus does
+/// The requests of one caller that are refused or change nothing (4xx), and are noted in a second; a program with the
+/// wrong token or old ids would fill the disk otherwise. A caller is a token, or an address without one. A flood of one caller's refusals thus does
 /// not hide another's.
 const REFUSALS_PER_S: u32 = 20;
 /// The answers with payloads to one caller that are noted in a second. A program that polls would fill the disk
@@ -33,8 +33,13 @@ const READS_PER_S: u32 = 20;
 /// The part of [`WAITING`] that notes of reads may take, so that no number of readers crowds out changes and
 /// refusals.
 const READS_WAITING: usize = WAITING / 2;
+/// The part of [`WAITING`] that notes of reads and refusals may take together. The rest is for changes.
+const REFUSALS_WAITING: usize = WAITING / 4 * 3;
 /// The callers that are counted separately in a second. All others share one count.
 const CALLERS_APART: usize = 256;
+
+/// The status of a request that ended without an answer; no answer of a node has it. Proxies use it in their logs.
+pub(crate) const UNANSWERED: u16 = 499;
 
 /// The length at which texts of a note are cut off.
 const TEXT_BYTES: usize = 2_000;
@@ -70,7 +75,7 @@ common::labelled! {
     pub(crate) enum DropReason {
         /// Too many notes wait to be written.
         Full = "full",
-        /// Too many requests were refused in this second.
+        /// Too many requests were refused or changed nothing in this second, or too many notes of them wait.
         Refusals = "refusals",
         /// Too many answers with payloads were given in this second, or too many notes of them wait.
         Reads = "reads",
@@ -170,8 +175,10 @@ impl AuditEvent {
         }
     }
 
+    /// Whether the request was refused, or found nothing to change. One that ended without an answer may have changed
+    /// something.
     fn is_refusal(&self) -> bool {
-        [401, 403].contains(&self.status)
+        (400..500).contains(&self.status) && self.status != UNANSWERED
     }
 
     fn is_read(&self) -> bool {
@@ -191,10 +198,10 @@ impl Audit {
     pub(crate) fn record(&self, event: AuditEvent) {
         let now = Instant::now();
         if event.is_refusal() {
-            if !self.refusals.lock().has_room(&event, now) {
+            if !(self.has_room_for(REFUSALS_WAITING) && self.refusals.lock().has_room(&event, now)) {
                 return self.metrics.dropped(DropReason::Refusals, 1);
             }
-        } else if event.is_read() && !(self.has_room_for_reads() && self.reads.lock().has_room(&event, now)) {
+        } else if event.is_read() && !(self.has_room_for(READS_WAITING) && self.reads.lock().has_room(&event, now)) {
             return self.metrics.dropped(DropReason::Reads, 1);
         }
         let event = AuditEvent {
@@ -208,8 +215,9 @@ impl Audit {
         }
     }
 
-    fn has_room_for_reads(&self) -> bool {
-        self.sender.capacity() > WAITING - READS_WAITING
+    /// Whether fewer than `most` notes wait.
+    fn has_room_for(&self, most: usize) -> bool {
+        self.sender.capacity() > WAITING - most
     }
 }
 
@@ -222,7 +230,7 @@ fn fit(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        AuditAction::{Refused, ScheduleRead, TaskCancel, TaskList, TaskRead},
+        AuditAction::{QueueDelete, Refused, ScheduleRead, TaskCancel, TaskList, TaskRead},
         *,
     };
 
@@ -324,6 +332,30 @@ mod tests {
         audit.record(event(403));
         audit.record(event(200));
         assert_eq!((dropped(&audit, DropReason::Full), dropped(&audit, DropReason::Refusals)), (0, 0));
+    }
+
+    #[test]
+    fn changes_of_nothing_leave_room_for_the_changes_of_others() {
+        let (audit, notes, _registry) = audit();
+        for _ in 0..WAITING * 2 {
+            audit.record(AuditEvent { target: "t".to_owned(), ..event(404) });
+        }
+        let noted = notes.len();
+        assert!((REFUSALS_PER_S as usize..REFUSALS_WAITING).contains(&noted), "{noted}");
+        audit.record(AuditEvent { caller: "shop".into(), action: QueueDelete, ..event(200) });
+        audit.record(AuditEvent { caller: "shop".into(), ..event(UNANSWERED) });
+        assert_eq!((notes.len(), dropped(&audit, DropReason::Full)), (noted + 2, 0));
+    }
+
+    #[test]
+    fn the_last_places_are_for_changes() {
+        let (audit, notes, _registry) = audit();
+        for _ in 0..REFUSALS_WAITING {
+            audit.record(AuditEvent { target: "t".to_owned(), ..event(200) });
+        }
+        audit.record(AuditEvent { caller: "shop".into(), ..event(404) });
+        audit.record(AuditEvent { caller: "shop".into(), ..event(200) });
+        assert_eq!((notes.len(), dropped(&audit, DropReason::Refusals)), (REFUSALS_WAITING + 1, 1));
     }
 
     #[test]

@@ -20,13 +20,11 @@ use common::{
 };
 
 use super::{ROUTES, Route, Scoped, query, refusal::Refusal};
-use crate::audit::{Audit, AuditAction, AuditEvent};
+use crate::audit::{Audit, AuditAction, AuditEvent, UNANSWERED};
 
 /// The header by which a client finds its request in the audit.
 const REQUEST_ID: &str = "x-request-id";
 
-/// The status of a request that ended without an answer; no answer of ours has it. Proxies use it in their logs.
-const UNANSWERED: u16 = 499;
 const UNANSWERED_DETAIL: &str =
     "the request ended without an answer, as when the client hangs up; the change may have taken effect";
 

@@ -332,9 +332,8 @@ mod tests {
         assert!(notes.try_recv().is_err(), "a read that was not answered has shown nothing");
         let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).expect("text");
         for method in ["PATCH", "GET"] {
-            let line = format!(
-                r#"duetime_http_requests_total{{method="{method}",route="/v1/tasks/{{id}}",status="499"}} 1"#
-            );
+            let line =
+                format!(r#"duetime_http_requests_total{{method="{method}",route="/v1/tasks/{{id}}",status="499"}} 1"#);
             assert!(text.contains(&line), "{line} is not in {text}");
         }
     }
