@@ -18,14 +18,15 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 pub(crate) use self::action::AuditAction;
+use crate::address;
 
 /// The most notes that wait to be written while the database is unreachable. That is some seconds of a program
 /// that cancels as fast as it can, or hours of people's actions. A note takes about 300 bytes.
 const WAITING: usize = 16_384;
 
 /// The requests of one caller that are refused or change nothing (4xx), and are noted in a second; a program with the
-/// wrong token or old ids would fill the disk otherwise. A caller is a token, or an address without one. A flood of one caller's refusals thus does
-/// not hide another's.
+/// wrong token or old ids would fill the disk otherwise. A caller is a token, or an address without one. A flood of
+/// one caller's refusals thus does not hide another's.
 const REFUSALS_PER_S: u32 = 20;
 /// The answers with payloads to one caller that are noted in a second. A program that polls would fill the disk
 /// otherwise.
@@ -35,7 +36,7 @@ const READS_PER_S: u32 = 20;
 const READS_WAITING: usize = WAITING / 2;
 /// The part of [`WAITING`] that notes of reads and refusals may take together. The rest is for changes.
 const REFUSALS_WAITING: usize = WAITING / 4 * 3;
-/// The callers that are counted separately in a second. All others share one count.
+/// The callers that are counted separately in a second, with a token and without one. All others share one count.
 const CALLERS_APART: usize = 256;
 
 /// The status of a request that ended without an answer; no answer of a node has it. Proxies use it in their logs.
@@ -43,6 +44,8 @@ pub(crate) const UNANSWERED: u16 = 499;
 
 /// The length at which texts of a note are cut off.
 const TEXT_BYTES: usize = 2_000;
+/// The length at which target and request id of a refusal are cut off. A stranger chooses both.
+const REFUSAL_BYTES: usize = 256;
 
 /// An action that was taken or refused.
 #[derive(Clone, Debug)]
@@ -124,6 +127,8 @@ pub struct Audit {
     sender: mpsc::Sender<AuditRecord>,
     metrics: AuditMetrics,
     refusals: Arc<Mutex<Counts>>,
+    /// Refusals of callers without a valid token.
+    strangers: Arc<Mutex<Counts>>,
     reads: Arc<Mutex<Counts>>,
 }
 
@@ -147,7 +152,7 @@ impl Counts {
             *self = Self::new(self.most, now);
         }
         // A caller without a valid token has no name of their own, so the address tells them apart.
-        let address = event.address.filter(|_| &*event.caller == Caller::ANONYMOUS);
+        let address = event.address.filter(|_| event.is_by_stranger()).map(address::holder);
         let caller = (Arc::clone(&event.caller), address);
         let count = if self.by_caller.len() < CALLERS_APART || self.by_caller.contains_key(&caller) {
             self.by_caller.entry(caller).or_default()
@@ -181,6 +186,11 @@ impl AuditEvent {
         (400..500).contains(&self.status) && self.status != UNANSWERED
     }
 
+    /// Whether the caller has no valid token.
+    fn is_by_stranger(&self) -> bool {
+        &*self.caller == Caller::ANONYMOUS
+    }
+
     fn is_read(&self) -> bool {
         self.action.shows_data()
     }
@@ -191,23 +201,26 @@ impl Audit {
     pub(crate) fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<AuditRecord>) {
         let (sender, notes) = mpsc::channel(WAITING);
         let counts = |most| Arc::new(Mutex::new(Counts::new(most, Instant::now())));
-        (Self { sender, metrics, refusals: counts(REFUSALS_PER_S), reads: counts(READS_PER_S) }, notes)
+        let (refusals, strangers) = (counts(REFUSALS_PER_S), counts(REFUSALS_PER_S));
+        (Self { sender, metrics, refusals, strangers, reads: counts(READS_PER_S) }, notes)
     }
 
     /// Records an answer that was just given. Never waits.
     pub(crate) fn record(&self, event: AuditEvent) {
         let now = Instant::now();
         if event.is_refusal() {
-            if !(self.has_room_for(REFUSALS_WAITING) && self.refusals.lock().has_room(&event, now)) {
+            let counts = if event.is_by_stranger() { &self.strangers } else { &self.refusals };
+            if !(self.has_room_for(REFUSALS_WAITING) && counts.lock().has_room(&event, now)) {
                 return self.metrics.dropped(DropReason::Refusals, 1);
             }
         } else if event.is_read() && !(self.has_room_for(READS_WAITING) && self.reads.lock().has_room(&event, now)) {
             return self.metrics.dropped(DropReason::Reads, 1);
         }
+        let most = if event.is_refusal() { REFUSAL_BYTES } else { TEXT_BYTES };
         let event = AuditEvent {
-            target: fit(event.target),
-            detail: event.detail.map(fit),
-            request_id: event.request_id.map(fit),
+            target: fit(event.target, most),
+            detail: event.detail.map(|detail| fit(detail, TEXT_BYTES)),
+            request_id: event.request_id.map(|id| fit(id, most)),
             ..event
         };
         if self.sender.try_send(AuditRecord { id: Uuid::now_v7(), event, at: now }).is_err() {
@@ -221,9 +234,9 @@ impl Audit {
     }
 }
 
-/// The text in a form that PostgreSQL stores, cut off at the limit.
-fn fit(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(TEXT_BYTES));
+/// The text in a form that PostgreSQL stores, cut off after `most` bytes.
+fn fit(mut text: String, most: usize) -> String {
+    text.truncate(text.floor_char_boundary(most));
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
 
@@ -279,13 +292,20 @@ mod tests {
         };
         flood("shop", "192.0.2.1");
         flood(Caller::ANONYMOUS, "192.0.2.1");
-        for (caller, address) in [("mail", "192.0.2.1"), (Caller::ANONYMOUS, "192.0.2.2")] {
-            audit.record(AuditEvent {
-                caller: caller.into(),
-                address: Some(address.parse().expect("an address")),
-                ..event(403)
-            });
+        let record = |caller: &str, address: &str, times: u32| {
+            let address = Some(address.parse().expect("an address"));
+            for _ in 0..times {
+                audit.record(AuditEvent { caller: caller.into(), address, target: "t".to_owned(), ..event(403) });
+            }
+        };
+        for nth in 0..300 {
+            record(Caller::ANONYMOUS, &format!("2001:db8::{nth:x}"), REFUSALS_PER_S + 1);
         }
+        record(Caller::ANONYMOUS, "192.0.2.2", 1);
+        for nth in 0..300 {
+            record(Caller::ANONYMOUS, &format!("198.51.{}.{}", nth / 100, nth % 100), REFUSALS_PER_S + 1);
+        }
+        record("mail", "192.0.2.1", 1);
         let noted: Vec<_> = std::iter::from_fn(|| notes.try_recv().ok()).collect();
         let of = |caller: &str, last: &str| {
             let is = |noted: &&AuditRecord| {
@@ -360,11 +380,13 @@ mod tests {
 
     #[test]
     fn refused_attempts_cannot_flood_the_audit() {
-        let (audit, notes, _registry) = audit();
+        let (audit, mut notes, _registry) = audit();
         for _ in 0..REFUSALS_PER_S * 10 {
             audit.record(event(403));
         }
         assert!(notes.len() >= REFUSALS_PER_S as usize);
+        let target = notes.try_recv().expect("noted").event.target;
+        assert!(target.len() <= REFUSAL_BYTES * 2, "{}", target.len());
         assert!(dropped(&audit, DropReason::Refusals) > 0);
     }
 }
