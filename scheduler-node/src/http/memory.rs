@@ -1,5 +1,5 @@
-//! Memory for the bodies of requests. A body reserves it as bytes arrive and frees it when the request is done;
-//! callers share it.
+//! Memory for the bodies of requests. A body reserves it as bytes arrive and frees it when the request is done
+//! and its tasks are stored; callers share it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

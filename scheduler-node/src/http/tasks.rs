@@ -15,7 +15,11 @@ use common::{
     wire::{BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, Problem, TaskRequest, TaskView},
 };
 
-use super::{Api, PathPart, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
+use super::{Api, PathPart, Reservation, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
+use crate::{
+    internal::{self, Origin},
+    supervise::spawn_child,
+};
 
 /// Yields after parsing this many tasks of a batch, so that parsing never delays due tasks.
 const READ_AT_A_TIME: usize = 64;
@@ -25,8 +29,7 @@ pub(super) async fn submit(scoped: Scoped, State(api): State<Api>, body: UnreadB
     let text = body.text(api.limits.single_bytes).await?;
     let mut task = TaskRequest::parse(text.as_str())?;
     task.upstream = upstream;
-    drop(text);
-    let view = scoped.desk.submit(task).await?;
+    let view = stored(text.into_reserved(), async move { scoped.desk.submit(task).await }).await??;
     let status = if view.duplicate { StatusCode::OK } else { StatusCode::CREATED };
     let place = format!("/v1/tasks/{}", view.id);
     let headers = [(header::LOCATION, place)];
@@ -46,14 +49,29 @@ pub(super) async fn submit_batch(
     let upstream = upstream(&body.headers);
     let text = body.text(api.limits.batch_bytes).await?;
     let tasks = read_batch(text.as_str()).await?;
-    // Until they are stored, the tasks take about as much memory as their text did.
-    let _reserved = text.into_reserved();
-    let answers = scoped.desk.submit_batch_for(upstream, tasks).await;
+    let desk = scoped.desk;
+    let answers = stored(text.into_reserved(), async move { desk.submit_batch_for(upstream, tasks).await }).await?;
     let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
         Ok(receipt) => BatchResult::Accepted(receipt),
         Err(problem) => BatchResult::Refused { error: problem.at(index) },
     });
     Ok(Json(BatchAnswer { results: results.collect() }))
+}
+
+/// Stores the tasks of a request to the end, also when its client hangs up: the submitter keeps them until they are
+/// stored. Until then they take about as much memory as the text did that has `reserved` it.
+async fn stored<T: Send + 'static>(
+    reserved: Reservation,
+    storing: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Problem> {
+    let child = spawn_child(async move {
+        let _reserved = reserved;
+        storing.await
+    });
+    child.await.map_err(|error| {
+        let detail = "the submission failed halfway and may have taken effect; check before you send it again";
+        internal::problem(Origin::Request, Some(&error), detail)
+    })
 }
 
 /// Parses each task by itself: an invalid one does not fail the others.
@@ -139,7 +157,30 @@ fn read_report(text: &str) -> Result<(Attempt, ResultBody), Problem> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use futures::poll;
+    use tokio::sync::oneshot;
+
     use super::*;
+    use crate::http::memory::BodyMemory;
+
+    #[tokio::test]
+    async fn tasks_keep_their_memory_until_they_are_stored_though_the_client_hangs_up() {
+        let memory = Arc::new(BodyMemory::new(1 << 20));
+        let mut reserved = Reservation::none(&memory, "ops".into());
+        reserved.grow_to(1_000).await.expect("room");
+        let (store, storing) = oneshot::channel::<()>();
+        let mut request = Box::pin(stored(reserved, storing));
+        assert!(poll!(&mut request).is_pending());
+        drop(request);
+        tokio::task::yield_now().await;
+        assert_eq!(memory.reserved_bytes(), 1_000);
+        store.send(()).expect("it waits");
+        while memory.reserved_bytes() > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
 
     #[tokio::test]
     async fn a_task_of_a_batch_that_cannot_be_read_leaves_the_others() {
