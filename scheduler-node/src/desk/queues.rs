@@ -32,11 +32,6 @@ const TURN_TRIES: u32 = 4;
 /// The pause between two tries, in which the statements that queued up behind the first get their turn.
 const TURN_PAUSE: Duration = Duration::from_millis(100);
 
-/// The number of queues read at once for a caller who may see only some of them, and the most reads for one
-/// page. Together they take about 100 ms.
-const READ_AT_ONCE: usize = 1_000;
-const READS_A_PAGE: usize = 10;
-
 impl Desk {
     /// Sets a queue's policy. The policy is in force, on every node, for every task accepted after the answer
     /// (G12). While a database cannot be reached, nothing is changed.
@@ -151,33 +146,13 @@ impl Desk {
         views.into_iter().next().ok_or_else(|| no_queue(&name))
     }
 
-    /// A page of the queues that the caller may see, by name. A page may be short and still have a next one,
-    /// because the number of queues examined for one page is bounded.
+    /// A page of the queues that the caller may see, by name.
     pub(crate) async fn queue_list(&self, page: &NamePage) -> Result<QueueList, Problem> {
         page.validate(common::queue::check_name)?;
-        let limit = usize::try_from(page.limit()).unwrap_or(usize::MAX);
-        let home = self.parts().store.home();
-        let (mut records, mut next_cursor) = (Vec::new(), page.cursor.clone());
-        for _ in 0..READS_A_PAGE {
-            let after = next_cursor.as_deref().unwrap_or_default();
-            // With all queues in scope, the page reads just as many as it needs. Otherwise it reads a larger
-            // piece at once, as most queues are outside the caller's scope.
-            let most = if self.scope.is_all() { limit } else { READ_AT_ONCE };
-            let read = home.queue_page(after, i64::try_from(most).unwrap_or(i64::MAX)).await?;
-            let ended = read.len() < most;
-            next_cursor = read.last().map(|record| record.queue.name.to_string());
-            records.extend(read.into_iter().filter(|record| self.scope.has(&record.queue.name)));
-            if records.len() >= limit {
-                let more = records.len() > limit || !ended;
-                records.truncate(limit);
-                next_cursor = records.last().filter(|_| more).map(|record| record.queue.name.to_string());
-                break;
-            }
-            if ended {
-                next_cursor = None;
-                break;
-            }
-        }
+        let (after, limit) = (page.cursor.as_deref().unwrap_or_default(), i64::from(page.limit()));
+        let records = self.parts().store.home().queue_page(after, limit, self.scope.patterns()).await?;
+        let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
+        let next_cursor = records.last().filter(|_| full).map(|last| last.queue.name.to_string());
         Ok(QueueList { queues: self.with_counts(records).await, next_cursor })
     }
 

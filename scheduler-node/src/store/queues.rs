@@ -122,10 +122,16 @@ impl Database {
         .await
     }
 
-    /// Lists queues whose names come after `after`, in the order of the names' bytes.
-    pub async fn queue_page(&self, after: &str, limit: i64) -> Result<Vec<QueueRecord>, Error> {
+    /// Lists at most `limit` queues whose names come after `after`, in the order of the names' bytes. `queues`: names,
+    /// or the beginnings of names followed by `*`; `None`: all queues.
+    pub async fn queue_page(
+        &self,
+        after: &str,
+        limit: i64,
+        queues: Option<&[String]>,
+    ) -> Result<Vec<QueueRecord>, Error> {
         self.run(StoreOp::QueuePage, |pool| async move {
-            let page = sqlx::query(include_str!("queries/queue_page.sql")).bind(after).bind(limit);
+            let page = sqlx::query(include_str!("queries/queue_page.sql")).bind(after).bind(limit).bind(queues);
             page.fetch_all(&pool).await?.iter().map(QueueRecord::read).collect()
         })
         .await

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use common::{
     access::Scope,
-    wire::{BulkRequest, ListFilter, NamePage, ScheduleRequest, TokenPage, TokenRequest, token::TokenSource},
+    ids::QueueName,
+    wire::{
+        BulkRequest, ListFilter, NamePage, QueueRequest, ScheduleRequest, TokenPage, TokenRequest, token::TokenSource,
+    },
 };
 
 use super::{Counter, PLAIN, counter_of, fresh, request};
@@ -107,6 +110,19 @@ async fn schedules_of_other_queues_are_neither_shown_nor_replaced() {
     assert_eq!(seen, ["b", "d"]);
     assert_eq!(put(&mine, "a", "mine").await.expect_err("taken").status, 409);
     assert_eq!(put(&mine, "b", "theirs").await.expect_err("refused").status, 403);
+}
+
+#[tokio::test]
+async fn a_list_of_queues_names_none_of_others() {
+    let (counter, test) = fresh().await;
+    counter.desk.queue_put(QueueName::new("mine"), QueueRequest::default()).await.expect("put");
+    // Many more than a page has.
+    let theirs = "INSERT INTO duetime.queue (name, policy) SELECT 'a' || n, '{}' FROM generate_series(1, 11000) AS n";
+    sqlx::query(theirs).execute(&test.pool).await.expect("written");
+    let list = mine(&counter).queue_list(&NamePage { limit: Some(1), cursor: None }).await.expect("a page");
+    assert_eq!((list.queues[0].name.as_str(), list.next_cursor.as_deref()), ("mine", Some("mine")));
+    let list = mine(&counter).queue_list(&NamePage { limit: Some(2), cursor: None }).await.expect("a page");
+    assert_eq!((list.queues.len(), list.next_cursor), (1, None));
 }
 
 #[tokio::test]

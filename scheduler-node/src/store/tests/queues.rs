@@ -238,11 +238,15 @@ async fn pages_of_queues_hold_each_once_in_the_order_of_their_bytes() {
     test.database.queue_add(&names, &QueuePolicy::default(), None).await.unwrap();
     let (mut seen, mut after) = (Vec::new(), String::new());
     loop {
-        let page = test.database.queue_page(&after, 3).await.unwrap();
+        let page = test.database.queue_page(&after, 3, None).await.unwrap();
         let Some(last) = page.last() else { break };
         after = last.queue.name.to_string();
         seen.extend(page.into_iter().map(|record| record.queue.name));
     }
     names.sort();
     assert_eq!(seen, names);
+    let some = ["a*".to_owned(), "Z9".to_owned(), "nowhere".to_owned()];
+    let page = test.database.queue_page("Z", 4, Some(&some)).await.unwrap();
+    let page: Vec<&str> = page.iter().map(|record| record.queue.name.as_str()).collect();
+    assert_eq!(page, ["Z9", "a-b", "a.b", "a_b"]);
 }
