@@ -94,9 +94,13 @@ pub(super) async fn sign_in(
     };
     let (token, next) = (field("token").unwrap_or_default(), field("next"));
     let (token, next) = (token.trim(), safe_next(next.as_deref()));
-    let Some(caller) = console.authenticator.caller(token.as_bytes()) else {
-        let trouble = "The token is unknown, revoked or expired.".to_owned();
-        return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
+    let caller = match console.authenticator.caller(token.as_bytes()) {
+        Ok(Some(caller)) => caller,
+        Ok(None) => {
+            let trouble = "The token is unknown, revoked or expired.".to_owned();
+            return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
+        }
+        Err(problem) => return not_signed_in(&console, &headers, next, &problem),
     };
     let from = from.map(|ConnectInfo(from)| from);
     let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route), note: &note };

@@ -133,8 +133,10 @@ fn session_caller(console: &Console, session: &str) -> Result<Option<Caller>, Pr
         return Ok(console.oidc.as_ref().and_then(|provider| provider.caller(sealed, clock::now())));
     }
     let Some(sealed) = session.strip_prefix(BY_TOKEN) else { return Ok(None) };
-    let token = console.sessions.open(sealed, clock::now())?;
-    Ok(token.and_then(|token| console.authenticator.caller(token.as_bytes())))
+    match console.sessions.open(sealed, clock::now())? {
+        Some(token) => console.authenticator.caller(token.as_bytes()),
+        None => Ok(None),
+    }
 }
 
 #[cfg(test)]

@@ -34,10 +34,12 @@ impl Authenticator {
         self.access.is_open().then(Caller::anonymous)
     }
 
-    /// The caller that has this token. The comparison takes the same time for every token, valid or not.
-    pub(crate) fn caller(&self, token: &[u8]) -> Option<Caller> {
+    /// The caller that has this token; `None` for a token that is unknown, revoked or expired. A problem while this
+    /// node cannot decide, because it has not read the tokens. The comparison takes the same time for every token,
+    /// valid or not.
+    pub(crate) fn caller(&self, token: &[u8]) -> Result<Option<Caller>, Problem> {
         if self.access.is_open() {
-            return Some(Caller::anonymous());
+            return Ok(Some(Caller::anonymous()));
         }
         let (book, configured, now) = (self.access.book(), self.access.configured(), Instant::now());
         let made = book.as_ref().map_or(&[][..], |book| &book.tokens);
@@ -49,8 +51,11 @@ impl Authenticator {
             let same: Choice = digest.ct_eq(&token.sha256);
             found.conditional_assign(&place, same);
         }
-        let place = usize::try_from(found).ok()?.checked_sub(1)?;
-        tokens.clone().nth(place).filter(|token| !token.is_expired(now)).map(|token| token.caller.clone())
+        let token = usize::try_from(found).ok().and_then(|found| tokens.clone().nth(found.checked_sub(1)?));
+        match token.filter(|token| !token.is_expired(now)) {
+            None if book.is_none() => Err(unread()),
+            token => Ok(token.map(|token| token.caller.clone())),
+        }
     }
 
     /// Where no token is required, refuses a request whose `Host` is not this machine's own name. Another site may
@@ -93,15 +98,14 @@ impl Authenticator {
             return Ok(Caller::anonymous());
         }
         let sent = headers.get(header::AUTHORIZATION);
-        if let Some(caller) = sent.and_then(bearer).and_then(|token| self.caller(token)) {
+        if let Some(token) = sent.and_then(bearer)
+            && let Some(caller) = self.caller(token)?
+        {
             return Ok(caller);
         }
         match sent {
-            _ if self.is_in_doubt(sent.is_some()) => Err(Problem::unavailable(
-                "this node has not reached the first database since it started, so it cannot check tokens yet",
-            )
-            .retry_after(KNOWN_AFTER_S)
-            .into()),
+            // Where no token is configured, none may be required.
+            _ if self.access.book().is_none() && !self.access.is_closed() => Err(unread().into()),
             None => Err(Refusal::unauthorized("send a token: `Authorization: Bearer <token>`", CHALLENGE)),
             Some(_) => Err(Refusal::unauthorized(
                 "the token is unknown, revoked or expired; send a valid one",
@@ -109,12 +113,11 @@ impl Authenticator {
             )),
         }
     }
+}
 
-    /// Whether this node cannot decide yet, because it has not read the tokens. A token that was `sent` may be valid;
-    /// where none is configured, none may be required.
-    fn is_in_doubt(&self, sent: bool) -> bool {
-        self.access.book().is_none() && (sent || !self.access.is_closed())
-    }
+fn unread() -> Problem {
+    let detail = "this node has not reached the first database since it started, so it cannot check tokens yet";
+    Problem::unavailable(detail).retry_after(KNOWN_AFTER_S)
 }
 
 /// The token of `Bearer <token>`; the scheme is case-insensitive.
@@ -246,7 +249,7 @@ mod tests {
         assert_eq!(ask(), 401);
         authenticator.access.put_in_force(made("shop", Some(Duration::from_secs(60))));
         assert_eq!(ask(), 200);
-        assert_eq!(authenticator.caller(b"shop").expect("let in").name.as_ref(), "shop");
+        assert_eq!(authenticator.caller(b"shop").expect("read").expect("let in").name.as_ref(), "shop");
         assert_eq!(
             status(authenticator.authorize(&sent("Bearer operator"), Some(Permission::Operate))),
             200,

@@ -72,6 +72,24 @@ fn browser_at(
     show_payloads: bool,
     oidc: Option<config::Oidc>,
 ) -> Browser {
+    let browser = browser_before(counter, test, roles, show_payloads, oidc);
+    browser.access.put_in_force(TokenBook::default());
+    browser
+}
+
+/// A browser at a node that has not read the tokens made over the API.
+async fn browser_at_start(roles: &[Role]) -> Browser {
+    let (counter, test) = fresh().await;
+    browser_before(counter, test, roles, true, None)
+}
+
+fn browser_before(
+    counter: Counter,
+    test: TestDatabase,
+    roles: &[Role],
+    show_payloads: bool,
+    oidc: Option<config::Oidc>,
+) -> Browser {
     let token = |role: &Role| Token {
         name: format!("the {role}"),
         role: *role,
@@ -80,7 +98,6 @@ fn browser_at(
         sha256: Sha256::digest(role.text()).into(),
     };
     let access = Access::new(&Auth { token: roles.iter().map(token).collect(), oidc: oidc.clone() });
-    access.put_in_force(TokenBook::default());
     let access = Arc::new(access);
     let authenticator = Arc::new(Authenticator::new(Arc::clone(&access)));
     let keys = watch::channel(keys(&[1])).0;

@@ -19,7 +19,7 @@ use futures::{StreamExt, stream};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
-use super::{between, browser, keys};
+use super::{between, browser, browser_at_start, keys};
 use crate::{
     access::{Token, TokenBook},
     config::Role,
@@ -154,6 +154,29 @@ async fn a_node_that_has_not_read_the_keys_says_so_and_signs_nobody_out() {
     assert_eq!((again.status, again.set_cookie), (StatusCode::SERVICE_UNAVAILABLE, None));
     browser.keys.send_replace(keys(&[1]));
     browser.page("/console").await;
+}
+
+#[tokio::test]
+async fn a_node_that_has_not_read_the_tokens_calls_none_of_them_wrong() {
+    let mut browser = browser(&Role::ALL, true).await;
+    let caller =
+        Caller { id: None, name: "ann".into(), role: Role::Viewer, queues: Scope::ALL, limits: TokenLimits::NONE };
+    let token = Token::new(caller, Sha256::digest("hers").into(), Instant::now(), None);
+    browser.access.put_in_force(TokenBook { revision: 1, tokens: vec![token] });
+    browser.sign_in("hers").await;
+    // The same cluster, and a node that has just started.
+    let mut starting = browser_at_start(&Role::ALL).await;
+    starting.cookie.clone_from(&browser.cookie);
+    for answer in [
+        starting.get("/console").await,
+        starting.post_bare("/console/sign-in", &[("token", "hers")], "same-origin").await,
+    ] {
+        assert_eq!((answer.status, answer.set_cookie), (StatusCode::SERVICE_UNAVAILABLE, None), "{}", answer.html);
+        assert_eq!(answer.headers[header::RETRY_AFTER], "1");
+    }
+    assert!(starting.counter.notes.try_recv().is_err(), "nothing was refused");
+    starting.sign_in("viewer").await;
+    starting.page("/console").await;
 }
 
 #[tokio::test]
