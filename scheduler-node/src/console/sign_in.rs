@@ -10,10 +10,7 @@ use axum::{
     http::{HeaderMap, StatusCode, Uri},
     response::{IntoResponse, Redirect, Response},
 };
-use common::{
-    access::{Caller, Permission},
-    wire::Problem,
-};
+use common::{access::Permission, wire::Problem};
 
 use super::{
     Console,
@@ -77,13 +74,13 @@ pub(super) async fn sign_in(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let from = from.map(|Extension(from)| from);
+    let from = from.map(|Extension(ConnectInfo(from))| from);
     if !is_from_here(&headers) {
         let frame = Frame::outside("Sign in", Theme::of(&headers));
         return PageProblem::outside(frame, Problem::forbidden("the form was not sent by a page of this console"))
             .into_response();
     }
-    let form = console.shares.body(headers.clone(), body, Caller::ANONYMOUS.into());
+    let form = console.shares.sign_in(headers.clone(), body, from.map(|from| from.ip()));
     let form = match form.form(SIGN_IN_BYTES).await {
         Ok(form) => form,
         Err(problem) => return not_signed_in(&console, &headers, "/console", &problem),
@@ -102,7 +99,6 @@ pub(super) async fn sign_in(
         }
         Err(problem) => return not_signed_in(&console, &headers, next, &problem),
     };
-    let from = from.map(|ConnectInfo(from)| from);
     let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route), note: &note };
     if !caller.may(Permission::Look) {
         let problem = Problem::forbidden(format!(

@@ -19,12 +19,20 @@ const SMALL_PART: usize = 8;
 /// One caller gets at most one part in this many.
 const CALLER_PART: usize = 2;
 
+/// The memory of all forms of sign-ins: those of 16 addresses that take all they can.
+const SIGN_INS_BYTES: usize = 8 << 20;
+/// One address gets at most one part in this many: 64 of the largest forms, more than a company behind one proxy sends
+/// at one time.
+const ADDRESS_PART: usize = 16;
+
 /// `Retry-After` of a refusal, in seconds.
 const AGAIN_AFTER_S: u32 = 1;
 
 #[derive(Debug)]
 pub(crate) struct BodyMemory {
     bytes: usize,
+    /// One caller gets at most one part in this many.
+    caller_part: usize,
     free_within: Duration,
     taken: Mutex<Totals>,
     freed: Notify,
@@ -47,7 +55,18 @@ enum Shortage {
 
 impl BodyMemory {
     pub(super) fn new(bytes: usize) -> Self {
-        Self { bytes, free_within: FREE_WITHIN, taken: Mutex::default(), freed: Notify::new() }
+        Self {
+            bytes,
+            caller_part: CALLER_PART,
+            free_within: FREE_WITHIN,
+            taken: Mutex::default(),
+            freed: Notify::new(),
+        }
+    }
+
+    /// The memory of forms of sign-ins, whose callers are addresses.
+    pub(super) fn of_sign_ins() -> Self {
+        Self { caller_part: ADDRESS_PART, ..Self::new(SIGN_INS_BYTES) }
     }
 
     #[cfg(test)]
@@ -58,7 +77,7 @@ impl BodyMemory {
     fn take(&self, caller: &Arc<str>, bytes: usize, is_small: bool) -> Result<(), Shortage> {
         let mut taken = self.taken.lock();
         let of_caller = taken.by_caller.get(caller).copied().unwrap_or(0);
-        if of_caller + bytes > self.bytes / CALLER_PART {
+        if of_caller + bytes > self.bytes / self.caller_part {
             return Err(Shortage::Caller);
         }
         let kept = if is_small { 0 } else { self.bytes / SMALL_PART };

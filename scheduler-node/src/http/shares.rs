@@ -1,12 +1,13 @@
 //! What all callers share of a node, over the API and in the console.
 
-use std::{sync::Arc, time::Instant};
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use axum::{body::Body, http::HeaderMap};
 use common::{access::Caller, limit::Limit, wire::Problem};
 use prometheus::IntCounter;
 
 use super::{Limits, body::UnreadBody, memory::BodyMemory, rate::CallerRates};
+use crate::address;
 
 /// `Retry-After` of a request beyond a rate, in seconds: a bucket is full again after one.
 const RATE_AGAIN_AFTER_S: u32 = 1;
@@ -16,6 +17,8 @@ const RATE_AGAIN_AFTER_S: u32 = 1;
 pub(crate) struct Shares {
     pub(super) limits: Limits,
     bodies: Arc<BodyMemory>,
+    /// The forms of sign-ins, whose senders are strangers.
+    sign_ins: Arc<BodyMemory>,
     rates: Arc<CallerRates>,
     /// Requests refused because of their token's rate.
     beyond_rate: IntCounter,
@@ -24,7 +27,8 @@ pub(crate) struct Shares {
 impl Shares {
     pub(crate) fn new(limits: Limits, beyond_rate: IntCounter) -> Self {
         let bodies = Arc::new(BodyMemory::new(limits.bodies_bytes));
-        Self { limits, bodies, rates: Arc::new(CallerRates::new(limits.requests_per_second)), beyond_rate }
+        let sign_ins = Arc::new(BodyMemory::of_sign_ins());
+        Self { limits, bodies, sign_ins, rates: Arc::new(CallerRates::new(limits.requests_per_second)), beyond_rate }
     }
 
     /// Refuses a request beyond its caller's rate.
@@ -54,9 +58,51 @@ impl Shares {
         UnreadBody { headers, body, memory: Arc::clone(&self.bodies), caller }
     }
 
+    /// The form of a stranger who signs in, which takes its memory from the share of the address.
+    pub(crate) fn sign_in(&self, headers: HeaderMap, body: Body, from: Option<IpAddr>) -> UnreadBody {
+        let caller = from.map_or_else(|| Caller::ANONYMOUS.into(), |from| address::holder(from).to_string().into());
+        UnreadBody { headers, body, memory: Arc::clone(&self.sign_ins), caller }
+    }
+
     /// The bytes that all bodies have reserved.
     #[cfg(test)]
     pub(crate) fn reserved_bytes(&self) -> usize {
-        self.bodies.reserved_bytes()
+        self.bodies.reserved_bytes() + self.sign_ins.reserved_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::{HeaderValue, header};
+    use futures::{FutureExt, StreamExt, stream};
+
+    use super::*;
+
+    /// As the console allows it.
+    const FORM_BYTES: usize = 8 << 10;
+
+    #[tokio::test]
+    async fn one_address_leaves_memory_for_the_sign_ins_of_others() {
+        let refused = IntCounter::new("beyond_rate", "none").expect("a counter");
+        let shares = Shares::new(Limits::of_payload(1_000, 0), refused);
+        let from = |address: &str| Some(address.parse().expect("an address"));
+        let announced = HeaderMap::from_iter([(header::CONTENT_LENGTH, HeaderValue::from(FORM_BYTES))]);
+        let endless = || {
+            let first = stream::iter([Ok::<_, std::convert::Infallible>("t")]);
+            Body::from_stream(first.chain(stream::pending()))
+        };
+        let mut waiting: Vec<_> = (0..2_000)
+            .map(|nth| {
+                let from = from(&format!("2001:db8::{nth:x}"));
+                Box::pin(shares.sign_in(announced.clone(), endless(), from).form(FORM_BYTES))
+            })
+            .collect();
+        for one in &mut waiting {
+            assert!(futures::poll!(one).is_pending());
+        }
+        let other = shares.sign_in(HeaderMap::new(), Body::from("token=x"), from("2001:db8:0:1::1"));
+        let form = other.form(FORM_BYTES).now_or_never().expect("at once").expect("read");
+        assert_eq!(form.as_str(), "token=x");
+        assert_eq!(shares.bodies.reserved_bytes(), 0, "forms of strangers take nothing from the bodies");
     }
 }

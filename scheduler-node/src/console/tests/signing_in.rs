@@ -221,7 +221,7 @@ async fn the_form_of_a_sign_in_is_small_and_takes_memory_that_is_bounded() {
         answer = &mut waiting => panic!("the form has not come yet: {}", answer.status),
         () = arrived.notified() => {}
     }
-    assert_ne!(browser.shares.reserved_bytes(), 0, "what has arrived takes its memory from the bodies'");
+    assert_ne!(browser.shares.reserved_bytes(), 0, "what has arrived takes its memory");
     drop(waiting);
     assert_eq!(browser.shares.reserved_bytes(), 0);
 }
