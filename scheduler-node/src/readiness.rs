@@ -86,20 +86,34 @@ impl Readiness {
     }
 
     pub fn report(&self) -> Report {
+        let exchanges = self.sources.exchanges.reasons().into_iter().map(|why| format!("amqp: {why}"));
+        self.report_with(exchanges.collect(), self.sources.set_aside.reasons())
+    }
+
+    /// The report for callers of some queues only: it names no exchange, and nothing that was set aside.
+    pub fn report_without_names(&self) -> Report {
+        let exchanges = match self.sources.exchanges.reasons().len() {
+            0 => Vec::new(),
+            count => vec![format!("amqp: {count} delay exchanges cannot be used as configured")],
+        };
+        self.report_with(exchanges, self.sources.set_aside.reasons_without_names())
+    }
+
+    fn report_with(&self, exchanges: Vec<String>, set_aside: Vec<String>) -> Report {
         let fitness = self.sources.fitness.borrow().clone();
         let (mut missing, mut reasons): (BTreeSet<Lack>, Vec<String>) = self.lacks(&fitness).into_iter().unzip();
         if reasons.is_empty() {
             self.complete.store(true, Ordering::Relaxed);
         }
         // Trouble with one exchange is named, and does not keep the node from being ready.
-        reasons.extend(self.sources.exchanges.reasons().into_iter().map(|why| format!("amqp: {why}")));
+        reasons.extend(exchanges);
         // Without a standby the rest goes on: lookups, changes, and all that was accepted.
         for (database, why) in &fitness.unreplicated {
             missing.insert(Lack::Standby);
             reasons.push(format!("database {database}: no task is accepted while commits are not replicated: {why}"));
         }
         // Rows that a database refuses are named too, and the rest goes on.
-        reasons.extend(self.sources.set_aside.reasons());
+        reasons.extend(set_aside);
         // A stalled loop needs a person; the API of this node still takes tasks.
         reasons.extend(self.sources.pulse.reasons(Instant::now()));
         let leaving = self.sources.leaving.is_cancelled();
@@ -152,7 +166,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::supervise::{LoopKind, at_work};
+    use crate::{
+        supervise::{LoopKind, at_work},
+        working_set::set_aside::Kind,
+    };
 
     /// A node with `fitness` that lacks nothing else.
     fn readiness(fitness: watch::Receiver<NodeFitness>, leaving: &CancellationToken, pulse: &Pulse) -> Readiness {
@@ -187,6 +204,19 @@ mod tests {
         assert!(report.missing.is_empty(), "{report:?}");
         drop(work);
         assert_eq!(readiness.report(), content());
+    }
+
+    #[tokio::test]
+    async fn callers_of_some_queues_read_what_is_wrong_without_names() {
+        let fitness = watch::channel(NodeFitness { databases: 1, ..NodeFitness::default() }).1;
+        let readiness = readiness(fitness, &CancellationToken::new(), &Pulse::default());
+        readiness.sources.set_aside.note(Kind::Schedule, "payroll", "no such queue");
+        let named = readiness.report();
+        assert_eq!(named.reasons, ["1 set aside (schedule), most recently payroll: no such queue"]);
+        assert_eq!(
+            readiness.report_without_names(),
+            Report { reasons: vec!["1 set aside (schedule)".to_owned()], ..named }
+        );
     }
 
     #[tokio::test]

@@ -136,9 +136,10 @@ impl Desk {
         }
     }
 
-    /// Whether requests should come to this node, and if not, why.
+    /// Whether requests should come to this node, and if not, why. A caller of some queues reads no name of another's.
     pub(crate) fn readiness(&self) -> Report {
-        self.parts().readiness.report()
+        let readiness = &self.parts().readiness;
+        if self.scope.is_all() { readiness.report() } else { readiness.report_without_names() }
     }
 
     /// The counter of requests refused because `limit` is reached.

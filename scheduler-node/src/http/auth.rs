@@ -88,9 +88,9 @@ impl Authenticator {
         Ok(caller)
     }
 
-    /// Whether the caller may look at the cluster.
-    pub(super) fn may_look(&self, headers: &HeaderMap) -> bool {
-        self.identify(headers).is_ok_and(|caller| caller.may(Permission::Look))
+    /// The caller, if they may look at the cluster.
+    pub(super) fn looker(&self, headers: &HeaderMap) -> Option<Caller> {
+        self.identify(headers).ok().filter(|caller| caller.may(Permission::Look))
     }
 
     fn identify(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
@@ -217,7 +217,7 @@ mod tests {
     fn only_who_may_look_reads_why_a_node_is_not_ready() {
         for role in Role::ALL {
             assert_eq!(
-                authenticator().may_look(&sent(&format!("Bearer {role}"))),
+                authenticator().looker(&sent(&format!("Bearer {role}"))).is_some(),
                 role.may(Permission::Look),
                 "{role}"
             );
@@ -230,7 +230,7 @@ mod tests {
             [HeaderMap::new(), sent("Bearer unknown"), sent("Bearer "), sent("Basic b3BlcmF0b3I="), sent("operator")]
         {
             assert_eq!(status(authenticator().authorize(&headers, Some(Permission::Look))), 401, "{headers:?}");
-            assert!(!authenticator().may_look(&headers));
+            assert_eq!(authenticator().looker(&headers), None);
         }
     }
 
@@ -239,7 +239,7 @@ mod tests {
         let open = of(&Auth::default());
         assert_eq!(status(open.authorize(&HeaderMap::new(), Some(Permission::Operate))), 200);
         assert_eq!(status(open.authorize(&sent("Bearer anything"), Some(Permission::Operate))), 200);
-        assert!(open.may_look(&HeaderMap::new()));
+        assert!(open.looker(&HeaderMap::new()).is_some());
     }
 
     #[test]

@@ -33,11 +33,12 @@ pub(super) async fn alive() -> Json<serde_json::Value> {
 /// Whether this node should get requests, and what it lacks in words that anyone may read. Only a caller who may look
 /// at the cluster reads the reasons, because they name hosts.
 pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Response {
-    let readiness = api.desk.readiness();
+    let looker = api.authenticator.looker(&headers);
+    let readiness = api.desk.readiness(looker.as_ref());
     let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let missing: Vec<&str> = readiness.missing.iter().map(|lack| lack.text()).collect();
     let mut answer = json!({ "ready": readiness.ready, "missing": missing });
-    if api.authenticator.may_look(&headers) {
+    if looker.is_some() {
         answer["reasons"] = json!(readiness.reasons);
     }
     (status, Json(answer)).into_response()

@@ -20,9 +20,9 @@ impl UnrestrictedDesk {
         Self(desk)
     }
 
-    /// The readiness report, which every caller may have.
-    pub(super) fn readiness(&self) -> Report {
-        self.0.readiness()
+    /// The readiness report, which every caller may have. `caller`: restricts it to what they may read.
+    pub(super) fn readiness(&self, caller: Option<&Caller>) -> Report {
+        caller.map_or_else(|| self.0.readiness(), |caller| self.0.of(caller).readiness())
     }
 }
 

@@ -212,13 +212,20 @@ impl SetAside {
 
     /// The reasons that `/readyz` shows.
     pub fn reasons(&self) -> Vec<String> {
+        self.shown(|kind, Recent { count, last, .. }| {
+            format!("{count} set aside ({}), most recently {last}", kind.text())
+        })
+    }
+
+    /// Like [`Self::reasons`], for those who may not know every queue.
+    pub fn reasons_without_names(&self) -> Vec<String> {
+        self.shown(|kind, Recent { count, .. }| format!("{count} set aside ({})", kind.text()))
+    }
+
+    fn shown(&self, reason: impl Fn(Kind, &Recent) -> String) -> Vec<String> {
         let (recent, now) = (self.recent.lock(), clock::instant());
         let shown = recent.iter().filter(|(_, recent)| recent.is_shown(now));
-        shown
-            .map(|(kind, Recent { count, last, .. })| {
-                format!("{count} set aside ({}), most recently {last}", kind.text())
-            })
-            .collect()
+        shown.map(|(kind, recent)| reason(*kind, recent)).collect()
     }
 }
 
