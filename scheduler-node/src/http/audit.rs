@@ -61,6 +61,10 @@ impl PageNote {
         self.0.is_recorded.store(true, Ordering::Relaxed);
     }
 
+    pub(super) fn caller(&self) -> Option<&Caller> {
+        self.0.caller.get()
+    }
+
     fn is_recorded(&self) -> bool {
         self.0.is_recorded.load(Ordering::Relaxed)
     }
@@ -148,7 +152,7 @@ impl AuditDraft {
         if page.is_recorded() {
             return;
         }
-        let caller = caller.or_else(|| page.0.caller.get());
+        let caller = caller.or_else(|| page.caller());
         let status = response.status().as_u16();
         let shown = response.extensions().get::<ShownData>();
         let action = match (self.action, shown) {

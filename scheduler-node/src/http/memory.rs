@@ -1,5 +1,5 @@
-//! Memory for the bodies of requests. A body reserves it as bytes arrive and frees it when the request is done
-//! and its tasks are stored; callers share it.
+//! Memory for the bodies of requests and answers, which callers share. A request's body reserves it as bytes arrive and
+//! frees it when the request is done and its tasks are stored.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -44,9 +44,16 @@ struct Totals {
     by_caller: HashMap<Arc<str>, usize>,
 }
 
+impl Totals {
+    fn add(&mut self, caller: &Arc<str>, bytes: usize) {
+        self.bytes += bytes;
+        *self.by_caller.entry(Arc::clone(caller)).or_default() += bytes;
+    }
+}
+
 /// Why there is no memory at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shortage {
+pub(super) enum Shortage {
     /// All bodies together take too much.
     Total,
     /// The bodies of the caller take too much.
@@ -69,6 +76,12 @@ impl BodyMemory {
         Self { caller_part: ADDRESS_PART, ..Self::new(SIGN_INS_BYTES) }
     }
 
+    /// Whether the caller's share has room for a body that is small.
+    pub(super) fn has_room(&self, caller: &Arc<str>) -> bool {
+        let of_caller = self.taken.lock().by_caller.get(caller).copied().unwrap_or(0);
+        of_caller + SMALL_BYTES <= self.bytes / self.caller_part
+    }
+
     #[cfg(test)]
     pub(super) fn reserved_bytes(&self) -> usize {
         self.taken.lock().bytes
@@ -84,8 +97,7 @@ impl BodyMemory {
         if taken.bytes + bytes > self.bytes - kept {
             return Err(Shortage::Total);
         }
-        taken.bytes += bytes;
-        *taken.by_caller.entry(Arc::clone(caller)).or_default() += bytes;
+        taken.add(caller, bytes);
         Ok(())
     }
 
@@ -117,6 +129,21 @@ pub(crate) struct Reservation {
 impl Reservation {
     pub(super) fn none(memory: &Arc<BodyMemory>, caller: Arc<str>) -> Self {
         Self { memory: Arc::clone(memory), caller, bytes: 0 }
+    }
+
+    /// Reserves memory without a wait. If it is not `bounded`, there is always some.
+    pub(super) fn at_once(
+        memory: &Arc<BodyMemory>,
+        caller: Arc<str>,
+        bytes: usize,
+        bounded: bool,
+    ) -> Result<Self, Shortage> {
+        if bounded {
+            memory.take(&caller, bytes, bytes <= SMALL_BYTES)?;
+        } else {
+            memory.taken.lock().add(&caller, bytes);
+        }
+        Ok(Self { memory: Arc::clone(memory), caller, bytes })
     }
 
     /// Reserves memory up to `bytes`. Waits for it for a while, then refuses the body.

@@ -4,6 +4,7 @@
 //! `common` decides the meaning of a request, and the desk carries it out. The heap, the stores and the loops are
 //! absent on purpose.
 
+mod answers;
 mod audit;
 mod auth;
 mod body;
@@ -122,6 +123,8 @@ pub(crate) struct Limits {
     pub(crate) batch_bytes: usize,
     /// Of all bodies that are being read or stored at one time; a body beyond it waits.
     pub(crate) bodies_bytes: usize,
+    /// Of all whole answers that clients have not taken; beyond it, requests are refused.
+    pub(crate) answers_bytes: usize,
     /// Requests a second of each caller; 0: no limit.
     pub(crate) requests_per_second: u32,
 }
@@ -134,6 +137,8 @@ impl Limits {
             single_bytes: largest.div_ceil(3) * 4 + AROUND_PAYLOAD_BYTES,
             batch_bytes: 64 << 20,
             bodies_bytes: 160 << 20,
+            // One caller's half is a dozen of the largest pages of tasks, and thousands of usual answers.
+            answers_bytes: 128 << 20,
             requests_per_second,
         }
     }

@@ -2,11 +2,11 @@
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
-use axum::{body::Body, http::HeaderMap};
+use axum::{body::Body, http::HeaderMap, response::Response};
 use common::{access::Caller, limit::Limit, wire::Problem};
 use prometheus::IntCounter;
 
-use super::{Limits, body::UnreadBody, memory::BodyMemory, rate::CallerRates};
+use super::{Limits, answers, body::UnreadBody, memory::BodyMemory, rate::CallerRates};
 use crate::address;
 
 /// `Retry-After` of a request beyond a rate, in seconds: a bucket is full again after one.
@@ -19,6 +19,7 @@ pub(crate) struct Shares {
     bodies: Arc<BodyMemory>,
     /// The forms of sign-ins, whose senders are strangers.
     sign_ins: Arc<BodyMemory>,
+    answers: Arc<BodyMemory>,
     rates: Arc<CallerRates>,
     /// Requests refused because of their token's rate.
     beyond_rate: IntCounter,
@@ -28,7 +29,9 @@ impl Shares {
     pub(crate) fn new(limits: Limits, beyond_rate: IntCounter) -> Self {
         let bodies = Arc::new(BodyMemory::new(limits.bodies_bytes));
         let sign_ins = Arc::new(BodyMemory::of_sign_ins());
-        Self { limits, bodies, sign_ins, rates: Arc::new(CallerRates::new(limits.requests_per_second)), beyond_rate }
+        let answers = Arc::new(BodyMemory::new(limits.answers_bytes));
+        let rates = Arc::new(CallerRates::new(limits.requests_per_second));
+        Self { limits, bodies, sign_ins, answers, rates, beyond_rate }
     }
 
     /// Refuses a request beyond its caller's rate.
@@ -56,6 +59,16 @@ impl Shares {
     /// The body of a request from `caller`, which takes its memory from the caller's share.
     pub(crate) fn body(&self, headers: HeaderMap, body: Body, caller: Arc<str>) -> UnreadBody {
         UnreadBody { headers, body, memory: Arc::clone(&self.bodies), caller }
+    }
+
+    /// Refuses a request while the caller has not taken the answers to others.
+    pub(super) fn check_answers(&self, caller: &Caller) -> Result<(), Problem> {
+        answers::check(&self.answers, caller)
+    }
+
+    /// The answer, which takes memory from the caller's share until it has gone out.
+    pub(super) fn held(&self, caller: &Caller, may_refuse: bool, answer: Response) -> Response {
+        answers::hold(&self.answers, caller, may_refuse, answer)
     }
 
     /// The form of a stranger who signs in, which takes its memory from the share of the address.

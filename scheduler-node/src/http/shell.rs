@@ -13,7 +13,10 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use common::{access::Caller, wire::Problem};
+use common::{
+    access::{Caller, Permission},
+    wire::Problem,
+};
 use futures::FutureExt;
 
 use super::{
@@ -51,6 +54,28 @@ pub(super) fn around(
         .layer(middleware::from_fn_with_state(Shell { authenticator, shares, audit, metrics }, pass))
 }
 
+impl Shell {
+    /// The caller of a request, which may go on to its handler; `None` on a route that is open to all.
+    fn admit(&self, request: &Request, required: Requirement, now: Instant) -> Result<Option<Caller>, Refusal> {
+        self.authenticator.check_host(host(request))?;
+        let permission = match required {
+            Requirement::Open => return Ok(None),
+            Requirement::AnyToken => None,
+            Requirement::May(permission) => Some(permission),
+        };
+        let caller = self.authenticator.authorize(request.headers(), permission)?;
+        let admitted = self.shares.check_rate(&caller, now).and_then(|()| match permission {
+            // Prometheus reads large answers, and is refused none.
+            Some(Permission::Metrics) => Ok(()),
+            _ => self.shares.check_answers(&caller),
+        });
+        match admitted {
+            Ok(()) => Ok(Some(caller)),
+            Err(problem) => Err(Refusal::from(problem).to(caller)),
+        }
+    }
+}
+
 async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let method = request.method().clone();
@@ -60,19 +85,9 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let page = PageNote::default();
     let draft = Some(AuditDraft::of(&request, route));
     let mut underway = Underway { shell: &shell, method: &method, route, caller: None, draft };
-    let authorized = shell.authenticator.check_host(host(&request)).and_then(|()| {
-        let permission = match requirement(&method, route) {
-            Requirement::Open => return Ok(None),
-            Requirement::AnyToken => None,
-            Requirement::May(permission) => Some(permission),
-        };
-        let caller = shell.authenticator.authorize(request.headers(), permission)?;
-        match shell.shares.check_rate(&caller, started) {
-            Ok(()) => Ok(Some(caller)),
-            Err(problem) => Err(Refusal::from(problem).to(caller)),
-        }
-    });
-    let response = match authorized {
+    let required = requirement(&method, route);
+    let may_refuse = method.is_safe() && required != Requirement::May(Permission::Metrics);
+    let response = match shell.admit(&request, required, started) {
         Ok(caller) => {
             match &caller {
                 Some(caller) => drop(request.extensions_mut().insert(caller.clone())),
@@ -80,7 +95,11 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
             }
             underway.caller = caller;
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-            answer.unwrap_or_else(|_| after_panic(&method, route))
+            let answer = answer.unwrap_or_else(|_| after_panic(&method, route));
+            match underway.caller.as_ref().or_else(|| page.caller()) {
+                Some(caller) => shell.shares.held(caller, may_refuse, answer),
+                None => answer,
+            }
         }
         Err(refusal) => {
             underway.caller = refusal.caller().cloned();
@@ -160,6 +179,7 @@ mod tests {
         routing::{get, patch, post},
     };
     use common::access::Scope;
+    use futures::StreamExt;
     use prometheus::{IntCounter, Registry};
     use serde_json::Value;
     use sha2::{Digest, Sha256};
@@ -192,6 +212,16 @@ mod tests {
     }
 
     fn router_with(roles: &[Role], per_second: u32) -> Router {
+        let routes = Router::new()
+            .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
+            .route("/v1/tasks/{id}", get(|name: super::super::PathPart| async move { name.0 }))
+            .route("/v1/queues/{queue}/pause", post(|| async { "paused" }))
+            .route("/v1/cluster", get(broken_handler))
+            .route("/healthz", get(|| async { "alive" }));
+        router_of(roles, routes, shares(per_second))
+    }
+
+    fn router_of(roles: &[Role], routes: Router, shares: Shares) -> Router {
         let token = |role: &Role| Token {
             name: role.text().to_owned(),
             role: *role,
@@ -200,14 +230,8 @@ mod tests {
             sha256: Sha256::digest(role.text()).into(),
         };
         let authenticator = authenticator(&Auth { token: roles.iter().map(token).collect(), oidc: None });
-        let routes = Router::new()
-            .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
-            .route("/v1/tasks/{id}", get(|name: super::super::PathPart| async move { name.0 }))
-            .route("/v1/queues/{queue}/pause", post(|| async { "paused" }))
-            .route("/v1/cluster", get(broken_handler))
-            .route("/healthz", get(|| async { "alive" }));
         let metrics = HttpMetrics::register(&Registry::new(), &[]).expect("registered once");
-        around(routes, authenticator, shares(per_second), audit(), metrics)
+        around(routes, authenticator, shares, audit(), metrics)
     }
 
     async fn broken_handler() -> &'static str {
@@ -251,6 +275,47 @@ mod tests {
         assert_eq!(refused.headers()[header::RETRY_AFTER], "1");
         assert_eq!(ask(&router, "GET", "/v1/tasks", Some("producer")).await.status(), StatusCode::OK, "another caller");
         assert_eq!(ask(&router, "GET", "/healthz", None).await.status(), StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn answers_that_are_not_taken_take_memory_and_further_reads_are_refused() {
+        let limits = Limits { answers_bytes: 16 << 20, ..Limits::of_payload(1_000, 0) };
+        let shares = Shares::new(limits, IntCounter::new("beyond_rate", "none").expect("a counter"));
+        let much = || async { "x".repeat(3 << 20) };
+        let routes = Router::new()
+            .route("/v1/tasks", get(much).post(much))
+            .route("/v1/cluster", get(|| async { "small" }))
+            .route("/metrics", get(much))
+            .route("/healthz", get(|| async { "alive" }));
+        let router = router_of(&Role::ALL, routes, shares);
+        let mut kept = Vec::new();
+        for (method, path, token, status) in [
+            ("GET", "/v1/tasks", "viewer", 200),
+            ("GET", "/v1/tasks", "viewer", 200),
+            ("GET", "/v1/tasks", "viewer", 429),
+            ("GET", "/v1/cluster", "viewer", 200),
+            ("GET", "/v1/tasks", "operator", 200),
+            ("GET", "/v1/tasks", "operator", 200),
+            // A change has happened, so its answer passes and takes more than the share.
+            ("POST", "/v1/tasks", "operator", 200),
+            ("GET", "/v1/cluster", "operator", 429),
+            ("POST", "/v1/tasks", "operator", 429),
+            ("GET", "/v1/tasks", "producer", 503),
+            ("GET", "/metrics", "metrics", 200),
+            ("GET", "/healthz", "viewer", 200),
+        ] {
+            let answer = ask(&router, method, path, Some(token)).await;
+            assert_eq!(answer.status(), status, "{method} {path} as {token}");
+            assert_eq!(answer.headers().contains_key(header::RETRY_AFTER), status > 200);
+            kept.push(answer);
+        }
+        let again = async || ask(&router, "GET", "/v1/tasks", Some("viewer")).await.status();
+        let mut first = kept.swap_remove(0).into_body().into_data_stream();
+        let piece = first.next().await.expect("a frame").expect("bytes").slice(..1);
+        drop((first, kept.split_off(3)));
+        assert_eq!(again().await, StatusCode::TOO_MANY_REQUESTS, "one piece keeps the memory of all");
+        drop(piece);
+        assert_eq!(again().await, StatusCode::OK);
     }
 
     #[tokio::test]
