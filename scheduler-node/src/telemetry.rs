@@ -2,7 +2,10 @@
 
 use std::{fmt, io::IsTerminal};
 
-use tracing::{Event, Subscriber};
+use tracing::{
+    Event, Subscriber,
+    field::{Field, Visit},
+};
 use tracing_subscriber::{
     EnvFilter,
     filter::ParseError,
@@ -15,7 +18,10 @@ use tracing_subscriber::{
     util::TryInitError,
 };
 
-use crate::config::telemetry::{Format, Telemetry};
+use crate::{
+    causes::explained,
+    config::telemetry::{Format, Telemetry},
+};
 
 /// Silences libraries that log too much. The AMQP client warns of every message that the broker returns and of
 /// every orderly close; `broker/` counts and handles both itself. The pools of the database client report each
@@ -72,7 +78,7 @@ pub fn start(telemetry: &Telemetry, node: &str) -> Result<LogFilter, Error> {
     started.map(|()| filter).map_err(Error::Started)
 }
 
-/// Lines of JSON with the node's name at the end of each.
+/// Lines of JSON with the causes of an error and the node's name at the end of each.
 struct Named {
     lines: Lines<Json>,
     /// The text in place of the closing brace.
@@ -94,8 +100,26 @@ where
         let mut line = String::new();
         self.lines.format_event(context, Writer::new(&mut line), event)?;
         let open = line.trim_end().strip_suffix('}').ok_or(fmt::Error)?;
-        writeln!(writer, "{open}{}", self.end)
+        writer.write_str(open)?;
+        let mut causes = Causes::default();
+        event.record(&mut causes);
+        if let Some(causes) = causes.0 {
+            write!(writer, ",\"causes\":{}", serde_json::Value::from(causes))?;
+        }
+        writeln!(writer, "{}", self.end)
     }
+}
+
+/// The causes of an event's error: `Json` writes the error alone.
+#[derive(Default)]
+struct Causes(Option<String>);
+
+impl Visit for Causes {
+    fn record_error(&mut self, _: &Field, error: &(dyn std::error::Error + 'static)) {
+        self.0 = error.source().map(explained);
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
 }
 
 fn filter(log: &str) -> Result<EnvFilter, Error> {
@@ -104,7 +128,53 @@ fn filter(log: &str) -> Result<EnvFilter, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
     use super::*;
+
+    /// Collects the lines of a log.
+    #[derive(Clone, Default)]
+    struct Collected(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Collected {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("no panic").write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("it failed without effect")]
+    struct Failed(#[source] io::Error);
+
+    #[test]
+    fn a_line_of_json_has_the_causes_of_its_error() {
+        let collected = Collected::default();
+        let writer = collected.clone();
+        let json = tracing_subscriber::fmt().with_writer(move || writer.clone()).json().flatten_event(true);
+        let log = json.map_event_format(|lines| Named::new(lines, "a")).finish();
+        tracing::subscriber::with_default(log, || {
+            let error = Failed(io::Error::other("permission denied for table \"tasks\""));
+            tracing::error!(error = &error as &dyn std::error::Error, "claim failed");
+            tracing::info!("claimed");
+        });
+        let bytes = collected.0.lock().expect("no panic").clone();
+        let lines: Vec<serde_json::Map<String, serde_json::Value>> = String::from_utf8(bytes)
+            .expect("text")
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("one object a line"))
+            .collect();
+        assert_eq!(lines[0]["error"], "it failed without effect");
+        assert_eq!(lines[0]["causes"], "permission denied for table \"tasks\"");
+        assert_eq!(lines[0]["node"], "a");
+        assert!(!lines[1].contains_key("causes"), "{:?}", lines[1]);
+    }
 
     #[test]
     fn the_amqp_client_is_quiet_unless_the_filter_names_it() {
