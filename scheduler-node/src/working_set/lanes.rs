@@ -27,6 +27,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// milliseconds, a busy one in tens of them.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 
+/// A closed lane is forgotten when no task has tried it for this long after its pause. While this node has tasks that
+/// may start, one of them tries it soon after the pause. So it has none: they ended, or their shards moved.
+const FORGOTTEN_AFTER: Duration = LONGEST_PAUSE.saturating_mul(4);
+
 /// The state of one lane.
 #[derive(Clone, Debug, Default)]
 struct Lane {
@@ -47,6 +51,10 @@ impl Lane {
 
     fn is_stuck(&self, now: Instant) -> bool {
         self.silent_since.is_some_and(|since| now.saturating_duration_since(since) > STUCK_AFTER)
+    }
+
+    fn is_forgotten(&self, now: Instant) -> bool {
+        self.unconfirmed == 0 && self.closed_until.is_some_and(|until| now >= until + FORGOTTEN_AFTER)
     }
 
     /// The pause of a lane with at least one failure.
@@ -141,8 +149,10 @@ impl Lanes {
         self.closed(now).into_iter().chain(book.held().iter().cloned()).collect()
     }
 
+    /// The queues whose lanes are closed. Forgets those that no task has tried for long.
     pub fn closed(&self, now: Instant) -> Vec<QueueName> {
-        let lanes = self.lanes.lock();
+        let mut lanes = self.lanes.lock();
+        lanes.retain(|_, lane| !lane.is_forgotten(now));
         lanes.iter().filter(|(_, lane)| !lane.is_open(now)).map(|(queue, _)| queue.clone()).collect()
     }
 }
@@ -238,6 +248,23 @@ mod tests {
         let later = now + STUCK_AFTER * 2;
         assert_eq!(lanes.closed(later), [queue()]);
         assert!(lanes.is_open(&QueueName::new("mails"), later));
+    }
+
+    #[test]
+    fn a_closed_lane_is_forgotten_once_no_task_tries_it() {
+        let lanes = Lanes::default();
+        let start = Instant::now();
+        lanes.sent(&queue(), 2, start);
+        lanes.heard(&queue(), 1, 0, start);
+        let late = start + FIRST_PAUSE + FORGOTTEN_AFTER;
+        assert_eq!(lanes.closed(late), [queue()], "a message is on its way");
+        lanes.heard(&queue(), 1, 0, late);
+        let probed = late + FIRST_PAUSE * 2 + FORGOTTEN_AFTER / 2;
+        assert!(lanes.may_probe(&queue(), probed));
+        let over = probed + FIRST_PAUSE * 2 + FORGOTTEN_AFTER;
+        assert_eq!(lanes.closed(over - Duration::from_millis(1)), [queue()], "it was tried since");
+        assert!(lanes.closed(over).is_empty());
+        assert!(lanes.is_open(&queue(), over));
     }
 
     #[test]
