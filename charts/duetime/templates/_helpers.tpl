@@ -24,39 +24,28 @@
 
 {{/* Labels: "component" is node, relay, migration, test or a throw-away store. */}}
 {{- define "duetime.selector" -}}
-app.kubernetes.io/name: {{ include "duetime.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/name: {{ include "duetime.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component | quote }}
 {{- end }}
 
 {{- define "duetime.labels" -}}
-helm.sh/chart: {{ include "duetime.chart" .root }}
-{{ include "duetime.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $chart := dict "helm.sh/chart" (include "duetime.chart" .root) "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/managed-by" .root.Release.Service }}
+{{- merge (include "duetime.podLabels" . | fromYaml) $chart | toYaml }}
 {{- end }}
 
-{{/* Of pods: nothing that changes with the chart's version alone, which would restart them. */}}
+{{/* Of pods: nothing that changes with the chart's version alone, which would restart them. Of equal keys the first counts: the selector's, the
+object's own, those of all objects. */}}
 {{- define "duetime.podLabels" -}}
-{{ include "duetime.selector" . }}
-{{- $labels := merge (dict) (.labels | default dict) .root.Values.commonLabels }}
-{{- with $labels }}
-{{ toYaml . }}
-{{- end }}
+{{- merge (include "duetime.selector" . | fromYaml) (.labels | default dict) .root.Values.commonLabels | toYaml }}
 {{- end }}
 
 {{/* metadata of an object: root, component, name; labels and annotations of its own */}}
 {{- define "duetime.metadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "duetime.labels" . | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
 {{- $annotations := merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
 {{- with $annotations }}
 annotations:
@@ -278,9 +267,9 @@ etcd: {{ .password | toString | b64enc }}
 {{/* One source of a projected volume: root, existingSecret, existingSecretKey, own (key in the chart's Secret), secrets (its name), path */}}
 {{- define "duetime.source" -}}
 - secret:
-    name: {{ .existingSecret | default .secrets }}
+    name: {{ .existingSecret | default .secrets | quote }}
     items:
-      - key: {{ if .existingSecret }}{{ .existingSecretKey | default .key }}{{ else }}{{ .own }}{{ end }}
+      - key: {{ empty .existingSecret | ternary .own (.existingSecretKey | default .key) | quote }}
         path: {{ .path }}
 {{- end }}
 
@@ -288,7 +277,7 @@ etcd: {{ .password | toString | b64enc }}
 {{- define "duetime.volumes" -}}
 - name: config
   configMap:
-    name: {{ .config }}
+    name: {{ .config | quote }}
 - name: secrets
   projected:
     defaultMode: 0440
@@ -304,10 +293,10 @@ etcd: {{ .password | toString | b64enc }}
       {{- end }}
       {{- if .tls.existingSecret }}
       - secret:
-          name: {{ .tls.existingSecret }}
+          name: {{ .tls.existingSecret | quote }}
           items:
             {{- range compact (list .tls.caKey .tls.certKey .tls.keyKey) }}
-            - key: {{ . }}
+            - key: {{ . | quote }}
               path: etcd-tls/{{ . }}
             {{- end }}
       {{- end }}
@@ -315,10 +304,10 @@ etcd: {{ .password | toString | b64enc }}
       {{- with .root.Values.tls }}
       {{- if .existingSecret }}
       - secret:
-          name: {{ .existingSecret }}
+          name: {{ .existingSecret | quote }}
           items:
             {{- range list .certKey .keyKey }}
-            - key: {{ . }}
+            - key: {{ . | quote }}
               path: tls/{{ . }}
             {{- end }}
       {{- end }}
@@ -337,10 +326,10 @@ etcd: {{ .password | toString | b64enc }}
 {{- with .root.Values.amqp.tls }}
 {{- if .existingSecret }}
 - secret:
-    name: {{ .existingSecret }}
+    name: {{ .existingSecret | quote }}
     items:
       {{- range compact (list .caKey .certKey .keyKey) }}
-      - key: {{ . }}
+      - key: {{ . | quote }}
         path: amqp-tls/{{ . }}
       {{- end }}
 {{- end }}
@@ -352,9 +341,9 @@ etcd: {{ .password | toString | b64enc }}
 {{- if .existingConfigMap }}
 - name: ca
   configMap:
-    name: {{ .existingConfigMap }}
+    name: {{ .existingConfigMap | quote }}
     items:
-      - key: {{ .key }}
+      - key: {{ .key | quote }}
         path: ca.crt
 {{- end }}
 {{- end }}
@@ -395,8 +384,8 @@ etcd: {{ .password | toString | b64enc }}
 - name: DUETIME_AUTH__TOKEN__{{ $index }}__SHA256
   valueFrom:
     secretKeyRef:
-      name: {{ .existingSecret }}
-      key: {{ .existingSecretKey | default "sha256" }}
+      name: {{ .existingSecret | quote }}
+      key: {{ .existingSecretKey | default "sha256" | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -421,6 +410,22 @@ checksum/secrets: {{ . | sha256sum }}
 {{- end }}
 {{- end }}
 
+{{/* The probes of a node. One without settings is left out: `livenessProbe: null` in the values. */}}
+{{- define "duetime.probes" -}}
+{{- range $name, $path := dict "startupProbe" "/healthz" "livenessProbe" "/healthz" "readinessProbe" "/readyz" }}
+{{- with index $.Values $name }}
+{{ $name }}:
+  httpGet:
+    path: {{ $path }}
+    port: http
+    {{- if $.Values.tls.existingSecret }}
+    scheme: HTTPS
+    {{- end }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* What all pods have in common */}}
 {{- define "duetime.pod" -}}
 automountServiceAccountToken: false
@@ -429,7 +434,7 @@ enableServiceLinks: false
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with .Values.podSecurityContext }}
@@ -437,7 +442,7 @@ securityContext:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector:

@@ -39,7 +39,7 @@ template:
   spec:
     restartPolicy: Never
     {{- if not $hook }}
-    serviceAccountName: {{ include "duetime.serviceAccountName" . }}
+    serviceAccountName: {{ include "duetime.serviceAccountName" . | quote }}
     {{- end }}
     {{- include "duetime.pod" . | nindent 4 }}
     containers:
