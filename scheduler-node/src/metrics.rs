@@ -5,12 +5,9 @@ mod families;
 mod registrar;
 mod sums;
 
-use common::{
-    ids::QueueName,
-    limit::Limit,
-    task::{TaskState, verdict::FailureReason},
-    time::UnixMicros,
-};
+use std::collections::BTreeSet;
+
+use common::{ids::QueueName, limit::Limit, task::verdict::FailureReason, time::UnixMicros};
 use prometheus::{IntCounter, Registry};
 
 pub use self::{families::Metrics, sums::Lateness};
@@ -19,10 +16,17 @@ use crate::{store::PoolKind, supervise::LoopKind};
 /// Queues beyond this many share the label `other`: a label must not grow without bound.
 const QUEUE_LABELS: usize = 500;
 
+/// So many queues more may have a label of their own because their policies have a `failure_alert_threshold`, which
+/// raises no alert without one. A person sets each threshold, so there are seldom as many.
+const ALERTING_QUEUE_LABELS: usize = 500;
+
 const OTHER: &str = "other";
 
 /// The sources of tasks.
 const SOURCES: [&str; 4] = ["http", "amqp", "sql", "schedule"];
+
+/// The final states of tasks.
+const OUTCOMES: [&str; 5] = ["succeeded", "dead", "cancelled", "superseded", "expired"];
 
 /// The reasons why a submission in SQL is no task, by the last part of the problem's type. Any other reason is
 /// `other`.
@@ -34,7 +38,7 @@ impl Metrics {
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let metrics = Self::families(registry)?;
         metrics.begin_fixed_labels();
-        metrics.label_of(&QueueName::new(OTHER));
+        metrics.begin_queue(&QueueName::new(OTHER));
         Ok(metrics)
     }
 
@@ -92,26 +96,39 @@ impl Metrics {
         self.with_label(queue, |label| self.lateness.with_label_values(&[label]).observe(seconds));
     }
 
-    /// Begins the series of a queue at 0, because an increase shows only in a series that existed before. Returns
-    /// whether the queue has a label of its own.
-    pub fn begin(&self, queue: &QueueName) -> bool {
-        if !self.has_label_of_its_own(queue) {
-            return false;
-        }
-        self.published(queue, 0);
-        self.finished(queue, TaskState::Dead.text(), 0);
-        self.with_label(queue, |label| {
-            for reason in FailureReason::ALL {
-                self.failed.with_label_values(&[label, reason.text()]).inc_by(0);
-            }
-        });
-        true
+    /// Begins the series of a queue at 0, because an increase shows only in a series that existed before.
+    pub fn begin_queue(&self, queue: &QueueName) {
+        self.give_label(&mut self.known.write(), queue, QUEUE_LABELS);
     }
 
-    /// Whether the queue has a label of its own, or will get one.
-    fn has_label_of_its_own(&self, queue: &QueueName) -> bool {
-        let known = self.known.read();
-        known.len() <= QUEUE_LABELS || known.contains(queue)
+    /// Begins the series of a queue whose policy says how many of its tasks may die before an alert fires.
+    pub fn begin_alerting_queue(&self, queue: &QueueName, threshold: i64) {
+        let mut known = self.known.write();
+        if self.give_label(&mut known, queue, QUEUE_LABELS + ALERTING_QUEUE_LABELS) {
+            self.failure_alert_threshold.with_label_values(&[queue.as_str()]).set(threshold);
+        }
+    }
+
+    /// Ends the series of a queue that was deleted, and frees its label.
+    pub fn end_queue(&self, queue: &QueueName) {
+        let label = queue.as_str();
+        let mut known = self.known.write();
+        if label == OTHER || !known.remove(queue) {
+            return;
+        }
+        // Each removal fails only where there is no such series.
+        for source in SOURCES {
+            let _ = self.submitted.remove_label_values(&[label, source]);
+        }
+        for outcome in OUTCOMES {
+            let _ = self.finished.remove_label_values(&[label, outcome]);
+        }
+        for reason in FailureReason::ALL {
+            let _ = self.failed.remove_label_values(&[label, reason.text()]);
+        }
+        let _ = self.lateness.remove_label_values(&[label]);
+        let _ = self.published.remove_label_values(&[label]);
+        let _ = self.failure_alert_threshold.remove_label_values(&[label]);
     }
 
     pub fn published(&self, queue: &QueueName, messages: u64) {
@@ -149,34 +166,41 @@ impl Metrics {
         self.with_label(queue, |label| self.failed.with_label_values(&[label, reason.text()]).inc());
     }
 
+    /// Counts under the queue's label. The lock is held until then, so that no count begins a series after its end.
     fn with_label(&self, queue: &QueueName, count: impl FnOnce(&str)) {
-        if self.known.read().contains(queue) {
+        let known = self.known.read();
+        if known.contains(queue) {
             return count(queue.as_str());
         }
-        count(&self.label_of(queue));
+        drop(known);
+        let mut known = self.known.write();
+        let has_label = self.give_label(&mut known, queue, QUEUE_LABELS);
+        count(if has_label { queue.as_str() } else { OTHER });
     }
 
-    /// The queue's own label while there is room for it. A queue seen for the first time gets all its series.
-    fn label_of(&self, queue: &QueueName) -> String {
-        let mut known = self.known.write();
-        if known.len() > QUEUE_LABELS && !known.contains(queue) {
-            return OTHER.to_owned();
+    /// Whether the queue has a label of its own: it gets one, with all its series, while at most `most` queues have
+    /// one.
+    fn give_label(&self, known: &mut BTreeSet<QueueName>, queue: &QueueName, most: usize) -> bool {
+        if known.contains(queue) {
+            return true;
         }
+        if known.len() > most {
+            return false;
+        }
+        known.insert(queue.clone());
         let label = queue.as_str();
-        if known.insert(queue.clone()) {
-            for source in SOURCES {
-                let _ = self.submitted.with_label_values(&[label, source]);
-            }
-            for outcome in ["succeeded", "dead", "cancelled", "superseded", "expired"] {
-                let _ = self.finished.with_label_values(&[label, outcome]);
-            }
-            for reason in FailureReason::ALL {
-                let _ = self.failed.with_label_values(&[label, reason.text()]);
-            }
-            let _ = self.lateness.with_label_values(&[label]);
-            let _ = self.published.with_label_values(&[label]);
+        for source in SOURCES {
+            let _ = self.submitted.with_label_values(&[label, source]);
         }
-        label.to_owned()
+        for outcome in OUTCOMES {
+            let _ = self.finished.with_label_values(&[label, outcome]);
+        }
+        for reason in FailureReason::ALL {
+            let _ = self.failed.with_label_values(&[label, reason.text()]);
+        }
+        let _ = self.lateness.with_label_values(&[label]);
+        let _ = self.published.with_label_values(&[label]);
+        true
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct NodeFigures {
 }
 
 impl NodeFigures {
-    /// The number of tasks that reached a final state on this node.
+    /// The number of tasks that reached a final state on this node, without those of deleted queues.
     pub(crate) fn finished(&self) -> u64 {
         self.finished.values().sum()
     }

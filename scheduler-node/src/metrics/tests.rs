@@ -197,13 +197,39 @@ fn promtool_finds_nothing_to_say_about_them() {
 }
 
 #[test]
-fn queues_without_number_have_labels_in_number_and_one_with_a_limit_of_its_own_goes_first() {
-    let (_, metrics) = at_the_start();
-    let limited = QueueName::new("z-limited");
-    assert!(metrics.begin(&limited));
-    let labelled = (0..50_000).filter(|nth| metrics.begin(&QueueName::new(format!("q{nth}")))).count();
-    assert_eq!(labelled, QUEUE_LABELS - 1);
-    assert!(metrics.begin(&limited));
-    metrics.finished(&QueueName::new("q49999"), "dead", 1);
+fn queues_without_number_have_labels_in_number_and_some_more_where_they_have_an_alert_limit() {
+    let (registry, metrics) = at_the_start();
+    let queue = |kind: &str, number: usize| QueueName::new(format!("{kind}{number}"));
+    let labelled = |metric| values_of(&registry, metric, "queue").len();
+    for number in 0..QUEUE_LABELS * 10 {
+        metrics.begin_queue(&queue("plain", number));
+    }
+    assert_eq!(labelled("duetime_tasks_finished_total"), QUEUE_LABELS + 1, "and the one they share");
+    metrics.finished(&queue("plain", QUEUE_LABELS), "dead", 1);
     assert_eq!(metrics.finished_by_queue().get(OTHER), Some(&1));
+    for number in 0..QUEUE_LABELS * 10 {
+        metrics.begin_alerting_queue(&queue("alerting", number), 5);
+    }
+    assert_eq!(labelled("duetime_queue_failure_alert_threshold"), ALERTING_QUEUE_LABELS);
+    metrics.finished(&queue("alerting", 0), "dead", 3);
+    assert_eq!(metrics.finished.with_label_values(&["alerting0", "dead"]).get(), 3, "the alert reads both");
+}
+
+#[test]
+fn a_deleted_queue_leaves_no_series_and_its_label_to_another() {
+    let (registry, metrics) = at_the_start();
+    let queue = |number: usize| QueueName::new(format!("q{number}"));
+    (0..QUEUE_LABELS).for_each(|number| metrics.begin_queue(&queue(number)));
+    metrics.begin_alerting_queue(&queue(0), 5);
+    metrics.submitted(&queue(0), "http", 1);
+    metrics.late_by(&queue(0), 0.1);
+    metrics.end_queue(&queue(0));
+    metrics.end_queue(&QueueName::new(OTHER));
+    assert!(!text(&registry).contains("\"q0\""), "{}", text(&registry));
+    metrics.published(&queue(QUEUE_LABELS), 1);
+    metrics.published(&queue(QUEUE_LABELS + 1), 1);
+    let labels = values_of(&registry, "duetime_publishes_total", "queue");
+    assert!(labels.contains(queue(QUEUE_LABELS).as_str()), "it got the free label");
+    assert!(!labels.contains(queue(QUEUE_LABELS + 1).as_str()));
+    assert!(labels.contains(OTHER), "a queue of that name shares its label");
 }

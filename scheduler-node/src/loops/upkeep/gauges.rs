@@ -35,7 +35,7 @@ pub struct Gauges {
 impl Gauges {
     pub async fn run(self, stop: CancellationToken) {
         let mut with_limit = BTreeSet::new();
-        let mut known = None;
+        let mut known = Arc::<QueueBook>::default();
         let mut servers = Servers::default();
         loop {
             {
@@ -43,9 +43,9 @@ impl Gauges {
                 self.read();
                 servers.read(&self.databases, &self.metrics);
                 let book = self.books.load_full();
-                if known != Some(book.revision()) {
-                    known = Some(book.revision());
-                    self.tell_queues(&book, &mut with_limit);
+                if known.revision() != book.revision() {
+                    self.tell_queues(&book, &known, &mut with_limit);
+                    known = book;
                 }
             }
             tokio::select! {
@@ -78,27 +78,27 @@ impl Gauges {
         self.metrics.lanes_closed.set(gauge(self.lanes.closed(Instant::now()).len()));
     }
 
-    /// Sets each queue's own alert limit of dead tasks, and begins the queue's series, from which alerts count.
-    fn tell_queues(&self, book: &QueueBook, with_limit: &mut BTreeSet<QueueName>) {
-        let limits = &self.metrics.failure_alert_threshold;
+    /// Begins the series of each queue, from which alerts count, with its own alert limit of dead tasks. Ends those
+    /// of queues that only the book before has.
+    fn tell_queues(&self, book: &QueueBook, before: &QueueBook, with_limit: &mut BTreeSet<QueueName>) {
+        for queue in book.since(before).1 {
+            self.metrics.end_queue(&queue);
+        }
         let mut gone = std::mem::take(with_limit);
         // Queues with a limit get labels first. Beyond the number of labels, a queue's tasks are not counted by its
         // name.
-        for queue in book.iter().filter(|queue| queue.policy.failure_alert_threshold.is_some()) {
-            let Some(threshold) = queue.policy.failure_alert_threshold.filter(|_| self.metrics.begin(&queue.name))
-            else {
-                continue;
-            };
-            limits.with_label_values(&[queue.name.as_str()]).set(threshold);
+        for queue in book.iter() {
+            let Some(threshold) = queue.policy.failure_alert_threshold else { continue };
+            self.metrics.begin_alerting_queue(&queue.name, threshold);
             gone.remove(&queue.name);
             with_limit.insert(queue.name.clone());
         }
         for queue in book.iter() {
-            self.metrics.begin(&queue.name);
+            self.metrics.begin_queue(&queue.name);
         }
         for queue in gone {
-            // The label exists; a second removal would do no harm.
-            let _ = limits.remove_label_values(&[queue.as_str()]);
+            // A deleted queue has no such series any more.
+            let _ = self.metrics.failure_alert_threshold.remove_label_values(&[queue.as_str()]);
         }
     }
 }
@@ -109,10 +109,38 @@ fn gauge(count: usize) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use prometheus::Registry;
+    use common::queue::Queue;
+    use prometheus::{Registry, core::Collector};
 
     use super::*;
-    use crate::desk::tests::fresh;
+    use crate::{desk::tests::fresh, store::Places};
+
+    #[test]
+    fn the_series_of_a_queue_end_with_it_and_those_of_its_limit_with_the_limit() {
+        let metrics = Arc::new(Metrics::register(&Registry::new()).unwrap());
+        let gauges = Gauges {
+            databases: NodeDatabases::new(Vec::new(), Places::new(std::iter::empty().collect())),
+            lanes: Arc::default(),
+            books: Books::default(),
+            metrics: Arc::clone(&metrics),
+            pulse: Pulse::default(),
+        };
+        let mut queue = Queue::with_defaults(QueueName::new("mails"));
+        let without = QueueBook::new(2, [queue.clone()]);
+        queue.policy.failure_alert_threshold = Some(5);
+        let with = QueueBook::new(1, [queue]);
+        let deleted = QueueBook::new(3, []);
+        let limits = || metrics.failure_alert_threshold.collect()[0].get_metric().len();
+        let is_counted = || metrics.finished_by_queue().contains_key("mails");
+        let mut with_limit = BTreeSet::new();
+        gauges.tell_queues(&with, &QueueBook::default(), &mut with_limit);
+        assert_eq!((limits(), is_counted()), (1, true));
+        gauges.tell_queues(&without, &with, &mut with_limit);
+        assert_eq!((limits(), is_counted()), (0, true));
+        gauges.tell_queues(&with, &without, &mut with_limit);
+        gauges.tell_queues(&deleted, &with, &mut with_limit);
+        assert_eq!((limits(), is_counted()), (0, false));
+    }
 
     #[tokio::test]
     async fn a_reading_is_a_unit_of_work_and_tells_the_size_of_each_pool() {
