@@ -186,9 +186,10 @@ def check_dashboards(known, source):
         expect(board.get("id") is None, f"{where}: an id belongs to one Grafana")
         expect(board["schemaVersion"] >= 39, f"{where}: old schema")
         variables = {variable["name"]: variable for variable in board["templating"]["list"]}
-        expect({"datasource", "job", "instance"} <= variables.keys(), f"{where}: variables are missing")
+        expect({"datasource", "namespace", "job", "instance"} <= variables.keys(), f"{where}: variables are missing")
         for variable in variables.values():
             for query in re.findall(r"label_values\((.*), (\w+)\)$", variable.get("definition", "")):
+                check_scope(f"{where}: ${variable['name']}", query[0], {"namespace": 0, "job": 1}.get(variable["name"], 2))
                 yield f"{where}: ${variable['name']}", query[0]
                 check_expression(f"{where}: ${variable['name']}", query[0], known, source)
                 metric = re.match(r"\w+", query[0])[0]
@@ -203,7 +204,20 @@ def check_dashboards(known, source):
                 for used in re.findall(r"\$(\w+)", target["expr"] + target["legendFormat"]):
                     expect(used in variables or used.startswith("__"), f"{name}: no variable {used}")
                 check_expression(name, target["expr"], known, source)
+                check_scope(name, target["expr"])
                 yield name, target["expr"]
+
+
+def check_scope(where, expr, depth=2):
+    """A cluster is a job in a namespace: every selector begins with the chosen ones, the first `depth` of them."""
+    chosen = ", ".join(['namespace=~"$namespace"', 'job=~"$job"'][:depth])
+    selectors = re.findall(r"\{[^{}]*\}", expr)
+    expect(selectors or not chosen, f"{where}: does not select {chosen}")
+    for selector in selectors:
+        expect(selector.startswith("{" + chosen), f"{where}: {selector} does not begin with {chosen}")
+    for labels in GROUPING.findall(expr):
+        words = re.findall(r"\w+", labels)
+        expect("job" not in words or "namespace" in words, f"{where}: ({labels}) takes jobs of all namespaces for one")
 
 
 def check_places(where, places):
