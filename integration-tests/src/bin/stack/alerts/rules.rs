@@ -27,9 +27,9 @@ pub(super) const CHANGES: [(&str, &str, &str); 7] = [
     ),
     ("duetime_inbox_oldest_seconds) > 60", "duetime_inbox_oldest_seconds) > 5", "DuetimeInboxStuck: 5 s"),
     (
-        "duetime_heap_entries > 900000",
-        "duetime_heap_entries > 900",
-        "DuetimeHeapFull: 900 keys; scheduler.heap_entries is 1,000",
+        "duetime_heap_entries[5m]) > 500000",
+        "duetime_heap_entries[5m]) > 500",
+        "DuetimeHeapFull: 500 keys; scheduler.heap_entries is 1,000",
     ),
     (
         "\n          or sum by (namespace, job, database) (increase(duetime_database_statement_seconds_count{op=\"partition_read\"}[1h])) == 0",
