@@ -70,7 +70,7 @@ impl Desk {
         let (desk, name, by) = (self.clone(), NodeName::new(name), by.to_owned());
         run_to_end(async move {
             if let Some(revision) = desk.drain_write(&name, drained).await? {
-                tracing::info!(node = %name, drained, by, "node {}", if drained { "drained" } else { "undrained" });
+                tracing::info!(member = %name, drained, by, "node {}", if drained { "drained" } else { "undrained" });
                 let mut views = desk.parts().views.clone();
                 let shown = views.wait_for(|view| view.revision >= revision);
                 // The drain is written. This node's view is late, and the answer below is right all the same.

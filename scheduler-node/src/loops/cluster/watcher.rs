@@ -231,7 +231,7 @@ impl Watcher {
                 Ok(Revocation::Done) => {
                     self.failing = false;
                     self.coordination.metrics().revocations.inc();
-                    tracing::warn!(%node, %term, "revoked the lease of a node whose process has ended");
+                    tracing::warn!(member = %node, %term, "revoked the lease of a node whose process has ended");
                 }
                 // The mirror is about to show it.
                 Ok(Revocation::Absent | Revocation::Deposed) => {}
@@ -239,7 +239,7 @@ impl Watcher {
                     let first = !std::mem::replace(&mut self.failing, true);
                     if first && !matches!(error, Error::Unanswered { .. }) {
                         let error = &error as &dyn std::error::Error;
-                        tracing::warn!(%node, error, "could not revoke the lease of a node whose process has ended");
+                        tracing::warn!(member = %node, error, "could not revoke the lease of a node whose process has ended");
                     }
                 }
             }
@@ -251,10 +251,10 @@ fn note(coordination: &Coordination, node: &NodeId, before: Standing, standing: 
     match (before, standing) {
         (Standing::Alive, Standing::Suspected | Standing::Ended) => {
             coordination.metrics().suspicions.inc();
-            tracing::info!(%node, "its session is gone from the database and its port is refused; looking again");
+            tracing::info!(member = %node, "its session is gone from the database and its port is refused; looking again");
         }
         (Standing::Suspected | Standing::Ended, Standing::Alive) => {
-            tracing::info!(%node, "its process runs after all");
+            tracing::info!(member = %node, "its process runs after all");
         }
         _ => {}
     }
