@@ -40,6 +40,17 @@ pub fn addressed_to<'a>(exchange: &str, routing_key: &'a str) -> Option<&'a str>
     key.strip_prefix(RESULT_KEY).or_else(|| key.strip_prefix(SUBMIT_KEY))
 }
 
+/// How the names begin that RabbitMQ makes for a client: those of direct reply-to, and those of queues declared without
+/// a name.
+const MADE_BY_RABBITMQ: [&str; 2] = ["amq.rabbitmq.reply-to.", "amq.gen-"];
+
+/// Whether an answer may go to the queue that a message names in `reply_to`. The sender may write to few queues, but a
+/// node to all, so a name that a client can choose may be that of another client's queue. The other names are random:
+/// only the reader of such a queue knows its name, and gives it away by asking.
+pub fn may_answer_to(reply_to: &str) -> bool {
+    MADE_BY_RABBITMQ.iter().any(|start| reply_to.starts_with(start))
+}
+
 pub const HEADER_ATTEMPT: &str = "duetime-attempt";
 pub const HEADER_MAX_ATTEMPTS: &str = "duetime-max-attempts";
 pub const HEADER_DUE_MS: &str = "duetime-due-ms";
@@ -166,6 +177,16 @@ mod tests {
         assert_eq!(addressed_to(IN, &submit_key("a")), Some("a"));
         for (exchange, key) in [("", "result.a"), ("other", "result.a"), (IN, "a"), (IN, "results.a")] {
             assert_eq!(addressed_to(exchange, key), None, "{exchange} {key}");
+        }
+    }
+
+    #[test]
+    fn an_answer_goes_only_to_a_queue_whose_name_rabbitmq_made() {
+        for queue in ["amq.rabbitmq.reply-to.g1h2AAtyZXBseUAxNTUx.MiZb", "amq.gen-JzTY20BRgKO-HjmUJj0wLg"] {
+            assert!(may_answer_to(queue), "{queue}");
+        }
+        for queue in [SUBMIT, RESULTS, "orders", "", "amq.rabbitmq.reply-to", "a.amq.gen-1", "amq.rabbitmq.trace"] {
+            assert!(!may_answer_to(queue), "{queue}");
         }
     }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use lapin::{
-    BasicProperties, Channel,
-    options::{BasicAckOptions, BasicNackOptions, BasicPublishOptions, BasicRejectOptions},
+    Channel,
+    options::{BasicAckOptions, BasicNackOptions, BasicRejectOptions},
 };
 
 use super::hold::HeldBytes;
@@ -40,16 +40,6 @@ impl AckHandle {
     pub async fn requeue(self) {
         let options = BasicNackOptions { requeue: true, ..Default::default() };
         let _ = self.channel.basic_nack(self.delivery_tag, options).now_or_never();
-    }
-
-    /// Publishes an answer to a queue of the sender's, on the channel of the message. The answer may be lost
-    /// with the queue or the connection.
-    pub fn reply(&self, queue: &str, correlation_id: &str, body: &[u8]) {
-        let properties = BasicProperties::default()
-            .with_content_type("application/json".into())
-            .with_correlation_id(correlation_id.into());
-        let options = BasicPublishOptions::default();
-        let _ = self.channel.basic_publish("".into(), queue.into(), options, body, properties).now_or_never();
     }
 
     /// Returns once the ack is queued behind all earlier ones. It may still be lost together with the connection.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use async_rs::{Runtime, Tokio};
-use futures::{StreamExt, stream::BoxStream};
+use futures::{FutureExt, StreamExt, stream::BoxStream};
 use lapin::{
     AsyncTcpStream, BasicProperties, Channel, Connection, ConnectionProperties, Event,
     options::{BasicPublishOptions, ConfirmSelectOptions},
@@ -43,6 +43,8 @@ pub(super) struct Link {
     socket: Socket,
     /// The messages that the connection has brought and that are not answered yet.
     hold: Arc<MemoryHold>,
+    /// The channel of [`Self::answer`].
+    answers: OnceLock<Channel>,
     over: CancellationToken,
     reason: OnceLock<String>,
 }
@@ -89,8 +91,8 @@ impl Link {
             if request.is_received() { error.or_no_certificate() } else { error }
         })?;
         let events = connection.events_listener().boxed();
-        let link = Self { connection, user, socket, hold, over: CancellationToken::new(), reason: OnceLock::new() };
-        Ok((Arc::new(link), events))
+        let (answers, over, reason) = (OnceLock::new(), CancellationToken::new(), OnceLock::new());
+        Ok((Arc::new(Self { connection, user, socket, hold, answers, over, reason }), events))
     }
 
     /// Connects the socket here rather than in the client. The client leaves a thread's worth of memory behind
@@ -171,6 +173,23 @@ impl Link {
             }
         };
         answer(|| "publish".to_owned(), ANSWER_WITHIN, sounded).await
+    }
+
+    /// Makes [`Self::answer`] ready.
+    pub(super) async fn open_answers(&self) -> Result<(), Error> {
+        let channel = self.channel().await?;
+        self.answers.get_or_init(|| channel);
+        Ok(())
+    }
+
+    /// Publishes a message that may be lost, without a wait. While the broker blocks the connection, it is left out.
+    pub(super) fn answer(&self, queue: &str, correlation_id: &str, body: &[u8]) {
+        let Some(channel) = self.answers.get().filter(|_| !self.is_blocked()) else { return };
+        let properties = BasicProperties::default()
+            .with_content_type("application/json".into())
+            .with_correlation_id(correlation_id.into());
+        let options = BasicPublishOptions::default();
+        let _ = channel.basic_publish("".into(), queue.into(), options, body, properties).now_or_never();
     }
 
     /// Whether the broker has asked this connection to send nothing for now.

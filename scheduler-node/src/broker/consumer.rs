@@ -1,9 +1,10 @@
 //! Messages that come back: consumers' reports, and deliveries that they or the broker gave up.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
+use arc_swap::ArcSwapOption;
 use common::wire::{
-    amqp::{IN, REJECTED, RESULTS, addressed_to},
+    amqp::{IN, REJECTED, RESULTS, addressed_to, may_answer_to},
     screen::{Trouble, TroubleKind},
 };
 use lapin::types::FieldTable;
@@ -18,6 +19,7 @@ use super::{
     error::Error,
     intake::Intake,
     message::{attempt_of, death_of, json_of},
+    publisher::Publisher,
     reading::{EXTRA_PREFETCH, Reading},
     received::Received,
     subscription::Arrived,
@@ -73,8 +75,8 @@ pub struct Incoming {
     pub source: Source,
     pub message_id: Option<String>,
     pub correlation_id: Option<String>,
-    /// A queue that the sender reads.
-    pub reply_to: Option<String>,
+    /// A queue of the sender's for answers, if the message names one that may get them.
+    pub reply_to: Option<ReplyTo>,
     pub attempt_header: Option<i64>,
     /// The queue that its routing key in `duetime.in` named.
     pub addressed_to: Option<String>,
@@ -93,6 +95,28 @@ pub struct Incoming {
     pub arrived_at: Instant,
 }
 
+/// A queue for answers to the sender of one message.
+pub struct ReplyTo {
+    queue: String,
+    publisher: Arc<ArcSwapOption<Publisher>>,
+}
+
+impl ReplyTo {
+    /// Publishes an answer. It leaves over the publishing connection: an alarm of the broker's holds up a connection
+    /// that has published, and the consuming one brings acks. The answer may be lost.
+    pub fn send(&self, correlation_id: &str, body: &[u8]) {
+        if let Some(publisher) = &*self.publisher.load() {
+            publisher.link.answer(&self.queue, correlation_id, body);
+        }
+    }
+}
+
+impl fmt::Debug for ReplyTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReplyTo").field(&self.queue).finish()
+    }
+}
+
 /// All subscriptions of one connection.
 pub(super) struct Subscriptions {
     results: Returns,
@@ -103,6 +127,7 @@ pub(super) struct Subscriptions {
 struct Returns {
     source: Source,
     reading: Reading,
+    publisher: Arc<ArcSwapOption<Publisher>>,
 }
 
 impl Subscriptions {
@@ -110,10 +135,11 @@ impl Subscriptions {
         link: &Arc<Link>,
         intake: Intake,
         holds_more: &watch::Sender<bool>,
+        publisher: Arc<ArcSwapOption<Publisher>>,
     ) -> Result<Self, Error> {
         Ok(Self {
-            results: Returns::open(link, Source::Results, holds_more).await?,
-            rejected: Returns::open(link, Source::Rejected, holds_more).await?,
+            results: Returns::open(link, Source::Results, holds_more, Arc::clone(&publisher)).await?,
+            rejected: Returns::open(link, Source::Rejected, holds_more, publisher).await?,
             intake,
         })
     }
@@ -129,9 +155,14 @@ impl Subscriptions {
 }
 
 impl Returns {
-    async fn open(link: &Arc<Link>, source: Source, holds_more: &watch::Sender<bool>) -> Result<Self, Error> {
+    async fn open(
+        link: &Arc<Link>,
+        source: Source,
+        holds_more: &watch::Sender<bool>,
+        publisher: Arc<ArcSwapOption<Publisher>>,
+    ) -> Result<Self, Error> {
         let reading = Reading::open(link, source.queue().to_owned(), PREFETCH, holds_more).await?;
-        Ok(Self { source, reading })
+        Ok(Self { source, reading, publisher })
     }
 
     async fn forward(mut self, incoming: &mpsc::Sender<Incoming>) -> Error {
@@ -165,7 +196,12 @@ impl Returns {
             is_by_exchange: exchange == self.source.exchange(),
             user: properties.user_id().as_ref().map(ToString::to_string),
             message_id: properties.message_id().as_ref().map(ToString::to_string),
-            reply_to: properties.reply_to().as_ref().map(ToString::to_string),
+            reply_to: properties
+                .reply_to()
+                .as_ref()
+                .map(ToString::to_string)
+                .filter(|queue| may_answer_to(queue))
+                .map(|queue| ReplyTo { queue, publisher: Arc::clone(&self.publisher) }),
             correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
             attempt_header: attempt_of(headers),
             reason: if self.source == Source::Rejected { death_of(headers) } else { None },

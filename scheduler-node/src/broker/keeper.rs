@@ -119,13 +119,15 @@ impl Keeper {
         let subscriptions = match self.role {
             Role::Publishing => {
                 link.sound_out(&mut events).await?;
+                link.open_answers().await?;
                 None
             }
             Role::Consuming => {
                 let Shared { delay_exchanges, strangers, exchange_troubles, holds_more, .. } = &*self.shared;
                 let intake =
                     Intake::open(&link, delay_exchanges.subscribe(), strangers, exchange_troubles, holds_more).await?;
-                Some(Subscriptions::open(&link, intake, holds_more).await?)
+                let publisher = Arc::clone(&self.shared.publisher);
+                Some(Subscriptions::open(&link, intake, holds_more, publisher).await?)
             }
         };
         Ok(Session { link, events, subscriptions })

@@ -45,7 +45,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use arc_swap::ArcSwapOption;
 use common::ids::{Attempt, ClusterId, TaskId};
 use common::outcome::Outcome;
 use parking_lot::Mutex;
@@ -121,7 +120,7 @@ impl Broker {
         let shared = Arc::new(Shared {
             login: settings.login,
             board: Board::new(&roles, Arc::clone(&metrics)),
-            publisher: ArcSwapOption::empty(),
+            publisher: Arc::default(),
             incoming,
             untaken: Mutex::new(Some(untaken)),
             holds_more: watch::Sender::new(false),

@@ -26,7 +26,7 @@ pub(super) struct Shared {
     pub(super) login: Login,
     pub(super) board: Board,
     /// Present while the publishing connection is up.
-    pub(super) publisher: ArcSwapOption<Publisher>,
+    pub(super) publisher: Arc<ArcSwapOption<Publisher>>,
     pub(super) incoming: mpsc::Sender<Incoming>,
     pub(super) untaken: Mutex<Option<mpsc::Receiver<Incoming>>>,
     /// Whether the node holds more messages of each queue than usual.

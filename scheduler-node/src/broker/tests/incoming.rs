@@ -2,10 +2,11 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use common::wire::amqp::{REJECTED, RESULTS};
+use common::wire::amqp::{REJECTED, RESULTS, SUBMIT};
+use futures::StreamExt;
 use lapin::{
     BasicProperties,
-    options::{BasicGetOptions, BasicRejectOptions},
+    options::{BasicConsumeOptions, BasicGetOptions, BasicRejectOptions, QueueDeclareOptions},
     types::{AMQPValue, FieldTable, ShortString},
 };
 use serde_json::json;
@@ -66,6 +67,26 @@ async fn a_report_is_read_whichever_integer_its_client_writes() {
     let bare = bench.next().await;
     assert_eq!((bare.message_id, bare.correlation_id, bare.attempt_header), (None, None, None));
     assert_eq!((bare.headers, bare.body), (json!({}), b"\xff".to_vec()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_is_answered_in_a_queue_that_rabbitmq_named_and_in_no_other() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    let options = QueueDeclareOptions { exclusive: true, ..Default::default() };
+    let mine = hand.channel.queue_declare("".into(), options, FieldTable::default()).await.unwrap().name().clone();
+    for (reply_to, is_answered) in [(SUBMIT.into(), false), (mine.clone(), true)] {
+        hand.publish(RESULTS, b"{}", report("some-task", AMQPValue::LongInt(1)).with_reply_to(reply_to)).await;
+        let back = bench.next().await;
+        assert_eq!(back.reply_to.is_some(), is_answered, "{:?}", back.reply_to);
+        if let Some(reply_to) = &back.reply_to {
+            reply_to.send("some-task", b"stop");
+        }
+        back.ack.ack().await;
+    }
+    let consume = hand.channel.basic_consume(mine, "".into(), BasicConsumeOptions::default(), FieldTable::default());
+    let answer = timeout(LONG, consume.await.unwrap().next()).await.expect("it is answered").unwrap().unwrap();
+    assert_eq!((answer.properties.correlation_id(), &*answer.data), (&Some("some-task".into()), &b"stop"[..]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

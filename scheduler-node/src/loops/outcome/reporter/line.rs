@@ -298,7 +298,7 @@ async fn answer(id: TaskId, event: &AttemptEvent, message: Incoming, is_stopping
         && let Some(reply_to) = &message.reply_to
     {
         let order = serde_json::json!({ "id": id, "attempt": attempt, "stopping": true });
-        message.ack.reply(reply_to, &id.to_string(), order.to_string().as_bytes());
+        reply_to.send(&id.to_string(), order.to_string().as_bytes());
     }
     message.ack.ack().await;
 }
