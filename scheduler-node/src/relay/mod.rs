@@ -196,10 +196,10 @@ impl Relay {
                                                another queue");
             return handed.reply.reject();
         }
-        let key = (id, handed.task.attempt);
+        let key = self.works.key(id, handed.task.attempt);
         let Handed { task, reply } = handed;
         if self.works.take(&key, task.subject.clone(), reply).await == Known::Before {
-            return tracing::debug!(task = key.0, attempt = key.1, "received before; not called again");
+            return tracing::debug!(task = key.task, attempt = key.attempt, "received before; not called again");
         }
         let (settings, places) = (Arc::clone(&self.settings), Arc::clone(&self.places));
         let reports = self.reports.subscribe();
@@ -310,13 +310,18 @@ async fn answer(
         let reason = match sent {
             Outcome::Done(()) => return (key, true),
             Outcome::Refused(reason) => {
-                tracing::warn!(task = key.0, attempt = key.1, reason, "a report is refused; its message is rejected");
+                tracing::warn!(
+                    task = key.task,
+                    attempt = key.attempt,
+                    reason,
+                    "a report is refused; its message is rejected"
+                );
                 return (key, false);
             }
             Outcome::Unknown(reason) => reason,
         };
         if !std::mem::replace(&mut is_logged, true) {
-            tracing::warn!(task = key.0, attempt = key.1, reason, "a report is unconfirmed; retrying");
+            tracing::warn!(task = key.task, attempt = key.attempt, reason, "a report is unconfirmed; retrying");
         }
         tokio::time::sleep(REPORT_AGAIN).await;
     }

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use common::task::report::ReportStatus;
+use common::{ids::TaskId, task::report::ReportStatus};
 
 use crate::broker::{Reply, Subject};
 
@@ -13,8 +13,14 @@ use crate::broker::{Reply, Subject};
 /// of a connection.
 const REMEMBERED: usize = 10_000;
 
-/// A task and its attempt.
-pub(super) type Key = (String, Option<i64>);
+/// What one message is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) task: String,
+    pub(super) attempt: Option<i64>,
+    /// Tells messages apart that name no attempt of a task: other programs may give several the same correlation id.
+    message: Option<u64>,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
@@ -46,9 +52,18 @@ pub(super) struct Works {
     works: HashMap<Key, Work>,
     /// The keys of settled attempts, the oldest first.
     settled: VecDeque<Key>,
+    /// The number of messages that named no attempt of a task.
+    nameless: u64,
 }
 
 impl Works {
+    /// The key of a message: equal for copies of one attempt of a task, and of no others.
+    pub(super) fn key(&mut self, task: String, attempt: Option<i64>) -> Key {
+        let is_attempt = attempt.is_some() && task.parse::<TaskId>().is_ok();
+        self.nameless += u64::from(!is_attempt);
+        Key { task, attempt, message: (!is_attempt).then_some(self.nameless) }
+    }
+
     /// Takes a message. If its work is done, settles it as the copy before it.
     pub(super) async fn take(&mut self, key: &Key, subject: Option<Subject>, reply: Reply) -> Known {
         let Some(work) = self.works.get_mut(key) else {
@@ -81,6 +96,10 @@ impl Works {
         let Some(work) = self.works.get_mut(key) else { return };
         work.stage = Stage::Settled { is_success };
         work.settle().await;
+        if key.message.is_some() {
+            self.works.remove(key);
+            return;
+        }
         self.settled.push_back(key.clone());
         if self.settled.len() > REMEMBERED
             && let Some(oldest) = self.settled.pop_front()
@@ -97,6 +116,26 @@ impl Work {
             Some(reply) if is_success => reply.ack().await,
             Some(reply) => reply.reject(),
             None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::ids::ShardId;
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn only_copies_of_one_attempt_of_a_task_have_one_key() {
+        let (mut works, id) = (Works::default(), TaskId::mint(Uuid::nil(), ShardId::new(1)).to_string());
+        let mut are_equal =
+            |task: &str, first, second| works.key(task.to_owned(), first) == works.key(task.to_owned(), second);
+        assert!(are_equal(&id, Some(1), Some(1)));
+        assert!(!are_equal(&id, Some(1), Some(2)));
+        for (task, attempt) in [(&*id, None), ("order-17", None), ("order-17", Some(1))] {
+            assert!(!are_equal(task, attempt, attempt), "{task}, {attempt:?}");
         }
     }
 }
