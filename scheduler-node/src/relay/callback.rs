@@ -122,17 +122,33 @@ async fn read(mut response: Response) -> FinishedCall {
     let status = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
     let answer = call::of_status(status, retry_after, clock::now());
-    let mut output = Vec::new();
-    // One byte more shows that the answer exceeds the limit. If the body breaks off now, the status still counts.
-    while output.len() <= MAX_OUTPUT_BYTES
-        && let Ok(Some(chunk)) = response.chunk().await
-    {
-        output.extend_from_slice(&chunk);
+    let (mut output, mut broken) = (Vec::new(), None);
+    // One byte more shows that the answer exceeds the limit.
+    while output.len() <= MAX_OUTPUT_BYTES {
+        match response.chunk().await {
+            Ok(Some(chunk)) => output.extend_from_slice(&chunk),
+            Ok(None) => break,
+            Err(error) => {
+                broken = Some(error);
+                break;
+            }
+        }
     }
     let mut ended = FinishedCall::new(answer);
     ended.report.status_code = Some(status.into());
-    match answer.status {
-        ReportStatus::Succeeded => ended.report.result = call::result(&output),
+    match (answer.status, broken) {
+        (ReportStatus::Succeeded, None) => ended.report.result = call::result(&output),
+        (ReportStatus::Succeeded, Some(error)) if error.is_timeout() => {
+            return FinishedCall::not_called(format!(
+                "HTTP {status}, and its answer did not end: {}",
+                explained(error)
+            ));
+        }
+        (ReportStatus::Succeeded, Some(error)) => {
+            let why = format!("HTTP {status} without a result, because its answer broke off: {}", explained(error));
+            ended.report.status_msg = Some(why);
+        }
+        // Where it fails, the beginning of the answer is enough.
         _ => {
             let body = call::text(&output, SHOWN_BYTES);
             ended.report = ResultBody { status_msg: Some(format!("HTTP {status} {}", body.trim())), ..ended.report };
@@ -148,7 +164,62 @@ fn explained(error: reqwest::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
     use super::*;
+    use crate::broker::tests::bench::LONG;
+
+    /// Calls a target that sends half of its answer, and then closes the connection or falls silent.
+    async fn half_answered(closes: bool, timeout: Duration) -> FinishedCall {
+        let body = b"{}".to_vec();
+        let task = Task {
+            id: Some("task".to_owned()),
+            attempt: None,
+            due_ms: None,
+            key: None,
+            partition_key: None,
+            traceparent: None,
+            content_type: None,
+            body: body.clone(),
+            subject: None,
+            is_foreign: false,
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = Url::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
+        let callback = Callback::new(to, Vec::new(), vec!["127.0.0.0/8".parse().unwrap()], timeout).unwrap();
+        let target = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(&body) {
+                assert_ne!(stream.read_buf(&mut request).await.unwrap(), 0);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"a\"").await.unwrap();
+            if closes {
+                stream.shutdown().await.unwrap();
+            }
+            // The caller ends the connection.
+            let _ = stream.read_to_end(&mut request).await;
+        };
+        tokio::join!(callback.call("jobs", &task), target).0
+    }
+
+    #[tokio::test]
+    async fn a_success_whose_answer_breaks_off_has_no_result_and_says_why() {
+        let ended = half_answered(true, LONG).await;
+        assert_eq!((ended.report.status, ended.is_healthy), (ReportStatus::Succeeded, true));
+        assert!(ended.report.result.is_none());
+        assert!(ended.report.status_msg.is_some_and(|why| why.contains("broke off")));
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_does_not_end_in_time_is_a_failure_of_the_target() {
+        let ended = half_answered(false, Duration::from_secs(2)).await;
+        assert_eq!((ended.report.status, ended.is_healthy), (ReportStatus::Failed, false));
+        assert!(ended.report.status_msg.is_some_and(|why| why.contains("did not end")));
+    }
 
     #[test]
     fn a_signature_is_the_one_of_the_standard() {
