@@ -28,6 +28,9 @@ const X_DELIVERY_DELAY: &str = "x-opt-delivery-delay";
 /// Headers that Duetime's own queue adds when it redelivers a message.
 const OF_THE_QUEUE: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
 
+/// The values of `content_encoding` that leave the body as it is. Clients also write the character set there.
+const PLAIN_ENCODINGS: [&str; 5] = ["", "identity", "binary", "utf-8", "utf8"];
+
 /// A message from the broker. Any client with access to the broker may have written it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
@@ -89,6 +92,7 @@ impl Message {
         }
         check_headers(&own)?;
         check_size(self.body.len(), limits)?;
+        self.check_encoding()?;
         let content_type = match &self.properties.content_type {
             Some(given) => given.as_str().ok_or_else(|| refuse("content_type", "`content_type` is not UTF-8"))?,
             None => BYTES,
@@ -97,6 +101,22 @@ impl Message {
         let mut task = request.validate(now, limits)?;
         task.content = Content { payload: self.body.clone(), content_type: content_type.to_owned(), headers: own };
         Ok(task)
+    }
+
+    /// Refuses a body that only its `content_encoding` explains. A task has no place for that.
+    fn check_encoding(&self) -> Result<(), Problem> {
+        let Some(encoding) = &self.properties.content_encoding else { return Ok(()) };
+        let is_plain = |encoding: &str| PLAIN_ENCODINGS.iter().any(|plain| encoding.eq_ignore_ascii_case(plain));
+        if encoding.as_str().is_some_and(is_plain) {
+            return Ok(());
+        }
+        let given = String::from_utf8_lossy(&encoding.0);
+        let detail = format!(
+            "consumers would not learn that the body is encoded as `{}`: leave `content_encoding` out, and name the \
+             form of the body in `content_type`",
+            given.escape_debug()
+        );
+        Err(refuse("content_encoding", detail))
     }
 
     /// The task that is this very message, on its way to another exchange.

@@ -56,6 +56,21 @@ fn a_message_is_for_the_queue_that_its_routing_key_names_and_for_no_other() {
 }
 
 #[test]
+fn a_body_that_only_its_encoding_explains_is_refused() {
+    let sent = |encoding: &str| {
+        let mut message = message(&[("duetime-queue", said("mail"))], b"1");
+        message.properties.content_encoding = Some(encoding.into());
+        message.submitted(Present::exactly(NOW), &Limits::default()).map(drop).map_err(|problem| problem.field)
+    };
+    for encoding in ["", "utf-8", "UTF-8", "binary", "identity"] {
+        assert_eq!(sent(encoding), Ok(()), "{encoding}");
+    }
+    for encoding in ["gzip", "deflate", "base64", "utf-16"] {
+        assert_eq!(sent(encoding), Err(Some("content_encoding".into())), "{encoding}");
+    }
+}
+
+#[test]
 fn a_message_says_in_headers_what_a_request_says_in_fields() {
     let task = submitted(&[
         ("duetime-queue", said("mail")),
