@@ -164,7 +164,7 @@ pub fn envelope(data: &[u8]) {
 /// Properties as JSON, and a body: the parts of a message that the node's `broker/` reads.
 pub fn message(data: &[u8]) {
     let Ok(properties) = serde_json::from_slice(data) else { return };
-    let message = Message { routing_key: "key".to_owned(), addressed_to: None, properties, body: data.to_vec() };
+    let message = Message { routing_key: "key".to_owned(), properties, body: data.to_vec(), ..Message::default() };
     let (limits, way) = (Limits::default(), DelayRoute::new("late", "orders"));
     for task in
         [message.submitted(Present::exactly(NOW), &limits), message.delayed(&way, Present::exactly(NOW), &limits)]

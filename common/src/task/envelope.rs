@@ -17,6 +17,9 @@ pub struct Envelope {
     pub exchange: String,
     pub routing_key: Text,
     pub properties: Properties,
+    /// Whether RabbitMQ had delivered the message to a node before, so that there may be another task of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub redelivered: bool,
 }
 
 /// All properties of an AMQP message.

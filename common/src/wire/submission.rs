@@ -37,6 +37,8 @@ pub struct Message {
     pub routing_key: String,
     /// The queue that its routing key in `duetime.in` named; `None` for a message that came another way.
     pub addressed_to: Option<String>,
+    /// Whether RabbitMQ has delivered it before.
+    pub redelivered: bool,
     pub properties: Properties,
     pub body: Vec<u8>,
 }
@@ -133,8 +135,12 @@ impl Message {
         if self.headers().any(|(_, field)| field.depth() > MAX_DEPTH) {
             return Err(refuse("headers", format!("headers may be nested at most {MAX_DEPTH} levels deep")));
         }
-        let envelope =
-            Envelope { exchange: way.deliver_to.clone(), routing_key: self.routing_key.as_str().into(), properties };
+        let envelope = Envelope {
+            exchange: way.deliver_to.clone(),
+            routing_key: self.routing_key.as_str().into(),
+            properties,
+            redelivered: self.redelivered,
+        };
         let size = serde_json::to_string(&envelope).map_or(usize::MAX, |json| json.len());
         if size > MAX_ENVELOPE_BYTES {
             return Err(refuse(

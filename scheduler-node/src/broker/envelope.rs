@@ -57,7 +57,8 @@ pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: O
     }
     let id = outgoing.delivery.message_id().to_string();
     headers.insert(HEADER_MESSAGE_ID.into(), AMQPValue::LongString(id.into()));
-    headers.insert(HEADER_REDELIVERED.into(), AMQPValue::Boolean(outgoing.delivery.redelivered));
+    let redelivered = outgoing.delivery.redelivered || envelope.redelivered;
+    headers.insert(HEADER_REDELIVERED.into(), AMQPValue::Boolean(redelivered));
     let content_type = &outgoing.delivery.content.content_type;
     if content_type == of.shown_content_type() {
         return besides_headers(of, user).with_headers(headers);
@@ -223,6 +224,18 @@ mod tests {
             assert_eq!(sent.content_type().as_ref().map(ShortString::as_str), Some(content_type));
             assert_eq!(sent.content_encoding().as_ref().map(ShortString::as_str), encoding);
             assert_eq!(sent.app_id().as_ref().map(ShortString::as_str), Some("shop"));
+        }
+    }
+
+    #[test]
+    fn a_message_is_marked_if_its_attempt_or_the_message_itself_may_have_come_before() {
+        for (attempt, message) in [(false, false), (false, true), (true, false)] {
+            let envelope = task::Envelope { redelivered: message, ..task::Envelope::default() };
+            let mut outgoing = outgoing("late");
+            outgoing.delivery.redelivered = attempt;
+            let sent = properties(&outgoing, &envelope, None);
+            let mark = sent.headers().as_ref().and_then(|headers| headers.inner().get(HEADER_REDELIVERED));
+            assert_eq!(mark, Some(&AMQPValue::Boolean(attempt || message)));
         }
     }
 }

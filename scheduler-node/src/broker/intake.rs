@@ -216,6 +216,7 @@ impl SourceReader {
             routing_key: delivery.routing_key.as_str().to_owned(),
             addressed_to: addressed_to(delivery.exchange.as_str(), delivery.routing_key.as_str())
                 .map(ToOwned::to_owned),
+            redelivered: delivery.redelivered,
             properties: envelope::read(&delivery.properties),
             body: delivery.data,
         };

@@ -189,7 +189,7 @@ impl Worker {
         }
     }
 
-    /// Closes the connection in order, so that the broker surely takes every earlier answer.
+    /// Closes the connection in order, so that the broker takes the earlier answers.
     pub async fn close(self) {
         self.link.close().await;
     }

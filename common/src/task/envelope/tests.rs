@@ -51,3 +51,11 @@ fn the_deepest_header_that_is_taken_reads_back() {
         serde_json::to_string(&Properties { headers: Some(vec![("h".into(), deep)]), ..Default::default() }).unwrap();
     assert!(serde_json::from_str::<Properties>(&json).is_ok());
 }
+
+#[test]
+fn an_envelope_without_a_mark_is_written_and_read_as_in_former_versions() {
+    let json = r#"{"exchange":"orders","routing_key":"a","properties":{}}"#;
+    let envelope: Envelope = serde_json::from_str(json).unwrap();
+    assert!(!envelope.redelivered);
+    assert_eq!(serde_json::to_string(&envelope).unwrap(), json);
+}

@@ -12,6 +12,7 @@ fn message(headers: &[(&str, Field)], body: &[u8]) -> Message {
     Message {
         routing_key: "a.b".to_owned(),
         addressed_to: None,
+        redelivered: false,
         properties: Properties { headers: Some(headers), ..Properties::default() },
         body: body.to_vec(),
     }
@@ -53,6 +54,16 @@ fn a_message_is_for_the_queue_that_its_routing_key_names_and_for_no_other() {
     assert_eq!(sent(Some("mail"), Some("bank")), field());
     assert_eq!(sent(None, Some("mail")), Ok("mail".to_owned()));
     assert_eq!(sent(None, None), field());
+}
+
+#[test]
+fn a_delayed_message_that_rabbitmq_delivered_before_says_so() {
+    for redelivered in [false, true] {
+        let message = Message { redelivered, ..message(&[("x-delay", Field::I32(5))], b"1") };
+        let way = DelayRoute::new("orders.delayed", "orders");
+        let task = message.delayed(&way, Present::exactly(NOW), &Limits::default()).unwrap();
+        assert_eq!(task.envelope.map(|envelope| envelope.redelivered), Some(redelivered));
+    }
 }
 
 #[test]

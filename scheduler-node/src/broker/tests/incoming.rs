@@ -128,6 +128,22 @@ async fn what_was_not_acknowledged_comes_again_over_the_next_connection_and_noth
     assert_eq!(bench.next().await.correlation_id.as_deref(), Some("last"));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acks_right_before_an_orderly_close_are_not_forgotten() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    let mut held = Vec::new();
+    for number in 0..PREFETCH {
+        hand.publish(RESULTS, b"{}", report(&format!("task-{number}"), AMQPValue::LongInt(1))).await;
+        held.push(bench.next().await);
+    }
+    for back in held {
+        back.ack.ack().await;
+    }
+    bench.broker.close().await;
+    until_listed(&bench, &["messages"], "0").await;
+}
+
 /// The messages that a node of these tests holds beyond the usual ones.
 const MORE: usize = 100;
 

@@ -22,7 +22,7 @@ fn envelope() -> Envelope {
     let headers =
         vec![("nul\0".into(), Field::Text(Text(vec![0, 255]))), ("nan".into(), Field::F64(f64::NAN.to_bits()))];
     let properties = Properties { headers: Some(headers), priority: Some(7), ..Properties::default() };
-    Envelope { exchange: "orders".to_owned(), routing_key: "a\0b".into(), properties }
+    Envelope { exchange: "orders".to_owned(), routing_key: "a\0b".into(), properties, redelivered: true }
 }
 
 fn finish(id: TaskId) -> Finish {
