@@ -447,15 +447,15 @@ async fn what_the_quarantine_refuses_as_it_came_is_kept_in_a_form_that_it_takes(
     let database = loops.database();
     let headers = serde_json::json!({ "x\0": "y\0" });
     let kept = |reason| Quarantined::new("results", reason, Some("a\0b"), headers.clone(), b"\0".to_vec());
-    database.set_aside.quarantine(&database.sql, kept("it has a \0 in it")).await;
+    database.set_aside.quarantine(&database.sql, vec![kept("it has a \0 in it")]).await;
     loops.test.refuse("INSERT", "quarantine", "message_id", "a\u{fffd}b").await;
-    database.set_aside.quarantine(&database.sql, kept("again")).await;
+    database.set_aside.quarantine(&database.sql, vec![kept("again")]).await;
     assert_eq!(
         loops.test.quarantine().await,
         [("results".to_owned(), Some("a\u{fffd}b".to_owned())), ("results".to_owned(), None)]
     );
     loops.test.refuse("INSERT", "quarantine", "source", "results").await;
-    database.set_aside.quarantine(&database.sql, kept("not at all")).await;
+    database.set_aside.quarantine(&database.sql, vec![kept("not at all")]).await;
     assert_eq!(loops.test.quarantine().await.len(), 2);
     assert_eq!(database.set_aside.count(Kind::Quarantine), 3);
 }

@@ -347,7 +347,7 @@ impl Statements for SimulatedDatabase {
         unreachable!("the simulated database refuses no row")
     }
 
-    async fn quarantine_add(&self, _message: &Quarantined) -> Result<(), Error> {
+    async fn quarantine_add(&self, _messages: &[Quarantined]) -> Result<(), Error> {
         unreachable!("the simulated database refuses no row")
     }
 

@@ -92,21 +92,23 @@ fn without_nul(value: Value) -> Value {
     }
 }
 
+fn column<'a, T>(messages: &'a [Quarantined], value: impl Fn(&'a Quarantined) -> T) -> Vec<T> {
+    messages.iter().map(value).collect()
+}
+
 impl Database {
-    /// Stores a message that could not be read.
-    pub async fn quarantine_add(&self, message: &Quarantined) -> Result<(), Error> {
-        let message = message.clone();
+    /// Stores messages that could not be read: all of them, or none.
+    pub async fn quarantine_add(&self, messages: &[Quarantined]) -> Result<(), Error> {
+        let query = sqlx::query(include_str!("queries/quarantine_add.sql"))
+            .bind(column(messages, |message| message.source))
+            .bind(column(messages, |message| message.reason.as_str()))
+            .bind(column(messages, |message| message.message_id.as_deref()))
+            .bind(column(messages, |message| message.headers.clone()))
+            .bind(column(messages, |message| message.body.as_slice()))
+            .bind(column(messages, |message| message.body_bytes))
+            .bind(column(messages, |message| message.properties.as_deref()));
         self.run(StoreOp::QuarantineAdd, |pool| async move {
-            sqlx::query(include_str!("queries/quarantine_add.sql"))
-                .bind(message.source)
-                .bind(message.reason)
-                .bind(message.message_id)
-                .bind(message.headers)
-                .bind(message.body)
-                .bind(message.body_bytes)
-                .bind(message.properties)
-                .execute(&pool)
-                .await?;
+            query.execute(&pool).await?;
             Ok(())
         })
         .await

@@ -97,7 +97,7 @@ statements! {
     async fn task_held(&self, ids: &[TaskId]) -> Vec<TaskId>;
     async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> ReleaseCheck;
     async fn task_set_aside(&self, id: TaskId, attempt: Attempt) -> ();
-    async fn quarantine_add(&self, message: &Quarantined) -> ();
+    async fn quarantine_add(&self, messages: &[Quarantined]) -> ();
     async fn queue_read(&self) -> (i64, Vec<Queue>);
     async fn queue_changes(&self, revision: i64) -> QueueChanges;
     async fn tell(&self, nudge: &Nudge) -> ();

@@ -166,7 +166,7 @@ impl SetAside {
     pub async fn keep(&self, database: &impl Statements, kind: Kind, kept: Kept, reason: &str) -> bool {
         self.note(kind, kept.name.as_deref().unwrap_or_default(), reason);
         let Kept { name, headers, body } = kept;
-        self.quarantine(database, Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)).await
+        self.quarantine(database, vec![Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)]).await
     }
 
     /// Keeps an attempt whose row is to be set aside. While that fails, the caller comes again and again, but the
@@ -190,19 +190,20 @@ impl SetAside {
         self.open.lock().remove(&attempt);
     }
 
-    /// Keeps a message in the quarantine of `database`, in a form that the database accepts. Returns whether there is
-    /// one.
-    pub async fn quarantine(&self, database: &impl Statements, message: Quarantined) -> bool {
-        let reduced = message.clone().reduced();
-        for form in std::iter::once(message).chain(reduced) {
-            let forms = [form];
-            let written = until_done("quarantined messages", &forms, |forms| database.quarantine_add(&forms[0])).await;
-            match written.refused.first() {
-                None => return true,
-                Some(refused) => self.note(Kind::Quarantine, "", &refused.error.reason()),
+    /// Keeps messages in the quarantine of `database`, each in a form that the database accepts. Returns whether there
+    /// is one of each.
+    pub async fn quarantine(&self, database: &impl Statements, messages: Vec<Quarantined>) -> bool {
+        let (mut left, mut are_kept) = (messages, true);
+        while !left.is_empty() {
+            let written = until_done("quarantined messages", &left, |part| database.quarantine_add(part)).await;
+            for refused in &written.refused {
+                self.note(Kind::Quarantine, "", &refused.error.reason());
             }
+            let reduced: Vec<_> = written.refused.iter().filter_map(|refused| refused.item.clone().reduced()).collect();
+            are_kept &= reduced.len() == written.refused.len();
+            left = reduced;
         }
-        false
+        are_kept
     }
 
     #[cfg(test)]

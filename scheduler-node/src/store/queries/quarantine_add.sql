@@ -1,5 +1,5 @@
--- Stores a message that could not be read, before the node acks it.
--- $1 the source; $2 why it could not be read; $3 message id; $4 headers; $5 the first bytes of the body; $6 the
--- body's size; $7 the properties as they came over the wire, of a message that no client can parse.
+-- Stores messages that could not be read, before the node acks them. All of them are stored, or none.
+-- $1..$7 the columns: the source; why it could not be read; message id; headers; the first bytes of the body; the
+-- body's size; the properties as they came over the wire, of a message that no client can parse.
 INSERT INTO duetime.quarantine (source, reason, message_id, headers, body, body_bytes, properties)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::jsonb[], $5::bytea[], $6::bigint[], $7::bytea[])

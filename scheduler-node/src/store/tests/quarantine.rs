@@ -19,7 +19,7 @@ async fn whatever_a_message_holds_it_is_kept() {
     ] {
         let message =
             Quarantined::new("results", "a\0reason", Some("id\0"), headers, body).with_properties(b"\0\xff".to_vec());
-        test.database.quarantine_add(&message).await.unwrap();
+        test.database.quarantine_add(&[message]).await.unwrap();
     }
     let rows = test.pool.fetch_all("SELECT * FROM duetime.quarantine ORDER BY id").await.unwrap();
     let text = |row: usize, column: &str| rows[row].get::<String, _>(column);
@@ -31,14 +31,27 @@ async fn whatever_a_message_holds_it_is_kept() {
 }
 
 #[tokio::test]
+async fn messages_of_one_batch_keep_their_order_and_what_they_lack() {
+    let test = fixture::database().await;
+    let message = |id: Option<&str>| Quarantined::new("rejected", "reason", id, json!({ "id": id }), b"body".to_vec());
+    let bare = message(None).reduced().expect("it can be reduced");
+    test.database.quarantine_add(&[message(Some("a")), bare, message(Some("b"))]).await.unwrap();
+    let rows = test.pool.fetch_all("SELECT * FROM duetime.quarantine ORDER BY id").await.unwrap();
+    let ids: Vec<Option<String>> = rows.iter().map(|row| row.get("message_id")).collect();
+    assert_eq!(ids, [Some("a".to_owned()), None, Some("b".to_owned())]);
+    let headers: Vec<Option<serde_json::Value>> = rows.iter().map(|row| row.get("headers")).collect();
+    assert_eq!(headers, [Some(json!({ "id": "a" })), None, Some(json!({ "id": "b" }))]);
+}
+
+#[tokio::test]
 async fn what_the_database_refuses_is_kept_in_a_reduced_form() {
     let test = fixture::database().await;
     test.pool.execute("ALTER TABLE duetime.quarantine ADD CHECK (headers IS NULL)").await.unwrap();
     let message = Quarantined::new("results", "für dich", Some("id"), json!({}), b"body".to_vec());
-    let error = test.database.quarantine_add(&message).await.unwrap_err();
+    let error = test.database.quarantine_add(std::slice::from_ref(&message)).await.unwrap_err();
     assert_eq!(error.fault(), Fault::Data);
     let reduced = message.reduced().expect("it can be reduced");
-    test.database.quarantine_add(&reduced).await.unwrap();
+    test.database.quarantine_add(std::slice::from_ref(&reduced)).await.unwrap();
     assert!(reduced.reduced().is_none(), "once");
     let row = test.pool.fetch_one("SELECT reason, body FROM duetime.quarantine").await.unwrap();
     assert_eq!((row.get::<String, _>("reason"), row.get::<Vec<u8>, _>("body")), ("fr dich".into(), b"body".to_vec()));
@@ -49,7 +62,7 @@ async fn the_quarantine_forgets_what_is_old_and_what_is_too_much() {
     let test = fixture::database().await;
     for number in 0..10 {
         let message = Quarantined::new("results", "reason", Some(&number.to_string()), json!({}), Vec::new());
-        test.database.quarantine_add(&message).await.unwrap();
+        test.database.quarantine_add(&[message]).await.unwrap();
     }
     let old =
         "UPDATE duetime.quarantine SET received_at = clock_timestamp() - interval '15 days' WHERE message_id = '8'";

@@ -57,7 +57,7 @@ async fn a_server_without_transaction_ids_is_away_and_refuses_no_value() {
     let (_server, url, database) = own_server().await;
     let _holder = age(&url, TRANSACTIONS).await;
     let kept = Quarantined::new("results", "a reason", None, serde_json::json!({}), Vec::new());
-    let error = database.quarantine_add(&kept).await.expect_err("it needs a transaction id");
+    let error = database.quarantine_add(&[kept]).await.expect_err("it needs a transaction id");
     assert_eq!(error.sqlstate().as_deref(), Some("54000"), "{error:?}");
     assert_eq!((error.fault(), error.effect), (Fault::Outage, Effect::None), "{error:?}");
     assert!(error.reason().contains("wraparound"), "{error:?}");

@@ -28,6 +28,9 @@ use crate::{
 /// Messages that wait for one database: as many as the broker delivers unacked.
 const WAITING: usize = MOST_HELD;
 
+/// The most messages of one insert into the quarantine: 8 MiB, as 80 KiB are kept of each at most.
+const ASIDE_BATCH: usize = 100;
+
 const BY_NAME: &str = "it came through the default exchange, which `amqp.default_door` = `false` forbids";
 
 /// A message that was read.
@@ -209,27 +212,43 @@ impl<S: Statements> Reporter<S> {
         self.audit.record(AuditEvent::refused_message(message.user.as_deref(), target, why));
     }
 
-    /// Sets messages aside one after the other.
+    /// Sets messages aside, as many together as have come meanwhile.
     async fn set_all_aside(&self, mut line: mpsc::Receiver<Unreadable>) {
-        while let Some((message, reason)) = line.recv().await {
-            self.set_aside(message, reason).await;
+        let mut batch = Vec::with_capacity(ASIDE_BATCH);
+        while line.recv_many(&mut batch, ASIDE_BATCH).await > 0 {
+            self.set_aside(std::mem::take(&mut batch)).await;
         }
     }
 
-    /// Keeps a message in the quarantine and acks it.
-    async fn set_aside(&self, message: Incoming, reason: String) {
+    /// Keeps messages in the quarantine and acks them.
+    async fn set_aside(&self, messages: Vec<Unreadable>) {
         let _work = at_work();
         let home = self.databases.home();
-        let source = message.source.text();
-        tracing::warn!(source, reason, "stored a message that cannot be read or trusted in the quarantine table");
-        let Incoming { message_id, headers, body, trouble, ack, .. } = message;
-        let mut kept = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
-        if let Some(trouble) = trouble {
-            home.set_aside.note(trouble.kind.into(), source, &reason);
-            kept = kept.with_properties(trouble.properties);
+        if let Some((first, reason)) = messages.first() {
+            let (messages, source) = (messages.len(), first.source.text());
+            tracing::warn!(
+                messages,
+                source,
+                reason,
+                "storing messages that cannot be read or trusted in the quarantine table; the first one has this reason"
+            );
         }
-        home.set_aside.quarantine(&home.sql, kept).await;
-        self.metrics.quarantined.with_label_values(&[source]).inc();
-        ack.ack().await;
+        let (mut copies, mut acks) = (Vec::with_capacity(messages.len()), Vec::with_capacity(messages.len()));
+        for (message, reason) in messages {
+            let source = message.source.text();
+            let Incoming { message_id, headers, body, trouble, ack, .. } = message;
+            let mut copy = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
+            if let Some(trouble) = trouble {
+                home.set_aside.note(trouble.kind.into(), source, &reason);
+                copy = copy.with_properties(trouble.properties);
+            }
+            copies.push(copy);
+            acks.push((source, ack));
+        }
+        home.set_aside.quarantine(&home.sql, copies).await;
+        for (source, ack) in acks {
+            self.metrics.quarantined.with_label_values(&[source]).inc();
+            ack.ack().await;
+        }
     }
 }

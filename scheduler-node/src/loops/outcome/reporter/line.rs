@@ -253,7 +253,7 @@ impl<S: Statements> Reporter<S> {
         let Kept { name, headers, body } = kept(message);
         let source = message.source.text();
         let copy = Quarantined::new(source, reason, name.as_deref(), headers, body);
-        database.set_aside.quarantine(&database.sql, copy).await;
+        database.set_aside.quarantine(&database.sql, vec![copy]).await;
         self.metrics.quarantined.with_label_values(&[source]).inc();
     }
 }
