@@ -53,6 +53,7 @@ pub struct Dispatch {
     pub delivery: Delivery,
     /// Its due instant by the clock of this database. It leaves at this instant or later.
     pub publish_at: Instant,
+    /// The claim had not run before this instant.
     pub claimed_at: Instant,
 }
 

@@ -16,9 +16,12 @@ use super::{
     row::Row,
     table::{Locks, Rows, Table},
 };
-use crate::store::{
-    claim::{Claimed, LOOK_AGAIN_AFTER},
-    settle::{Deliver, Extend, Finish, Finished, Retry},
+use crate::{
+    clock,
+    store::{
+        claim::{Claimed, LOOK_AGAIN_AFTER},
+        settle::{Deliver, Extend, Finish, Finished, Retry},
+    },
 };
 
 /// Chooses rows among those of the statement's snapshot. The second argument: the fences that the statement holds.
@@ -118,7 +121,8 @@ pub fn rescue(ids: &[TaskId], presented: &BTreeMap<ShardId, Epoch>) -> Statement
 }
 
 fn none(refused: bool, now: UnixMicros) -> Claimed {
-    Claimed { now, deliveries: Vec::new(), held_back: Vec::new(), passed: Vec::new(), refused, turned: false }
+    let (deliveries, held_back, passed) = (Vec::new(), Vec::new(), Vec::new());
+    Claimed { sent_at: clock::instant(), now, deliveries, held_back, passed, refused, turned: false }
 }
 
 /// Takes all locked rows, and makes `change` to each. `presented`: the number of fences that the statement presents.

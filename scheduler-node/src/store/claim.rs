@@ -27,6 +27,9 @@ pub const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(45);
 /// The answer to a claim.
 #[derive(Debug)]
 pub struct Claimed {
+    /// The statement had not run before this instant. The age of the claim counts from here, because the answer may
+    /// have waited: for a node that was stopped, or on the network.
+    pub sent_at: Instant,
     /// The database's time at its answer.
     pub now: UnixMicros,
     /// Messages to publish at their due times.
@@ -114,13 +117,16 @@ impl Database {
     ) -> Result<(Claimed, T), Error> {
         let query = bind();
         let asked = self.clock.ask(Instant::now());
-        let (rows, arrived) = self
+        let (rows, sent_at, arrived) = self
             .run(op, |pool| async move {
-                let rows = query.fetch_all(&pool).await?;
-                Ok((rows, Instant::now()))
+                // The wait for a free connection is no part of the claim's age.
+                let mut connection = pool.acquire().await?;
+                let sent_at = Instant::now();
+                let rows = query.fetch_all(&mut *connection).await?;
+                Ok((rows, sent_at, Instant::now()))
             })
             .await?;
-        let claimed = read(&rows, fences.len()).map_err(|source| self.unreadable(op, source))?;
+        let claimed = read(&rows, fences.len(), sent_at).map_err(|source| self.unreadable(op, source))?;
         self.clock.observe(claimed.now, asked, arrived);
         self.note_claimed(op, &claimed.deliveries, fences, claimed.now);
         let more = rows.first().map_or(Err(sqlx::Error::RowNotFound), more);
@@ -168,10 +174,11 @@ pub(super) fn interval(duration: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
 }
 
-fn read(rows: &[PgRow], presented: usize) -> Result<Claimed, sqlx::Error> {
+fn read(rows: &[PgRow], presented: usize, sent_at: Instant) -> Result<Claimed, sqlx::Error> {
     let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
     let fences: i64 = first.try_get("fences")?;
     let mut claimed = Claimed {
+        sent_at,
         now: super::moment(first, "now")?,
         deliveries: Vec::with_capacity(rows.len()),
         held_back: Vec::new(),

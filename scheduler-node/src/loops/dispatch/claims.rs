@@ -142,19 +142,19 @@ impl<S: Statements> ClaimHandler<S> {
 
     pub async fn hand_over(&self, claimed: Claimed) {
         fail::fail_point!("after_claim", |_| std::process::abort());
-        let claimed_at = clock::instant();
+        let arrived_by = clock::instant();
         let dispatches = claimed.deliveries.into_iter().map(|delivery| {
-            let publish_at = self.publish_at(&delivery, claimed.now, claimed_at);
-            Dispatch { database: self.index, delivery, publish_at, claimed_at }
+            let publish_at = self.publish_at(&delivery, claimed.now, arrived_by);
+            Dispatch { database: self.index, delivery, publish_at, claimed_at: claimed.sent_at }
         });
         publisher::hand_over(&self.publisher, dispatches).await;
     }
 
     /// The instant of the due time on the database's clock; a task is never published before it. `now`: the database's
-    /// time in the answer that came by `claimed_at`. It counts alone when the server was replaced meanwhile.
-    fn publish_at(&self, delivery: &Delivery, now: UnixMicros, claimed_at: Instant) -> Instant {
-        seeded!(EarlyPublish, return claimed_at);
-        let alone = || claimed_at + delivery.due_at.since(now);
+    /// time in the answer that came by `arrived_by`. It counts alone when the server was replaced meanwhile.
+    fn publish_at(&self, delivery: &Delivery, now: UnixMicros, arrived_by: Instant) -> Instant {
+        seeded!(EarlyPublish, return arrived_by);
+        let alone = || arrived_by + delivery.due_at.since(now);
         self.database.sql.clock().instant_of(delivery.due_at).unwrap_or_else(alone)
     }
 }

@@ -35,6 +35,24 @@ async fn a_task_that_was_claimed_ahead_of_a_failover_waits_for_its_due_time() {
     wait_an_hour(&mut dispatches).await;
 }
 
+#[tokio::test]
+async fn the_age_of_a_claim_counts_from_its_sending_and_its_due_time_from_its_answer() {
+    let loops = Loops::new().await;
+    let due_at: UnixMicros = fixture::now(&loops.test.pool).await.plus(HOUR);
+    let ids = loops.three(|task| (task.due_now, task.due_at) = (false, due_at)).await;
+    let database = loops.counter.databases.home().clone();
+    let claim = database.sql.task_claim(&ids, &loops.fences, HOUR * 2, &BTreeSet::new(), i64::MAX).await.unwrap();
+    // Without the clock, the time in the answer is all that tells the due instant.
+    database.sql.clock().forget();
+    let (claims, mut dispatches) = loops.claims();
+    let waited = Duration::from_secs(120);
+    let sent_at = claim.sent_at.checked_sub(waited).expect("this machine runs for longer");
+    claims.hand_over(Claimed { sent_at, ..claim }).await;
+    let dispatch = dispatches.recv().await.expect("each claimed task goes to the publisher");
+    assert_eq!(dispatch.claimed_at, sent_at, "an answer that waited counts as fresh");
+    assert!(dispatch.publish_at > sent_at + HOUR + waited / 2, "the message would go out before its due time");
+}
+
 async fn wait_an_hour(dispatches: &mut mpsc::Receiver<Dispatch>) {
     let an_hour_later = Instant::now() + HOUR - Duration::from_secs(60);
     for _ in 0..3 {
