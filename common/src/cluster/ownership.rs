@@ -39,6 +39,7 @@ impl Action {
 /// | owned | owner key | assigned to | action |
 /// |---|---|---|---|
 /// | yes | another's | any | Drop |
+/// | yes | an earlier owner's | any | none; Release if I leave last |
 /// | yes | mine | another that stays | Release |
 /// | yes | mine | me, no node, or one that does not stay | none; Release if I leave last |
 /// | yes | absent | another that stays | Release |
@@ -47,6 +48,9 @@ impl Action {
 /// | no | mine | another, no node, or me while I am leaving | Release: the key of an abandoned acquire |
 /// | no | another's | any | none: its owner releases it first, or its lease runs out |
 /// | no | absent | another or no node | none |
+///
+/// An earlier owner's key has an epoch below that of the fence held, as when etcd was restored from a backup. It ends
+/// with its lease or with its node's release; until then no node could take the shard over, and the fence decides.
 ///
 /// A node "stays" if that very start of it is a member and is not leaving; an assignment to an earlier start is not
 /// waited for. A node "leaves last" if it is leaving and no other member stays.
@@ -95,12 +99,20 @@ impl Scene<'_> {
         }
     }
 
+    /// Whether the key is from before the fence of `epoch` was taken. A key without an epoch is of a node that is about
+    /// to take the fence.
+    fn is_earlier(&self, shard: ShardId, epoch: Epoch) -> bool {
+        self.view.owners.get(&shard).and_then(|owner| owner.epoch).is_some_and(|before| before < epoch)
+    }
+
     fn about_owned(&self, shard: ShardId, epoch: Epoch) -> Option<Action> {
         let key = self.key(shard);
-        if key == Key::Anothers {
+        let is_earlier = key == Key::Anothers && self.is_earlier(shard, epoch);
+        if key == Key::Anothers && !is_earlier {
             return Some(Action::Drop { shard });
         }
-        if self.is_for_another(shard) || (self.leaving && !self.anyone_stays()) {
+        let hands_over = self.is_for_another(shard) && !is_earlier;
+        if hands_over || (self.leaving && !self.anyone_stays()) {
             return Some(Action::Release { shard });
         }
         (key == Key::Absent && self.registered).then_some(Action::Reregister { shard, epoch })

@@ -145,7 +145,7 @@ mod tests {
         let report = ClusterReport::of(&me(), Some(&view), &databases, Some(UnixMicros::new(5)));
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["master"], serde_json::json!({"name": "other", "term": 9}));
-        let first = serde_json::json!({"shard": 0, "database": "main", "assigned": "me", "owner": "other", "epoch": 1});
+        let first = serde_json::json!({"shard": 0, "database": "main", "assigned": "me", "owner": "other", "epoch": 5});
         assert_eq!(json["shards"][0], first);
         assert_eq!(
             (&json["shards"][1]["assigned"], &json["shards"][1]["owner"]),

@@ -43,6 +43,11 @@ pub(crate) fn assign(view: &mut ClusterView, owners: Vec<Option<NodeId>>) {
     view.assignment = Some(AssignmentRecord { term: Term::from_revision(1), assignment });
 }
 
+/// The epoch of the key is above those that the nodes of a scene hold.
 pub(crate) fn own(view: &mut ClusterView, shard: ShardId, owner: NodeId) {
-    view.owners.insert(shard, OwnerRecord { node: owner, epoch: Some(Epoch::from_store(1)) });
+    own_since(view, shard, owner, Some(Epoch::from_store(5)));
+}
+
+pub(crate) fn own_since(view: &mut ClusterView, shard: ShardId, node: NodeId, epoch: Option<Epoch>) {
+    view.owners.insert(shard, OwnerRecord { node, epoch });
 }

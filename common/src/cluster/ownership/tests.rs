@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::{
-    scenes::{SHARD, assign, me, node, own, view_of},
+    scenes::{SHARD, assign, me, node, own, own_since, view_of},
     *,
 };
 use crate::{
@@ -32,6 +32,11 @@ owned another other  | Drop       Drop       Drop
 owned another leaver | Drop       Drop       Drop
 owned another gone   | Drop       Drop       Drop
 owned another none   | Drop       Drop       Drop
+owned earlier me     | -          -          Release
+owned earlier other  | -          -          Release
+owned earlier leaver | -          -          Release
+owned earlier gone   | -          -          Release
+owned earlier none   | -          -          Release
 not   absent  me     | Acquire    -          -
 not   absent  other  | -          -          -
 not   absent  leaver | -          -          -
@@ -47,6 +52,11 @@ not   another other  | -          -          -
 not   another leaver | -          -          -
 not   another gone   | -          -          -
 not   another none   | -          -          -
+not   earlier me     | -          -          -
+not   earlier other  | -          -          -
+not   earlier leaver | -          -          -
+not   earlier gone   | -          -          -
+not   earlier none   | -          -          -
 ";
 
 fn named(actions: &[Action]) -> &'static str {
@@ -67,6 +77,7 @@ fn scene(key: &str, assigned: &str, alone: bool) -> ClusterView {
     match key {
         "mine" => own(&mut view, SHARD, me()),
         "another" => own(&mut view, SHARD, node("other")),
+        "earlier" => own_since(&mut view, SHARD, node("other"), Some(Epoch::from_store(3))),
         _ => {}
     }
     view
@@ -84,7 +95,7 @@ fn act(owned: bool, view: &ClusterView, leaving: bool) -> Vec<Action> {
 fn every_combination_leads_to_what_the_table_says() {
     let mut table = String::from("\n");
     for owned in [true, false] {
-        for key in ["absent", "mine", "another"] {
+        for key in ["absent", "mine", "another", "earlier"] {
             for assigned in ["me", "other", "leaver", "gone", "none"] {
                 let staying = named(&act(owned, &scene(key, assigned, false), false));
                 let leaving = named(&act(owned, &scene(key, assigned, false), true));
@@ -148,6 +159,26 @@ fn a_shard_is_kept_while_its_new_owner_is_an_earlier_start_of_a_member() {
 #[test]
 fn after_all_of_etcd_is_lost_what_is_owned_is_registered_again() {
     assert_eq!(named(&act(true, &view_of(&["me", "other"]), false)), "Reregister");
+}
+
+#[test]
+fn a_restored_etcd_that_knows_earlier_owners_only_stops_no_owner_and_what_is_owned_is_registered_again() {
+    let mut view = view_of(&["me", "other"]);
+    let former = |name| NodeId { incarnation: Incarnation::new(Uuid::from_u128(2)), ..node(name) };
+    for name in ["me", "other"] {
+        view.members.get_mut(name).unwrap().node = former(name);
+        assign(&mut view, vec![Some(former("other"))]);
+        own_since(&mut view, SHARD, former(name), Some(Epoch::from_store(3)));
+        assert_eq!(named(&act(true, &view, false)), "-", "the key of {name}");
+    }
+    assert_eq!(named(&act(true, &view_of(&["me", "other"]), false)), "Reregister", "the restored lease has ended");
+}
+
+#[test]
+fn a_node_that_is_about_to_take_the_fence_has_the_shard() {
+    let mut view = scene("absent", "me", false);
+    own_since(&mut view, SHARD, node("other"), None);
+    assert_eq!(named(&act(true, &view, false)), "Drop");
 }
 
 #[test]
@@ -240,7 +271,7 @@ fn messes() -> impl Strategy<Value = Cluster> {
         for (number, (_, key, owner, older)) in shards.into_iter().enumerate() {
             let shard = ShardId::new(u16::try_from(number).unwrap());
             if let Some(place) = key {
-                own(&mut view, shard, node(NAMES[place]));
+                own_since(&mut view, shard, node(NAMES[place]), Some(Epoch::from_store(1)));
             }
             if let Some(place) = owner {
                 owned[place].insert(shard, Epoch::from_store(if older { 1 } else { 2 }));

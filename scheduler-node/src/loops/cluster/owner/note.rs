@@ -107,8 +107,7 @@ impl<F: Fence> Owner<F> {
             self.busy.remove(shard);
         }
         match result {
-            // Where a key is missing, another node owns the shard by now. The mirror is about to show that, and then
-            // the shard is dropped.
+            // Where a key is missing, another node has it. The mirror is about to show that, and the next step decides.
             Ok(keys) => self.log.reregistered.extend(keys.iter().map(|key| key.shard)),
             Err(error) => self.failed("could not register again as the owner", shards, &error),
         }
