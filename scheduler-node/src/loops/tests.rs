@@ -193,7 +193,7 @@ impl Loops {
 
     /// Hands three confirms to a settler, and waits until it has ended.
     pub(super) async fn settle(&self, ids: [TaskId; 3], verdict: AfterConfirm) {
-        let (settlements, confirms) = Settlements::channel();
+        let (settlements, confirms) = Settlements::channel(100);
         settlements.confirmed(ids.map(|id| confirmed(id, verdict)).to_vec()).await;
         drop(settlements);
         let run = self.settler(100, &Arc::default()).run(confirms, CancellationToken::new());

@@ -86,7 +86,7 @@ impl DatabaseLoops {
     /// Starts what leads its tasks from the heap to their ends.
     fn dispatch(&self, shared: &Shared, crews: &mut Crews, index: DatabaseIndex, database: &NodeDatabase) {
         let (scheduler, stop, work) = (&shared.config.scheduler, &shared.stop.work, &mut crews.work);
-        let (sender, confirms) = Settlements::channel();
+        let (sender, confirms) = Settlements::channel(scheduler.window);
         self.settlements.push(sender);
         let settler = Settler {
             databases: shared.databases.clone(),

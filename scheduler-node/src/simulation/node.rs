@@ -158,7 +158,7 @@ impl Parts {
         let (world, node) = (&self.broker.world, self.broker.node);
         let stop = CancellationToken::new();
         let database = self.databases.home().clone();
-        let (settlements, confirms) = Settlements::channel();
+        let (settlements, confirms) = Settlements::channel(PACE.window);
         let (publisher, dispatches) = mpsc::channel(64);
         let claims = ClaimHandler {
             database: database.clone(),

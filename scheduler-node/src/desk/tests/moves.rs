@@ -215,7 +215,7 @@ async fn a_confirm_is_written_where_its_shard_is_by_then() {
         lanes: Arc::default(),
         metrics: Arc::clone(&parts.metrics),
     };
-    let (settlements, confirms) = Settlements::channel();
+    let (settlements, confirms) = Settlements::channel(100);
     let verdict = AfterConfirm::Succeed { keep_ms: 60_000 };
     settlements.confirmed(vec![Confirmed { id, attempt, queue: QueueName::new("q"), verdict }]).await;
     drop(settlements);

@@ -48,9 +48,6 @@ const GATHER: Duration = Duration::from_millis(50);
 /// The most confirms of one statement.
 const BATCH: usize = 1_000;
 
-/// The most batches of confirms that wait for the database. The dispatcher's window is full before this is.
-const WAITING: usize = 1_024;
-
 /// The name of these writes in the log. Compare-and-set on attempt and state makes a second write harmless.
 const WHAT: &str = "confirms";
 
@@ -68,8 +65,10 @@ pub struct Confirmed {
 pub struct Settlements(mpsc::Sender<Vec<Confirmed>>);
 
 impl Settlements {
-    pub fn channel() -> (Self, mpsc::Receiver<Vec<Confirmed>>) {
-        let (sender, receiver) = mpsc::channel(WAITING);
+    /// `window`: the most tasks in flight. As many batches may wait for the database, because each has a task that is
+    /// in flight: the publisher serves all databases, and must not wait for one of them.
+    pub fn channel(window: usize) -> (Self, mpsc::Receiver<Vec<Confirmed>>) {
+        let (sender, receiver) = mpsc::channel(window);
         (Self(sender), receiver)
     }
 

@@ -189,7 +189,7 @@ async fn a_confirm_that_fails_alone_as_with_a_bug_delays_no_other_for_long_and_i
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
     loops.test.fail_with(DAMAGED, "UPDATE", "task", "queue", POISON).await;
-    let (settlements, confirms) = Settlements::channel();
+    let (settlements, confirms) = Settlements::channel(100);
     settlements.confirmed(vec![confirmed(ids[1], DELIVER)]).await;
     let settler = loops.settler(100, &Arc::default());
     spawn_child(async move { settler.run(confirms, CancellationToken::new()).await });
@@ -236,7 +236,7 @@ async fn a_confirm_whose_attempt_no_database_sets_aside_is_written_once_one_take
     let ids = loops.claimed().await;
     loops.database().owned_shards.begin(ids);
     loops.refuse_end_and_aside().await;
-    let (settlements, confirms) = Settlements::channel();
+    let (settlements, confirms) = Settlements::channel(100);
     settlements.confirmed(ids.map(|id| confirmed(id, SUCCEED)).to_vec()).await;
     drop(settlements);
     let settler = loops.settler(100, &Arc::default());

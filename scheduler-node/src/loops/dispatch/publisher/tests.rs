@@ -95,7 +95,7 @@ fn publisher<B: Publish>(
         alarm: Alarm::default(),
         books,
         lanes: Arc::default(),
-        settlements: [Settlements::channel().0].into_iter().collect(),
+        settlements: [Settlements::channel(100).0].into_iter().collect(),
         reporter: loops.reporter(),
         metrics: Arc::clone(&loops.metrics),
         traces: Traces::default(),
@@ -175,6 +175,48 @@ async fn what_was_claimed_too_long_ago_is_not_published_before_its_row_is_read_a
     publisher(&loops, bench.broker.clone(), &queue, Duration::ZERO).publish(&queue.name, vec![dispatch]).await;
     assert_eq!(bench.hand().await.take_all("orders").await.len(), there, "an old claim was published");
     assert_eq!(loops.counter.databases.home().owned_shards.heap_len(), 1, "it is looked at again");
+}
+
+/// A broker that confirms every message at once.
+#[derive(Debug)]
+struct Quick;
+
+impl Publish for Quick {
+    fn state(&self) -> watch::Receiver<BrokerState> {
+        watch::channel(BrokerState::Up { blocked: false }).1
+    }
+
+    async fn publish(&self, _route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
+        let confirmed = |Outgoing { delivery, .. }: Outgoing| Published {
+            id: delivery.id,
+            attempt: delivery.attempt,
+            sent_at: Some(Instant::now()),
+            outcome: Outcome::Done(()),
+        };
+        batch.into_iter().map(confirmed).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_database_whose_confirms_are_not_written_keeps_no_task_of_another_from_its_publish() {
+    const WINDOW: usize = 1_100;
+    let loops = Loops::new().await;
+    let queues = ["orders", "mails", "calls"].map(|name| Queue::with_defaults(QueueName::new(name)));
+    let [(home, mut settled), (stuck, _unread)] = [Settlements::channel(WINDOW), Settlements::channel(WINDOW)];
+    let settlements = [home, stuck].into_iter().collect();
+    let publisher = Publisher { settlements, ..publisher(&loops, Quick, &queues[0], LONG) };
+    let published = async {
+        for number in 0..WINDOW {
+            let queue = &queues[number % queues.len()].name;
+            let database = DatabaseIndex::new(1);
+            let one = Dispatch { database, ..dispatch(queue.as_str(), Instant::now()) };
+            publisher.publish(queue, vec![one]).await;
+        }
+        publisher.publish(&queues[0].name, vec![dispatch("orders", Instant::now())]).await;
+        settled.recv().await
+    };
+    let settled = tokio::time::timeout(LONG, published).await.expect("no publish waits for the settler of a database");
+    assert_eq!(settled.map(|confirmed| confirmed.len()), Some(1));
 }
 
 /// Publishes a burst, and a message a span later, to a broker that never answers. Returns how many messages left with

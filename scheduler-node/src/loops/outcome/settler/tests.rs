@@ -15,7 +15,7 @@ async fn confirms_are_gathered_until_no_due_message_waits_to_be_sent_or_the_wind
     let ids = loops.claimed().await;
     let lanes = Arc::<Lanes>::default();
     lanes.backlog.note(true, 1, clock::instant());
-    let (settlements, mut confirms) = Settlements::channel();
+    let (settlements, mut confirms) = Settlements::channel(100);
     settlements.confirmed(vec![confirmed(ids[1], SUCCEED)]).await;
     let mut batch = vec![confirmed(ids[0], SUCCEED)];
 
@@ -59,7 +59,7 @@ async fn a_task_that_another_transaction_holds_stays_in_flight_and_other_confirm
     let ids = loops.claimed().await;
     loops.database().owned_shards.begin(ids);
     let lock = loops.test.lock_row(ids[1]).await;
-    let (settlements, confirms) = Settlements::channel();
+    let (settlements, confirms) = Settlements::channel(100);
     settlements.confirmed(vec![confirmed(ids[1], SUCCEED)]).await;
     let settling = spawn_child(loops.settler(100, &Arc::default()).run(confirms, CancellationToken::new()));
     loops.test.until_waiting(1).await;
@@ -84,7 +84,7 @@ async fn a_settler_that_is_stopped_waits_for_no_other_transaction() {
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
     let _lock = loops.test.lock_row(ids[1]).await;
-    let ((settlements, confirms), stop) = (Settlements::channel(), CancellationToken::new());
+    let ((settlements, confirms), stop) = (Settlements::channel(100), CancellationToken::new());
     settlements.confirmed(ids.map(|id| confirmed(id, SUCCEED)).to_vec()).await;
     drop(settlements);
     let settling = spawn_child(loops.settler(100, &Arc::default()).run(confirms, stop.clone()));
