@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{DatabaseName, Epoch, NodeId, NodeName, ShardId, Term},
-    shard::assign::{Assignment, AssignmentProblem, ShardGroup},
+    shard::{
+        assign::{Assignment, AssignmentProblem, ShardGroup},
+        map::ShardMap,
+    },
     time::UnixMicros,
 };
 
@@ -115,24 +118,39 @@ impl ClusterView {
         self.assignment.as_ref()?.assignment.owner(shard)
     }
 
-    /// The problem that the master has to solve, given the shards of each database.
+    /// The problem that the master has to solve, as far as it knows the places of the shards. `databases`: all that it
+    /// uses, in its order.
     ///
-    /// Drained members are left out, unless a database has no others: its shards must never be without an owner.
-    pub fn problem(&self, databases: &[(DatabaseName, BTreeSet<ShardId>)]) -> AssignmentProblem {
-        let fit = |database: &DatabaseName| {
-            let fit = || self.members.values().filter(|member| member.is_fit_for(database)).map(|member| &member.node);
-            let staying: BTreeSet<NodeId> = fit().filter(|node| !self.drained.contains(*node)).cloned().collect();
-            if staying.is_empty() { fit().cloned().collect() } else { staying }
+    /// A shard without a place is in one of the databases that the master has not read since it started, although other
+    /// members may reach them. Those that reach all of these can own it.
+    pub fn problem(&self, map: &ShardMap, databases: &[DatabaseName], shard_count: u16) -> AssignmentProblem {
+        let mut problem = self.problem_of(&map.divided(databases));
+        let unplaced: BTreeSet<ShardId> =
+            (0..shard_count).map(ShardId::new).filter(|shard| map.of(*shard).is_none()).collect();
+        let unread = map.unread(databases);
+        if let Some(first) = unread.first().filter(|_| !unplaced.is_empty()) {
+            let (database, fit) = ((*first).clone(), self.fit_for(&unread));
+            problem.groups.push(ShardGroup { database, shards: unplaced, fit });
+        }
+        problem
+    }
+
+    fn problem_of(&self, databases: &[(DatabaseName, BTreeSet<ShardId>)]) -> AssignmentProblem {
+        let group = |(database, shards): &(DatabaseName, BTreeSet<ShardId>)| ShardGroup {
+            database: database.clone(),
+            shards: shards.clone(),
+            fit: self.fit_for(&[database]),
         };
-        let groups = databases
-            .iter()
-            .map(|(database, shards)| ShardGroup {
-                database: database.clone(),
-                shards: shards.clone(),
-                fit: fit(database),
-            })
-            .collect();
-        AssignmentProblem { groups }
+        AssignmentProblem { groups: databases.iter().map(group).collect() }
+    }
+
+    /// The members that can own shards of all of `databases`. Drained members are left out, unless there are no others:
+    /// the shards must never be without an owner.
+    fn fit_for(&self, databases: &[&DatabaseName]) -> BTreeSet<NodeId> {
+        let is_fit = |member: &&Member| databases.iter().all(|database| member.is_fit_for(database));
+        let fit = || self.members.values().filter(is_fit).map(|member| &member.node);
+        let staying: BTreeSet<NodeId> = fit().filter(|node| !self.drained.contains(*node)).cloned().collect();
+        if staying.is_empty() { fit().cloned().collect() } else { staying }
     }
 }
 

@@ -15,9 +15,10 @@ pub struct AssignmentProblem {
     pub groups: Vec<ShardGroup>,
 }
 
-/// The shards of one database, and the nodes that can reach it.
+/// The shards of one database, and the nodes that can reach it. Shards whose places are not known are a group, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardGroup {
+    /// The first of those that may have the shards, where their places are not known.
     pub database: DatabaseName,
     pub shards: BTreeSet<ShardId>,
     pub fit: BTreeSet<NodeId>,
@@ -50,8 +51,7 @@ impl Assignment {
 /// The assignment for `problem` that moves the fewest shards away from `previous`.
 ///
 /// In each group every shard has an owner, all owners are fit, and no two fit nodes differ by more than one shard. A
-/// group without a fit node keeps its owners: an owner in trouble is better than none. So does a shard of no group,
-/// because its database could not be read.
+/// group without a fit node keeps its owners: an owner in trouble is better than none. So does a shard of no group.
 ///
 /// The same problem always has the same answer, in whatever order the groups are listed. Solving again with the
 /// answer as `previous` changes nothing. Between choices with equally many moves, the node with the least load in all

@@ -44,6 +44,8 @@ pub struct ShardMap {
     places: Vec<Option<Place>>,
     /// By database: shards that it has rows of, but whose place is another database.
     elsewhere: Vec<BTreeSet<ShardId>>,
+    /// By database: whether its rows were ever read.
+    is_read: Vec<bool>,
 }
 
 /// The database of a shard, and whether it is open for writes.
@@ -63,7 +65,9 @@ impl ShardMap {
     /// shard counts as in its source, the closed row of the highest epoch, because only its owner there can finish it.
     #[must_use]
     pub fn after(&self, looks: &[Option<Vec<FenceRow>>]) -> Self {
-        let mut map = Self { places: Vec::new(), elsewhere: vec![BTreeSet::new(); looks.len()] };
+        let was_read = |index: usize| self.is_read.get(index).copied().unwrap_or(false);
+        let is_read = looks.iter().enumerate().map(|(index, rows)| rows.is_some() || was_read(index)).collect();
+        let mut map = Self { places: Vec::new(), elsewhere: vec![BTreeSet::new(); looks.len()], is_read };
         for (index, rows) in looks.iter().enumerate() {
             for row in rows.iter().flatten() {
                 map.consider(DatabaseIndex::new(index), *row);
@@ -155,6 +159,12 @@ impl ShardMap {
             }
         }
         divided
+    }
+
+    /// Those of `databases`, which are all that this node uses, in its order, whose rows were never read.
+    pub fn unread<'a>(&self, databases: &'a [DatabaseName]) -> Vec<&'a DatabaseName> {
+        let is_read = |index: usize| self.is_read.get(index).copied().unwrap_or(false);
+        databases.iter().enumerate().filter(|(index, _)| !is_read(*index)).map(|(_, name)| name).collect()
     }
 
     /// The shards that go through the last part of a move away from `database`: no statement may write their tasks,

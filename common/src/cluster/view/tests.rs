@@ -3,7 +3,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     cluster::ownership::scenes::{me, member, node, view_of},
-    shard::assign::solve,
+    shard::{
+        ShardStatus,
+        assign::solve,
+        map::{FenceRow, ShardMap},
+    },
 };
 
 #[test]
@@ -36,7 +40,7 @@ fn leaving_and_unfit_members_are_not_asked_to_own_what_they_cannot() {
     });
     let databases =
         [("x", 0..4), ("y", 4..8)].map(|(name, range)| (DatabaseName::new(name), range.map(ShardId::new).collect()));
-    let problem = view.problem(&databases);
+    let problem = view.problem_of(&databases);
     let fit: Vec<Vec<String>> =
         problem.groups.iter().map(|group| group.fit.iter().map(|node| node.name.to_string()).collect()).collect();
     assert_eq!(fit, [vec!["a"], vec!["a", "d"]]);
@@ -63,7 +67,7 @@ fn a_member_that_does_not_use_a_database_owns_nothing_of_it_and_keeps_shards_awa
         member.databases = Some(databases.into_iter().collect());
     }
     let groups = [(main.clone(), [ShardId::new(0)].into()), (extra.clone(), [ShardId::new(1)].into())];
-    let problem = view.problem(&groups);
+    let problem = view.problem_of(&groups);
     let fit: Vec<Vec<&str>> =
         problem.groups.iter().map(|group| group.fit.iter().map(|node| node.name.as_str()).collect()).collect();
     assert_eq!(fit, [vec!["a", "b", "c"], vec!["a", "c"]], "c is of a version that does not say");
@@ -71,6 +75,27 @@ fn a_member_that_does_not_use_a_database_owns_nothing_of_it_and_keeps_shards_awa
     assert!(why.contains("`extra`") && why.contains("do not: b, c."), "{why}");
     view.members.retain(|name, _| name.as_str() != "c");
     assert_eq!((view.not_used_by(&main), view.not_used_by(&extra).is_some()), (None, true));
+}
+
+#[test]
+fn shards_of_a_database_that_the_master_has_not_read_get_owners_among_the_nodes_that_reach_it() {
+    let mut view = view_of(&["a", "b", "c"]);
+    let names = ["main", "east"].map(DatabaseName::new);
+    view.members.get_mut("a").expect("is a member").databases = Some([names[0].clone()].into());
+    let row = |number| FenceRow { shard: ShardId::new(number), status: ShardStatus::Here, epoch: Epoch::NONE };
+    let map = ShardMap::default().after(&[Some((0..3).map(row).collect()), None]);
+    let owners = ["a", "b", "c", "b", "gone", "gone", "c"];
+    let before = Assignment { owners: owners.map(|name| Some(node(name))).into() };
+    let next = solve(&view.problem(&map, &names, 7), &before);
+    let names_of = |assignment: &Assignment| -> Vec<String> {
+        assignment.owners.iter().flatten().map(|node| node.name.to_string()).collect()
+    };
+    assert_eq!(names_of(&next), ["a", "b", "c", "b", "b", "c", "c"]);
+
+    // Once the database was read, its shards have places, and nothing moves.
+    let map = map.after(&[None, Some((3..7).map(row).collect())]);
+    assert_eq!(map.unread(&names), Vec::<&DatabaseName>::new());
+    assert_eq!(solve(&view.problem(&map, &names, 7), &next), next);
 }
 
 #[test]
@@ -96,7 +121,7 @@ fn drain(mut view: ClusterView, names: &[&str]) -> ClusterView {
 
 /// The problem of one database with twelve shards.
 fn asked(view: &ClusterView) -> AssignmentProblem {
-    view.problem(&[(DatabaseName::new("main"), (0..12).map(ShardId::new).collect())])
+    view.problem_of(&[(DatabaseName::new("main"), (0..12).map(ShardId::new).collect())])
 }
 
 fn held(assignment: &Assignment, name: &str) -> usize {

@@ -153,7 +153,7 @@ impl Assigner {
         }
         let map = self.places.load();
         let names: Vec<DatabaseName> = self.databases.iter().cloned().collect();
-        let problem = view.problem(&map.divided(&names));
+        let problem = view.problem(&map, &names, self.places.shard_count().unwrap_or(0));
         if !self.is_open(&problem, &view) {
             self.open_since = None;
             return self.written.as_ref().map(|(_, since)| *since + SHOWN_WITHIN);
