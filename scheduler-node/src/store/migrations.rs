@@ -35,6 +35,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "0019_spare_analyze.sql",
     "0020_renew_replaced.sql",
     "0021_check_submits.sql",
+    "0022_order_submits.sql",
 ];
 
 /// A line at the top of a migration that has to run outside of a transaction.

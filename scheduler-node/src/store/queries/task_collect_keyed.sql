@@ -24,7 +24,7 @@ WITH taken AS MATERIALIZED (
         AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
               retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
      WHERE (SELECT is_here FROM placed) AND (SELECT partitions FROM locked) >= 0                           -- locks the partitions first
-     ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
+     ORDER BY f.queue, f.partition_key, f.key, f.id
 ), put AS MATERIALIZED (
     SELECT f.id AS asked_id, f.first,
            CASE WHEN f.first THEN (

@@ -32,7 +32,7 @@ SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.cr
                   retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
          WHERE (SELECT partitions FROM locked) >= (SELECT count(*) FROM gate)     -- locks the partitions first
            AND (SELECT is_here FROM placed)
-         ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
+         ORDER BY f.queue, f.partition_key, f.key, f.id
         OFFSET 0) AS f                                                  -- sorts before it calls the function
  CROSS JOIN LATERAL (
        SELECT 'moved' AS outcome, f.id, 'scheduled'::duetime.task_state AS state, f.due_at, clock_timestamp() AS created_at, f.version,

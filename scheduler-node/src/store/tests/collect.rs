@@ -147,6 +147,24 @@ async fn what_a_key_came_to_is_said_again_when_it_is_sent_again() {
 }
 
 #[tokio::test]
+async fn submissions_of_one_transaction_have_ascending_ids_and_are_applied_in_their_order() {
+    let test = fixture::database().await;
+    let submitted: Vec<uuid::Uuid> = sqlx::query_scalar(
+        "SELECT duetime.submit('mail', to_jsonb(i), now() + interval '1 h', key => 'k', options => '{\"on_duplicate\": \"replace\"}')
+           FROM generate_series(1, 20) AS i",
+    )
+    .fetch_all(&test.pool)
+    .await
+    .unwrap();
+    assert!(submitted.is_sorted(), "{submitted:?}");
+    let mut tasks = waiting(&test).await;
+    tasks.reverse();
+    test.database.task_collect_keyed(&tasks, &[HOLD; 20], None).await.unwrap();
+    let made = test.database.task_read(TaskId::from_uuid(submitted[0])).await.unwrap().expect("the first made a task");
+    assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"20".as_slice()), 1));
+}
+
+#[tokio::test]
 async fn what_its_own_on_duplicate_refuses_stays_with_the_reason_and_is_not_collected_again() {
     let test = fixture::database().await;
     for _ in 0..2 {

@@ -136,6 +136,15 @@ async fn a_second_task_with_the_key_is_treated_as_its_request_says_in_every_stat
 }
 
 #[tokio::test]
+async fn tasks_of_one_batch_with_one_key_are_applied_in_its_order_whatever_their_versions() {
+    let test = database().await;
+    let batch = [keyed(OnDuplicate::Replace, 2), keyed(OnDuplicate::Replace, 1)];
+    let puts = test.database.task_put(&batch, &[HOLD, HOLD]).await.unwrap();
+    assert_eq!(puts.iter().map(|put| put.outcome).collect::<Vec<_>>(), [PutOutcome::Created, PutOutcome::Replaced]);
+    assert_eq!((puts[1].id, puts[1].version), (batch[0].id, 1));
+}
+
+#[tokio::test]
 async fn a_finished_task_holds_its_key_no_longer_than_the_window() {
     let test = database().await;
     let (first, second) = (keyed(OnDuplicate::Keep, 0), keyed(OnDuplicate::Keep, 0));
