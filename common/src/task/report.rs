@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{field::FieldError, json, task::TraceContext};
+use crate::{field::FieldError, task::TraceContext};
 
 /// The largest result.
 pub const MAX_RESULT_BYTES: usize = 256 << 10;
@@ -22,26 +22,26 @@ pub enum ReportStatus {
 }
 
 /// One report. PostgreSQL can keep its fields as `jsonb` and text.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct ResultBody {
     pub status: ReportStatus,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub status_code: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::text")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub status_msg: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
     /// The wait before the next attempt; it overrides the back-off.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_in_ms: Option<i64>,
     /// The progress in per cent.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<i16>,
     /// The name of the worker.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::text")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
     /// The number of the attempt in a report over HTTP; over AMQP a header holds it.
-    #[serde(default, skip_serializing, deserialize_with = "json::whole")]
+    #[serde(skip_serializing)]
     pub attempt: Option<i32>,
     /// The sender's place in a trace; it comes beside the body.
     #[serde(skip)]

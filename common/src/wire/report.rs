@@ -1,8 +1,14 @@
 //! A consumer's report about an attempt, over AMQP or HTTP.
 
+use std::fmt::Display;
+
+use serde::Deserialize;
+use serde_json::{de::StrRead, value::RawValue};
+
 use crate::{
     field::FieldError,
-    task::report::{ResultBody, keepable},
+    json,
+    task::report::{ReportStatus, ResultBody, keepable},
     wire::{Problem, read},
 };
 
@@ -12,17 +18,44 @@ const MAX_TEXT_CHARS: usize = 4_096;
 const FIELDS: [&str; 8] =
     ["status", "status_code", "status_msg", "result", "retry_in_ms", "progress", "worker", "attempt"];
 
+/// A report with its values as they were sent, so that each of them is read on its own.
+#[derive(Deserialize)]
+struct Fields<'a> {
+    status: ReportStatus,
+    #[serde(borrow)]
+    status_code: Option<&'a RawValue>,
+    #[serde(borrow)]
+    status_msg: Option<&'a RawValue>,
+    result: Option<Box<RawValue>>,
+    #[serde(borrow)]
+    retry_in_ms: Option<&'a RawValue>,
+    #[serde(borrow)]
+    progress: Option<&'a RawValue>,
+    #[serde(borrow)]
+    worker: Option<&'a RawValue>,
+    #[serde(borrow)]
+    attempt: Option<&'a RawValue>,
+}
+
 impl ResultBody {
     /// Reads a report from the broker and ignores unknown fields. A consumer's library may be newer than this node,
-    /// and a refused success would be done again. So the report counts without a result that cannot be stored, and the
-    /// reason comes back with it.
+    /// and a refused success would be done again. So the report counts without values that cannot be read or stored,
+    /// and the reason for the first of them comes back with it.
     pub fn parse_message(raw: &str) -> Result<(Self, Option<FieldError>), Problem> {
-        let mut body = Self::parse_all(raw)?;
-        let (result, left_out) = match body.result.map(keepable).transpose() {
-            Ok(result) => (result, None),
-            Err(why) => (None, Some(why)),
+        let fields: Fields<'_> = read::object(raw)?;
+        let mut left_out = None;
+        let why = &mut left_out;
+        let body = Self {
+            status: fields.status,
+            status_code: kept(number("status_code", fields.status_code, i64::MIN, i64::MAX), why),
+            status_msg: kept(text("status_msg", fields.status_msg), why),
+            result: kept(fields.result.map(keepable).transpose(), why),
+            retry_in_ms: kept(number("retry_in_ms", fields.retry_in_ms, 0, i64::MAX), why),
+            progress: kept(number("progress", fields.progress, 0, 100), why),
+            worker: kept(text("worker", fields.worker), why),
+            attempt: kept(number("attempt", fields.attempt, i32::MIN, i32::MAX), why),
+            trace: None,
         };
-        body.result = result;
         Ok((body, left_out))
     }
 
@@ -30,20 +63,6 @@ impl ResultBody {
     pub fn parse(raw: &str) -> Result<Self, Problem> {
         let (body, left_out) = Self::parse_message(raw)?;
         left_out.map_or(Ok(body), |why| Err(why.into()))
-    }
-
-    fn parse_all(raw: &str) -> Result<Self, Problem> {
-        let mut body: Self = read::object(raw)?;
-        if let Some(progress) = body.progress {
-            FieldError::within("progress", progress, 0, 100)?;
-        }
-        if let Some(retry_in_ms) = body.retry_in_ms {
-            FieldError::within("retry_in_ms", retry_in_ms, 0, i64::MAX)?;
-        }
-        for text in [&mut body.status_msg, &mut body.worker].into_iter().flatten() {
-            tidy(text);
-        }
-        Ok(body)
     }
 
     /// Reads a report in a request: an unknown field is an error.
@@ -60,6 +79,42 @@ impl ResultBody {
     }
 }
 
+/// A value that could be read. Otherwise `left_out` gets the reason, unless it has one.
+fn kept<T>(read: Result<Option<T>, FieldError>, left_out: &mut Option<FieldError>) -> Option<T> {
+    read.unwrap_or_else(|why| {
+        left_out.get_or_insert(why);
+        None
+    })
+}
+
+fn number<T>(field: &'static str, value: Option<&RawValue>, first: T, last: T) -> Result<Option<T>, FieldError>
+where
+    T: TryFrom<i64> + PartialOrd + Display + Copy,
+{
+    let number = value_of(field, value, |json| json::whole(json))?;
+    number.map(|number| FieldError::within(field, number, first, last).map(|()| number)).transpose()
+}
+
+fn text(field: &'static str, value: Option<&RawValue>) -> Result<Option<String>, FieldError> {
+    let mut text = value_of(field, value, |json| json::text(json))?;
+    text.as_mut().map(tidy);
+    Ok(text)
+}
+
+fn value_of<'a, T>(
+    field: &'static str,
+    value: Option<&'a RawValue>,
+    read: impl FnOnce(&mut serde_json::Deserializer<StrRead<'a>>) -> serde_json::Result<Option<T>>,
+) -> Result<Option<T>, FieldError> {
+    let Some(value) = value else { return Ok(None) };
+    read(&mut serde_json::Deserializer::from_str(value.get())).map_err(|error| {
+        let error = error.to_string();
+        // The place of the error is one in the value, not in the report.
+        let why = error.split(" at line ").next().unwrap_or(&error);
+        FieldError::new(field, format!("`{field}`: {why}"))
+    })
+}
+
 /// Removes characters that PostgreSQL's text cannot hold, and cuts text that is too long.
 fn tidy(text: &mut String) {
     if text.contains('\0') {
@@ -72,10 +127,8 @@ fn tidy(text: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::value::RawValue;
-
     use super::*;
-    use crate::task::report::{MAX_RESULT_BYTES, ReportStatus};
+    use crate::task::report::MAX_RESULT_BYTES;
 
     #[test]
     fn a_report_is_read_with_its_result_as_it_was_sent() {
@@ -123,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outcome_in_a_message_counts_without_a_result_that_cannot_be_stored() {
+    fn the_outcome_in_a_message_counts_without_values_that_cannot_be_read_or_stored() {
         let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
         let long = format!(r#""{}""#, "x".repeat(MAX_RESULT_BYTES));
         for result in [r#""\ud800""#, "1e999999", &deep, &long] {
@@ -132,6 +185,24 @@ mod tests {
             assert_eq!((body.status, body.result.is_none()), (ReportStatus::Succeeded, true));
             assert_eq!(body.status_msg.as_deref(), Some("done \u{fffd}"));
             assert_eq!(left_out.unwrap().field, "result", "{raw:.60}");
+        }
+        for (field, value) in [
+            ("status_code", r#""ECONNRESET""#),
+            ("status_code", "1e300"),
+            ("status_msg", "{}"),
+            ("retry_in_ms", "1500.5"),
+            ("retry_in_ms", "-1"),
+            ("progress", "33.3"),
+            ("progress", "101"),
+            ("worker", "12345"),
+            ("attempt", r#""1""#),
+        ] {
+            let raw = format!(r#"{{"{field}":{value},"status":"succeeded","result":7}}"#);
+            let (body, left_out) = ResultBody::parse_message(&raw).unwrap();
+            let kept = serde_json::to_string(&body).unwrap();
+            assert_eq!((kept.as_str(), body.attempt), (r#"{"status":"succeeded","result":7}"#, None), "{raw}");
+            assert_eq!(left_out.unwrap().field, field, "{raw}");
+            assert_eq!(ResultBody::parse_request(&raw).unwrap_err().field.as_deref(), Some(field), "{raw}");
         }
         let (_, left_out) = ResultBody::parse_message(r#"{"status":"succeeded","result":7}"#).unwrap();
         assert!(left_out.is_none());

@@ -42,7 +42,7 @@ pub(super) struct ReadReport {
     pub message: Incoming,
     /// Whether the quarantine has it. The event has none of its values then.
     pub is_kept: bool,
-    /// The reason why the event lacks the result of the message.
+    /// The reason why the event lacks a value of the message.
     pub left_out: Option<String>,
 }
 

@@ -174,7 +174,7 @@ impl<S: Statements> Reporter<S> {
                 drop(aside.send((message, why)).await);
             } else {
                 if let Some(why) = left_out.filter(|_| !is_kept) {
-                    self.keep_result(database, id, &message, &why).await;
+                    self.keep_whole(database, id, &message, &why).await;
                 }
                 answer(id, &event, message, answers.stopping.contains(&id)).await;
             }
@@ -247,9 +247,9 @@ impl<S: Statements> Reporter<S> {
         }
     }
 
-    /// Keeps a report in the quarantine whose outcome counts without its result.
-    async fn keep_result(&self, database: &NodeDatabase<S>, id: TaskId, message: &Incoming, reason: &str) {
-        tracing::warn!(task = %id, reason, "a report counts without its result, which its task cannot keep; the quarantine table gets the whole report");
+    /// Keeps a report in the quarantine that counts without a value.
+    async fn keep_whole(&self, database: &NodeDatabase<S>, id: TaskId, message: &Incoming, reason: &str) {
+        tracing::warn!(task = %id, reason, "a report counts without a value that cannot be read or kept; the quarantine table gets the whole report");
         let Kept { name, headers, body } = kept(message);
         let source = message.source.text();
         let copy = Quarantined::new(source, reason, name.as_deref(), headers, body);
