@@ -149,8 +149,10 @@ fn fields(view: &Value) -> Map<String, Value> {
     fields
 }
 
-/// Applies the changes; `null` is the API's word for the default.
+/// Applies the changes; `null` is the API's word for the default. Without `paused` the API leaves it as it is stored. A
+/// queue whose policy cannot be read is shown as paused, and a valid policy must not keep it so.
 fn merged(mut fields: Map<String, Value>, changes: &[(String, Value)]) -> Map<String, Value> {
+    fields.remove("paused");
     fields.extend(changes.iter().cloned());
     fields
 }
@@ -232,6 +234,15 @@ mod tests {
         assert_eq!(policy.max_attempts, 3);
         assert_eq!(policy.timeout_ms, QueuePolicy::default().timeout_ms);
         assert_eq!(policy.settle, common::queue::Settle::Result);
+    }
+
+    #[test]
+    fn a_queue_that_is_shown_as_paused_is_paused_only_by_name() {
+        let mut queue = view();
+        queue["paused"] = json!(true);
+        let paused = |changes: &[(String, Value)]| merged(fields(&queue), changes).remove("paused");
+        assert_eq!(paused(&[("max_attempts".to_owned(), json!(3))]), None);
+        assert_eq!(paused(&[("paused".to_owned(), json!(false))]), Some(json!(false)));
     }
 
     #[test]
