@@ -104,18 +104,18 @@ impl Desk {
     }
 
     /// Refuses a new placement while the queue has unfinished tasks. Tasks stay on their shards, so those of a
-    /// queue with a new placement would be counted and ordered on two shards.
+    /// queue with a new placement would be counted and ordered on two shards. A queue that does not exist has the
+    /// default one: a schedule may make tasks for it.
     async fn refuse_to_move(
         &self,
         name: &QueueName,
         before: Option<&QueuePolicy>,
         placement: Placement,
     ) -> Result<(), Problem> {
-        let Some(before) = before.filter(|before| before.placement != placement) else { return Ok(()) };
-        if self.live(name).await?.total() == 0 {
+        let now = before.map_or(Placement::default(), |before| before.placement);
+        if now == placement || self.live(name).await?.total() == 0 {
             return Ok(());
         }
-        let now = &before.placement;
         let detail = format!(
             "`placement` is `{now}` and the queue has unfinished tasks; let them finish or cancel them first, or set \
              `{placement}` on a new queue"

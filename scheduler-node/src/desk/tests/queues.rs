@@ -79,6 +79,18 @@ async fn a_queue_with_tasks_left_is_not_placed_anew() {
 }
 
 #[tokio::test]
+async fn tasks_that_a_schedule_made_for_a_deleted_queue_keep_its_default_placement() {
+    let (counter, _test) = fresh().await;
+    let task = new_task(fixture::fresh_id_of(ShardId::new(100)));
+    counter.store.home().task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
+    let single = || queue(r#"{"placement":"single"}"#);
+    let refused = counter.desk.queue_put(name("orders"), single()).await.expect_err("its task is not on that shard");
+    assert_eq!(refused.status, 409, "{refused}");
+    counter.desk.cancel(task.id).await.expect("cancelled");
+    counter.desk.queue_put(name("orders"), single()).await.expect("none is left");
+}
+
+#[tokio::test]
 async fn a_queue_has_the_tasks_of_all_databases() {
     let (counter, _tests) = with_two_databases().await;
     for _ in 0..20 {
