@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use common::{
     ids::QueueName,
-    task::{NewTask, TaskState, ValidTask, dependency::check_colocated},
+    task::{Dependency, NewTask, TaskState, ValidTask, dependency::check_colocated},
     time::Present,
-    wire::{Limits, Problem, TaskReceipt, TaskRequest, TaskView, format},
+    wire::{DependencyView, Limits, Problem, TaskReceipt, TaskRequest, TaskView, format},
 };
 
 use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
@@ -23,7 +23,7 @@ const SOURCE: &str = "http";
 pub(super) type Answered = (QueueName, Result<Accepted, SubmitError>);
 
 impl Desk {
-    /// Answers once the task is durable. The answer comes from the values that were written; nothing is read back.
+    /// Answers once the task is durable. The answer comes from the values that were written, as far as they say all.
     pub(crate) async fn submit(&self, request: TaskRequest) -> Result<TaskView, Problem> {
         let task = request.validate(self.present(), &self.limits())?;
         self.require_queues_of(&task)?;
@@ -37,25 +37,38 @@ impl Desk {
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
         self.trace(hop, &shown.queue, Way::Http, &answer);
-        let stored = match answer? {
-            Accepted::Stored(stored) => stored,
-            Accepted::Keyed(put) => match refusal::put(put)? {
-                put if put.outcome == PutOutcome::Created && put.state != TaskState::Waiting => {
-                    Stored { id: put.id, created_at: put.created_at, due_at: put.due_at }
-                }
-                // The task existed already, or its view has to list the tasks for which it waits.
-                put => return self.current_view(put).await,
-            },
+        let put = match answer? {
+            Accepted::Stored(stored) => return Ok(self.new_view(stored, shown)),
+            Accepted::Keyed(put) => refusal::put(put)?,
         };
+        let stored = Stored { id: put.id, created_at: put.created_at, due_at: put.due_at };
+        if put.outcome == PutOutcome::Created && put.state != TaskState::Waiting {
+            return Ok(self.new_view(stored, shown));
+        }
+        // The task existed already, or its view has to list the tasks for which it waits.
+        match self.current_view(&put).await {
+            // The submission is stored, so its sender must not send it again.
+            Err(_) if put.is_written() => {
+                let others = shown.depends_on.iter().filter(|_| put.state == TaskState::Waiting).cloned();
+                let depends_on = others.map(|Dependency { queue, key }| DependencyView { queue, key, state: None });
+                let (depends_on, duplicate) = (depends_on.collect(), put.outcome != PutOutcome::Created);
+                Ok(TaskView { state: put.state, depends_on, duplicate, ..self.new_view(stored, shown) })
+            }
+            read => read,
+        }
+    }
+
+    /// The view of a new task, from the values that were written.
+    fn new_view(&self, stored: Stored, task: ValidTask) -> TaskView {
         let max_attempts =
-            shown.max_attempts.unwrap_or_else(|| self.parts().books.load().get(&shown.queue).policy.max_attempts);
-        let new = NewTask { id: stored.id, task: ValidTask { due_at: stored.due_at, ..shown } };
-        Ok(TaskView::of_new(&new, stored.created_at, max_attempts))
+            task.max_attempts.unwrap_or_else(|| self.parts().books.load().get(&task.queue).policy.max_attempts);
+        let new = NewTask { id: stored.id, task: ValidTask { due_at: stored.due_at, ..task } };
+        TaskView::of_new(&new, stored.created_at, max_attempts)
     }
 
     /// The current view of the task that was written or that answers for the submission. Callers see the data
     /// of a task that they submitted themselves.
-    async fn current_view(&self, put: Put) -> Result<TaskView, Problem> {
+    async fn current_view(&self, put: &Put) -> Result<TaskView, Problem> {
         let duplicate = put.outcome != PutOutcome::Created;
         let shows_data = self.shows_data || !duplicate;
         let view = Self { shows_data, ..self.clone() }.get(put.id).await?;

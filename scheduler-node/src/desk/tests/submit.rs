@@ -36,6 +36,25 @@ async fn the_answer_to_a_submission_is_what_a_look_up_shows() {
 }
 
 #[tokio::test]
+async fn a_task_that_is_stored_is_answered_although_it_cannot_be_read_back() {
+    let (counter, test) = fresh().await;
+    // Only reads of a task use this function.
+    sqlx::query("ALTER FUNCTION duetime.shard_in RENAME TO shard_out").execute(&test.pool).await.unwrap();
+    let body = json!({"queue": "mail", "key": "b", "partition_key": "p", "delay_ms": 60_000, "depends_on": ["a"]});
+    let made = counter.desk.submit(request(&body.to_string())).await.expect("it is stored");
+    assert_eq!((made.state, made.duplicate), (TaskState::Waiting, false));
+    assert_eq!(json!(made.depends_on), json!([{"queue": "mail", "key": "a"}]));
+    let mut body = json!({"queue": "mail", "key": "b", "partition_key": "p", "delay_ms": 60_000, "payload": 2});
+    body["on_duplicate"] = "replace".into();
+    let replaced = counter.desk.submit(request(&body.to_string())).await.expect("it is stored");
+    assert_eq!((replaced.id, replaced.state, replaced.duplicate), (made.id, TaskState::Scheduled, true));
+    assert_eq!(replaced.payload.expect("JSON").get(), "2");
+    body["on_duplicate"] = "keep".into();
+    counter.desk.submit(request(&body.to_string())).await.expect_err("nothing was written, and the task is not known");
+    assert_eq!(test.live().await, 1);
+}
+
+#[tokio::test]
 async fn a_due_time_holds_on_a_node_that_knows_the_clock_only_roughly() {
     let (counter, test) = fresh().await;
     let now = fixture::now(&test.pool).await;
