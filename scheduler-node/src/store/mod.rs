@@ -308,7 +308,8 @@ impl Database {
             answered = tokio::time::timeout(ANSWER_DEADLINE, statement) => match answered {
                 Ok(answer) => Some(answer.inspect_err(|error| self.notice(pools, error))),
                 Err(_) => {
-                    self.leave_if_silent(pools).await;
+                    // Boxed: it is rare, and would make each statement's future larger.
+                    Box::pin(self.leave_if_silent(pools)).await;
                     None
                 }
             },
