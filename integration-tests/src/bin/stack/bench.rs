@@ -8,6 +8,7 @@ mod calls;
 mod crowd;
 pub(crate) mod drain;
 pub(crate) mod feed;
+mod findings;
 mod first;
 mod idle;
 pub(crate) mod instants;
@@ -228,8 +229,7 @@ async fn measure(folder: &Path, options: &Options) -> Result<ExitCode> {
     if options.wants(Part::Soak) {
         soak::measure(options, folder, &mut report).await.context("measuring growth")?;
     }
-    report.end()?;
-    Ok(ExitCode::SUCCESS)
+    report.end()
 }
 
 /// The parts about submissions and other calls, and about clusters that idle or begin.

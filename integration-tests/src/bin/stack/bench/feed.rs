@@ -61,6 +61,11 @@ impl Way {
     pub(super) fn to(queue: &str) -> Self {
         Self { queue: queue.to_owned(), partitions: 0, keyed: false }
     }
+
+    /// The way of the task with this serial number: the ways take turns.
+    pub(super) fn of(ways: &[Self], serial: u64) -> &Self {
+        &ways[serial as usize % ways.len()]
+    }
 }
 
 /// A source of load on the cluster.
@@ -257,7 +262,7 @@ impl Batch {
                 Self::Now(_) => now_us,
                 Self::At(due_ms) => due_ms[place] * 1_000,
             };
-            let Way { queue, partitions, keyed } = &ways[serial as usize % ways.len()];
+            let Way { queue, partitions, keyed } = Way::of(ways, serial);
             let comma = if place == 0 { "" } else { "," };
             write!(body, "{comma}{{\"queue\":\"{queue}\",\"payload\":{{\"t\":{due_us},\"n\":{serial}}}").ok();
             if let Self::At(due_ms) = self {

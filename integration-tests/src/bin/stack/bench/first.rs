@@ -21,10 +21,11 @@ use super::{
     broker::Broker,
     drain::{Drain, Seen},
     feed::{Feed, Way},
+    findings::Arrived,
     instants::{instant_of, micros},
     lateness::tell_published,
     limits::Limits,
-    record::{Record, doubled, early, missing},
+    record::{Record, missing},
     report::{Report, Target, progress},
     scrape::Scrape,
     times::Times,
@@ -107,12 +108,8 @@ async fn round(cluster: &Sandbox, part: &str, record: &Record, report: &mut Repo
     report.figure(later_part, "consumed late: max", later_ms, "ms");
     let target = Target::AtMost((TIMES_LATER * later_ms).max(LATE_MS));
     report.judged(first_part, "consumed late: max", first_ms, "ms", target);
-    let refused = feed.refused.load(Ordering::Relaxed) as usize;
-    let (early, doubled) = (early(&arrivals), doubled(&arrivals));
-    for (finding, count) in [("missing", missing), ("early", early), ("delivered twice", doubled), ("refused", refused)]
-    {
-        report.judged(part, finding, count as f64, "", Target::AtMost(0.0));
-    }
+    Arrived::of(&arrivals).findings(missing).tell(part, "", report);
+    report.judged(part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
     Ok(())
 }
 

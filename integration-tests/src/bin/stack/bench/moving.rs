@@ -16,8 +16,9 @@ use super::{
     Options,
     drain::{Drain, Seen},
     feed::{Accepted, Feed, Way},
+    findings::Arrived,
     lateness::fill,
-    record::{Late, Record, doubled, early, missing},
+    record::{Late, Record, missing},
     report::{Report, Target, progress},
 };
 
@@ -56,12 +57,8 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     let missing = missing(&accepted, &[&record]).await;
     let arrivals = record.take();
     tell(&story, &arrivals, report);
-    let refused = feed.refused.load(Ordering::Relaxed) as usize;
-    let (early, doubled) = (early(&arrivals), doubled(&arrivals));
-    for (finding, count) in [("missing", missing), ("early", early), ("delivered twice", doubled), ("refused", refused)]
-    {
-        report.judged(PART, finding, count as f64, "", Target::AtMost(0.0));
-    }
+    Arrived::of(&arrivals).findings(missing).tell(PART, "", report);
+    report.judged(PART, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
     super::end(cluster).await
 }
 

@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use super::{
     drain::{Eye, Seen},
     feed::Accepted,
-    report::{Report, Target},
+    findings::Arrived,
+    report::Report,
 };
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -66,36 +67,23 @@ impl Record {
 pub(super) async fn judge(part: &str, what: &str, accepted: &[Accepted], of: &[&Record], report: &mut Report) {
     let missing = missing(accepted, of).await;
     let arrived: Vec<Seen> = of.iter().flat_map(|record| record.all()).collect();
-    for (fault, count) in [("missing", missing), ("early", early(&arrived)), ("delivered twice", doubled(&arrived))] {
-        report.judged(part, &format!("{what}: {fault}"), count as f64, "", Target::AtMost(0.0));
-    }
+    Arrived::of(&arrived).findings(missing).tell(part, &format!("{what}: "), report);
 }
 
 /// Waits for the accepted tasks; returns how many have not arrived in the end.
-pub(super) async fn missing(accepted: &[Accepted], of: &[&Record]) -> usize {
+pub(super) async fn missing(accepted: &[Accepted], of: &[&Record]) -> u64 {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let arrived: HashSet<u64> = of
             .iter()
             .flat_map(|record| record.tasks.lock().iter().map(|seen| seen.serial).collect::<Vec<_>>())
             .collect();
-        let missing = accepted.iter().filter(|task| !arrived.contains(&task.serial)).count();
+        let missing = accepted.iter().filter(|task| !arrived.contains(&task.serial)).count() as u64;
         if missing == 0 || Instant::now() >= deadline {
             return missing;
         }
         tokio::time::sleep(LOOK_AT_EACH_EVERY).await;
     }
-}
-
-/// The number of arrivals before their due time.
-pub(super) fn early(arrived: &[Seen]) -> usize {
-    arrived.iter().filter(|seen| seen.at_us < seen.stamp_us).count()
-}
-
-/// The number of arrivals beyond the first of their task.
-pub(super) fn doubled(arrived: &[Seen]) -> usize {
-    let different: HashSet<u64> = arrived.iter().map(|seen| seen.serial).collect();
-    arrived.len() - different.len()
 }
 
 /// The lateness of tasks, as their consumer saw it.

@@ -1,5 +1,7 @@
 //! The results: each line for people as it comes, and all of them for programs at the end.
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -44,12 +46,15 @@ struct Line {
     target: Option<Target>,
     #[serde(skip_serializing_if = "Option::is_none")]
     met: Option<bool>,
+    /// Whether the line is about tasks, and breaks a promise where it is not met.
+    #[serde(skip)]
+    is_finding: bool,
 }
 
 impl Line {
     fn new(part: &str, figure: &str, value: f64, unit: &'static str, target: Option<Target>) -> Self {
         let met = target.map(|target| target.is_met(value));
-        Self { part: part.to_owned(), figure: figure.to_owned(), value, unit, target, met }
+        Self { part: part.to_owned(), figure: figure.to_owned(), value, unit, target, met, is_finding: false }
     }
 
     fn value(&self) -> String {
@@ -78,6 +83,12 @@ impl Report {
         self.add(part, figure, value, unit, Some(target));
     }
 
+    /// Adds the number of tasks or messages that break a promise. One is enough for the run to fail.
+    pub(super) fn finding(&mut self, part: &str, finding: &str, count: u64) {
+        let line = Line::new(part, finding, count as f64, "", Some(Target::AtMost(0.0)));
+        self.push(Line { is_finding: true, ..line });
+    }
+
     /// Adds a figure that may have an upper limit.
     pub(super) fn limited(&mut self, part: &str, figure: &str, value: f64, unit: &'static str, at_most: Option<f64>) {
         self.add(part, figure, value, unit, at_most.map(Target::AtMost));
@@ -94,21 +105,29 @@ impl Report {
     }
 
     fn add(&mut self, part: &str, figure: &str, value: f64, unit: &'static str, target: Option<Target>) {
-        let line = Line::new(part, figure, value, unit, target);
+        self.push(Line::new(part, figure, value, unit, target));
+    }
+
+    fn push(&mut self, line: Line) {
         if self.output == Output::Text {
             say(&line);
         }
         self.lines.push(line);
     }
 
-    pub(super) fn end(&self) -> Result<()> {
+    /// Prints the end of the report. Fails when a finding is not 0; a missed goal is no failure.
+    pub(super) fn end(&self) -> Result<ExitCode> {
         let judged = self.lines.iter().filter_map(|line| line.met);
         let (met, all) = judged.fold((0, 0), |(met, all), this| (met + usize::from(this), all + 1));
         match self.output {
             Output::Json => println!("{}", serde_json::to_string_pretty(&self.lines)?),
             Output::Text => println!("\n{met} of {all} targets met"),
         }
-        Ok(())
+        let broken: Vec<&Line> = self.lines.iter().filter(|line| line.is_finding && line.met == Some(false)).collect();
+        for line in &broken {
+            progress(&format!("FAILED: {}: {} {}", line.part, line.figure, line.value()));
+        }
+        Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
@@ -134,4 +153,19 @@ fn number(value: f64) -> String {
 #[expect(clippy::print_stderr, reason = "progress is not part of the results")]
 pub(crate) fn progress(text: &str) {
     eprintln!("{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_fails_the_run_and_a_missed_goal_does_not() {
+        let mut report = Report::new(Output::Text);
+        report.judged("part", "tasks", 1.0, "/s", Target::AtLeast(2.0));
+        report.finding("part", "missing", 0);
+        assert_eq!(report.end().unwrap(), ExitCode::SUCCESS);
+        report.finding("part", "missing", 1);
+        assert_eq!(report.end().unwrap(), ExitCode::FAILURE);
+    }
 }

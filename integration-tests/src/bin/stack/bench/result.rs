@@ -81,11 +81,11 @@ async fn run(
     if options.details {
         fastest.nodes.details(part, options.time().as_secs_f64(), report);
     }
-    backlog.judge(part, fastest.submitted, report).await;
+    backlog.judge(part, report).await;
     let unsettled = unsettled(cluster).await?;
     report.judged(part, "not settled in the end", unsettled as f64, "", Target::AtMost(0.0));
     // The first task only opened the queue.
-    let (nodes, settled) = (Scrape::of(&clients).await?, (fastest.submitted + 1).saturating_sub(unsettled));
+    let (nodes, settled) = (Scrape::of(&clients).await?, (backlog.accepted() + 1).saturating_sub(unsettled));
     report.figure(part, "settled and counted by no node", settled as f64 - succeeded(&nodes), "");
     report.figure(part, "stale reports", nodes.total("duetime_reports_stale_total"), "");
     Ok(())

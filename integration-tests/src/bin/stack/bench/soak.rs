@@ -152,6 +152,6 @@ fn tell(traffic: &Traffic, book: &Book, per_second: f64, report: &mut Report) {
         ("copies without a mark", tally.unmarked_copies),
         ("delivered after a cancel", tally.after_cancel),
     ] {
-        report.judged(PART, figure, count as f64, "", Target::AtMost(0.0));
+        report.finding(PART, figure, count);
     }
 }

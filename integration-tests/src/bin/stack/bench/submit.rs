@@ -85,8 +85,8 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
         };
         let (accepted, rows) = (accepted.context(part)?, volume::rows(&cluster, QUEUE).await?);
         report.figure(part, "accepted in all", accepted as f64, "tasks");
-        report.judged(part, "missing", accepted.saturating_sub(rows) as f64, "", Target::AtMost(0.0));
-        report.judged(part, "stored twice", rows.saturating_sub(accepted) as f64, "", Target::AtMost(0.0));
+        report.finding(part, "missing", accepted.saturating_sub(rows));
+        report.finding(part, "stored twice", rows.saturating_sub(accepted));
         super::end(cluster).await?;
     }
     Ok(())

@@ -15,7 +15,8 @@ use super::{
     Options,
     drain::{Drain, Seen},
     feed::{Accepted, Feed, Way},
-    record::{Record, doubled, missing},
+    findings::Arrived,
+    record::{Record, missing},
     report::{Report, Target, progress},
 };
 
@@ -94,11 +95,10 @@ async fn round(
     report.judged(part, "longest wait of a task of its shards", story.longest_wait_us() as f64 / 1e3, "ms", target);
     report.figure(part, "last of its shards fired again after", story.last_shard_us() as f64 / 1e3, "ms");
     report.figure(part, "longest wait of any other task", story.longest_wait_of_others_us() as f64 / 1e3, "ms");
-    report.judged(part, "missing", missing as f64, "", Target::AtMost(0.0));
-    let duplicates = doubled(&story.arrivals) as f64;
+    let findings = Arrived::of(&story.arrivals).findings(missing);
     match end {
-        End::Killed => report.figure(part, "delivered twice", duplicates, ""),
-        End::Leaving => report.judged(part, "delivered twice", duplicates, "", Target::AtMost(0.0)),
+        End::Killed => findings.tell_around_a_fault(part, report),
+        End::Leaving => findings.tell(part, "", report),
     }
     Ok(())
 }

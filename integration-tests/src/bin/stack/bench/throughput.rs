@@ -20,7 +20,9 @@ use super::{
     Options,
     drain::{Drain, Eye, Seen},
     feed::{Accepted, Batch, Feed, Way},
+    findings::Arrived,
     machine::Watch,
+    numbers::Numbers,
     report::{Report, Target, progress},
     scrape::{Scrape, watched},
     volume,
@@ -32,6 +34,7 @@ const IN_FLIGHT_PER_NODE: usize = 2;
 const BACKLOG: usize = 12_000;
 const WARM_UP: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 const LEAST_PER_S: f64 = 10_000.0;
 const LEAST_RATIO: f64 = 0.65;
@@ -63,8 +66,8 @@ pub(super) struct Backlog {
     ends_consumed: bool,
     /// First messages included.
     pub seen: AtomicU64,
-    consumed: AtomicU64,
-    early: AtomicU64,
+    accepted: Mutex<Numbers>,
+    arrived: Mutex<Arrived>,
     took_us: Mutex<Histogram<u64>>,
 }
 
@@ -80,9 +83,9 @@ impl Backlog {
     }
 
     fn ending(ends_consumed: bool) -> Arc<Self> {
-        let (seen, consumed, early) = Default::default();
+        let (seen, accepted, arrived) = Default::default();
         let took_us = Mutex::new(Histogram::new_with_bounds(1, 600_000_000, 3).expect("ten minutes in three digits"));
-        Arc::new(Self { room: Semaphore::new(BACKLOG), ends_consumed, seen, consumed, early, took_us })
+        Arc::new(Self { room: Semaphore::new(BACKLOG), ends_consumed, seen, accepted, arrived, took_us })
     }
 
     pub(super) fn eye(self: &Arc<Self>) -> Eye {
@@ -93,11 +96,21 @@ impl Backlog {
     fn note(&self, seen: Seen) {
         self.seen.fetch_add(1, Ordering::Relaxed);
         if seen.serial > 0 {
-            self.consumed.fetch_add(1, Ordering::Relaxed);
-            self.make_room(usize::from(self.ends_consumed));
-            let took_us = u64::try_from(seen.at_us - seen.stamp_us);
-            self.early.fetch_add(u64::from(took_us.is_err()), Ordering::Relaxed);
-            self.took_us.lock().saturating_record(took_us.unwrap_or(0));
+            let is_new = self.arrived.lock().note(seen);
+            self.make_room(usize::from(self.ends_consumed && is_new));
+            let took_us = u64::try_from(seen.at_us - seen.stamp_us).unwrap_or(0);
+            self.took_us.lock().saturating_record(took_us);
+        }
+    }
+
+    pub(super) fn accepted(&self) -> u64 {
+        self.accepted.lock().different()
+    }
+
+    fn accept(&self, tasks: &[Accepted]) {
+        let mut accepted = self.accepted.lock();
+        for task in tasks {
+            accepted.insert(task.serial);
         }
     }
 
@@ -105,8 +118,13 @@ impl Backlog {
         self.room.add_permits(tasks);
     }
 
+    /// Tasks that have been consumed, each counted once.
     fn consumed(&self) -> u64 {
-        self.consumed.load(Ordering::Relaxed)
+        self.arrived.lock().tasks.different()
+    }
+
+    fn missing(&self) -> u64 {
+        self.accepted.lock().lacking_in(&self.arrived.lock().tasks)
     }
 
     pub(super) fn tell_took(&self, part: &str, p50: Option<Target>, report: &mut Report) {
@@ -120,15 +138,14 @@ impl Backlog {
         report.figure(part, "from submission to consumer: p99", ms(0.99), "ms");
     }
 
-    /// Waits for the submitted tasks, and reports those that are missing in the end or came early.
-    pub(super) async fn judge(&self, part: &str, submitted: u64, report: &mut Report) {
+    /// Waits for the accepted tasks, and reports what was wrong with them in the end.
+    pub(super) async fn judge(&self, part: &str, report: &mut Report) {
         let deadline = Instant::now() + PATIENCE;
-        while self.consumed() < submitted && Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        while self.missing() > 0 && Instant::now() < deadline {
+            tokio::time::sleep(LOOK_EVERY).await;
         }
-        let missing = submitted.saturating_sub(self.consumed());
-        report.judged(part, "missing in the end", missing as f64, "", Target::AtMost(0.0));
-        report.judged(part, "early", self.early.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+        let missing = self.missing();
+        self.arrived.lock().findings(missing).tell(part, "", report);
     }
 }
 
@@ -160,7 +177,7 @@ async fn run(
     if options.details {
         fastest.nodes.details(part, options.time().as_secs_f64(), report);
     }
-    backlog.judge(part, fastest.submitted, report).await;
+    backlog.judge(part, report).await;
     let half = (fastest.per_second / 2.0) as u32;
     steady(&format!("{part}, half the rate"), options, (cluster, &feed), &ways, half, &backlog, report).await
 }
@@ -172,7 +189,6 @@ pub(super) struct Fastest {
     pub per_second: f64,
     /// Between the two reads of the nodes' metrics.
     pub seconds: f64,
-    pub submitted: u64,
     pub nodes: Scrape,
     pub watch: Watch,
     /// Of a task.
@@ -188,9 +204,9 @@ pub(super) async fn fastest(
     backlog: &Backlog,
 ) -> Result<Fastest> {
     let end = Instant::now() + WARM_UP + options.time();
-    let (clients, submitted) = (cluster.clients(), AtomicU64::new(0));
+    let clients = cluster.clients();
     let writers = (0..clients.len() * IN_FLIGHT_PER_NODE)
-        .map(|number| write(feed, ways.iter().cycle().skip(number), backlog, &submitted, end));
+        .map(|number| write(feed, ways.iter().cycle().skip(number), backlog, end));
     let watching = async {
         tokio::time::sleep(WARM_UP).await;
         let (watch, read) = (Watch::start(cluster), Instant::now());
@@ -202,29 +218,22 @@ pub(super) async fn fastest(
         let (per_second, seconds) = (tasks / began.elapsed().as_secs_f64(), read.elapsed().as_secs_f64());
         let nodes = Scrape::of(&clients).await?.since(&before);
         let log_bytes = (volume::log_bytes(cluster).await? - log) as f64 / tasks;
-        Ok(Fastest { per_second, seconds, submitted: 0, nodes, watch, log_bytes })
+        Ok(Fastest { per_second, seconds, nodes, watch, log_bytes })
     };
     let (fastest, written) = tokio::join!(watching, try_join_all(writers));
     written?;
-    let fastest = fastest.map_err(|error: anyhow::Error| error.context("watching the nodes"))?;
-    Ok(Fastest { submitted: submitted.into_inner(), ..fastest })
+    fastest.map_err(|error: anyhow::Error| error.context("watching the nodes"))
 }
 
 /// Submits one batch after another, one queue after another, as far as the backlog has room.
-async fn write(
-    feed: &Feed,
-    ways: impl Iterator<Item = &Way>,
-    backlog: &Backlog,
-    submitted: &AtomicU64,
-    end: Instant,
-) -> Result<()> {
+async fn write(feed: &Feed, ways: impl Iterator<Item = &Way>, backlog: &Backlog, end: Instant) -> Result<()> {
     for way in ways {
         let room = tokio::time::timeout_at(end, backlog.room.acquire_many(BATCH as u32)).await;
         let Ok(room) = room else { break };
         room.context("it is never closed")?.forget();
         let accepted = feed.send_all(std::slice::from_ref(way), &Batch::Now(BATCH)).await;
         ensure!(!accepted.is_empty(), "no node takes tasks");
-        submitted.fetch_add(accepted.len() as u64, Ordering::Relaxed);
+        backlog.accept(&accepted);
         if Instant::now() >= end {
             break;
         }
@@ -244,7 +253,7 @@ async fn steady(
 ) -> Result<()> {
     progress(&format!("{part}: {} s to warm up, {} s measured ...", WARM_UP.as_secs(), options.seconds));
     let accepted: Arc<Mutex<Vec<Accepted>>> = Arc::default();
-    let (before, end) = (backlog.consumed(), Instant::now() + WARM_UP + options.time());
+    let end = Instant::now() + WARM_UP + options.time();
     let watching = async {
         tokio::time::sleep(WARM_UP).await;
         backlog.took_us.lock().reset();
@@ -259,7 +268,25 @@ async fn steady(
         nodes.details(part, options.time().as_secs_f64(), report);
     }
     report.judged(part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
-    let submitted = before + accepted.lock().len() as u64;
-    backlog.judge(part, submitted, report).await;
+    backlog.accept(&accepted.lock());
+    backlog.judge(part, report).await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::findings::Findings, *};
+
+    #[test]
+    fn a_task_that_comes_twice_does_not_hide_one_that_is_lost() {
+        let backlog = Backlog::new();
+        backlog.accept(&[1, 2, 3].map(|serial| Accepted { serial, due_us: 5 }));
+        for serial in [1, 2, 2] {
+            backlog.note(Seen { at_us: 5, stamp_us: 5, serial, shard: None, attempt: 1, due_ms: None, marked: false });
+        }
+        assert_eq!((backlog.consumed(), backlog.room.available_permits()), (2, BACKLOG + 2));
+        let missing = backlog.missing();
+        let findings = backlog.arrived.lock().findings(missing);
+        assert_eq!(findings, Findings { missing: 1, early: 0, doubled: 1, unmarked_copies: 1 });
+    }
 }

@@ -1,12 +1,12 @@
 //! The tasks of a soak: which are under way, and what their messages did wrong.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use integration_tests::clock::now_us;
 use parking_lot::Mutex;
 
 use super::{
-    super::{drain::Seen, feed::Accepted},
+    super::{drain::Seen, feed::Accepted, findings::Unmarked, numbers::Numbers},
     traffic::Fate,
 };
 
@@ -26,7 +26,6 @@ pub(super) struct Tally {
     /// Cancels and moves that were refused or had no answer.
     pub unchanged: u64,
     pub early: u64,
-    /// Messages without a mark that had come before without a mark.
     pub unmarked_copies: u64,
     pub marked: u64,
     pub after_cancel: u64,
@@ -41,12 +40,9 @@ struct Pages {
     /// The due time of each accepted task whose last message has not come.
     open: HashMap<u64, i64>,
     /// Tasks whose last message has come.
-    arrived: Marks,
-    cancelled: Marks,
-    /// Tasks whose first attempt came without a mark.
-    first: Marks,
-    /// Further attempts that came without a mark.
-    further: HashSet<(u64, u32)>,
+    arrived: Numbers,
+    cancelled: Numbers,
+    unmarked: Unmarked,
     tally: Tally,
 }
 
@@ -71,28 +67,22 @@ impl Book {
         pages.tally.early += u64::from(seen.at_us < due_us);
         pages.tally.after_cancel += u64::from(pages.cancelled.has(seen.serial));
         pages.tally.retried += u64::from(seen.attempt > 1);
-        if seen.marked {
-            pages.tally.marked += 1;
-        } else {
-            let is_new = match seen.attempt {
-                0 | 1 => pages.first.add(seen.serial),
-                attempt => pages.further.insert((seen.serial, attempt)),
-            };
-            pages.tally.unmarked_copies += u64::from(!is_new);
-        }
+        pages.tally.marked += u64::from(seen.marked);
+        pages.unmarked.note(seen);
+        pages.tally.unmarked_copies = pages.unmarked.copies;
         if Fate::fails(seen) {
             // The next attempt is due after this one.
             pages.open.entry(seen.serial).and_modify(|due_us| *due_us = seen.at_us);
         } else {
             pages.open.remove(&seen.serial);
-            pages.tally.arrived += u64::from(pages.arrived.add(seen.serial));
+            pages.tally.arrived += u64::from(pages.arrived.insert(seen.serial));
         }
     }
 
     pub(super) fn cancelled(&self, serial: u64) {
         let mut pages = self.0.lock();
         pages.open.remove(&serial);
-        pages.cancelled.add(serial);
+        pages.cancelled.insert(serial);
         pages.tally.cancelled += 1;
         pages.tally.after_cancel += u64::from(pages.arrived.has(serial));
     }
@@ -128,32 +118,6 @@ impl Book {
     pub(super) fn open(&self) -> usize {
         self.0.lock().open.len()
     }
-}
-
-/// A set of serial numbers, one bit each.
-#[derive(Debug, Default)]
-struct Marks(Vec<u64>);
-
-impl Marks {
-    /// Whether the number is new.
-    fn add(&mut self, serial: u64) -> bool {
-        let (word, bit) = place(serial);
-        if self.0.len() <= word {
-            self.0.resize(word + 1, 0);
-        }
-        let is_new = self.0[word] & bit == 0;
-        self.0[word] |= bit;
-        is_new
-    }
-
-    fn has(&self, serial: u64) -> bool {
-        let (word, bit) = place(serial);
-        self.0.get(word).is_some_and(|bits| bits & bit != 0)
-    }
-}
-
-const fn place(serial: u64) -> (usize, u64) {
-    ((serial / 64) as usize, 1 << (serial % 64))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Whether what could grow has stayed flat.
 
 use super::{
-    super::report::{Report, Target},
+    super::report::{Report, Target, progress},
     look::{ARCHIVE, CHANNELS, Cell, DEAD_ROWS, Row},
 };
 
@@ -30,6 +30,7 @@ pub(super) struct Run {
 /// Compares the last quarter of the looks with the second.
 pub(super) fn judge(part: &str, rows: &[Row], run: Run, report: &mut Report) {
     if rows.len() < LOOKS_LEAST {
+        progress(&format!("{part}: growth is not judged: {} looks, and {LOOKS_LEAST} are needed", rows.len()));
         return;
     }
     for (place, cell) in rows[0].cells.iter().enumerate() {
