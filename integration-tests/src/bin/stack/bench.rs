@@ -39,6 +39,7 @@ mod volume;
 mod window;
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -204,12 +205,12 @@ async fn measure(folder: &Path, options: &Options) -> Result<ExitCode> {
     for number in 0..options.servers() {
         ripen(shared::numbered_postgres(number).await?).await.context("preparing a database")?;
     }
-    let raw = if options.wants(Part::Raw) { Some(raw::measure(options, &mut report).await?) } else { None };
+    let raw = if options.wants(Part::Raw) { raw::measure(options, &mut report).await? } else { BTreeMap::new() };
     if options.wants(Part::Lateness) {
         lateness::measure(options, &mut report).await.context("measuring lateness")?;
     }
     if options.wants(Part::Throughput) {
-        throughput::measure(options, raw, &mut report).await.context("measuring throughput")?;
+        throughput::measure(options, &raw, &mut report).await.context("measuring throughput")?;
     }
     measure_load(options, &mut report).await?;
     if options.wants(Part::Crowd) {

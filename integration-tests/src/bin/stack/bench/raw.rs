@@ -1,6 +1,7 @@
 //! RabbitMQ alone, as fast as this machine runs it: the base of every comparison.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -24,6 +25,7 @@ use super::{
     instants::due_at,
     record::{Record, Spread},
     report::{Report, progress},
+    throughput::counted,
 };
 
 const QUEUE: &str = "raw";
@@ -34,11 +36,21 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// The limit for a consumer to attach, and for the last message of a burst to arrive.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Returns messages a second.
-pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f64> {
-    progress("RabbitMQ alone ...");
+/// Returns messages a second for each number of queues that throughput is measured with.
+pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<BTreeMap<usize, f64>> {
+    let mut per_second = BTreeMap::new();
+    for queues in options.queues.iter().copied().collect::<BTreeSet<usize>>() {
+        per_second.insert(queues, measure_over(queues, options, report).await?);
+    }
+    Ok(per_second)
+}
+
+async fn measure_over(queues: usize, options: &Options, report: &mut Report) -> Result<f64> {
+    let part = format!("raw RabbitMQ, {}", counted(queues, "queue"));
+    progress(&format!("{part} ..."));
     let cluster = Sandbox::builder().nodes(0).start().await?;
-    let broker = open(&cluster.amqp_url(), QUEUE).await?;
+    let queues = names(queues);
+    let broker = Broker::connect(&cluster.amqp_url()).await?;
     let (room, consumed) = (Arc::new(Semaphore::new(BACKLOG)), Arc::new(AtomicU64::new(0)));
     let eye: Eye = {
         let (room, consumed) = (Arc::clone(&room), Arc::clone(&consumed));
@@ -47,9 +59,14 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f6
             room.add_permits(1);
         })
     };
-    let _drain = Drain::start(&cluster.amqp_url(), QUEUE, eye);
+    let mut drains = Vec::new();
+    for queue in &queues {
+        declare(&broker, queue).await?;
+        drains.push(Drain::start(&cluster.amqp_url(), queue, Arc::clone(&eye)));
+    }
     let end = Instant::now() + WARM_UP + options.time().min(LONGEST);
-    let publishing = broker.publish_while_room(&room, end, |serial| message(QUEUE, now_us(), serial));
+    let publishing =
+        broker.publish_while_room(&room, end, |serial| message(in_turn(&queues, serial), now_us(), serial));
     let counting = async {
         tokio::time::sleep(WARM_UP).await;
         let (began, before) = (Instant::now(), consumed.load(Ordering::Relaxed));
@@ -57,9 +74,18 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f6
         anyhow::Ok((consumed.load(Ordering::Relaxed) - before) as f64 / began.elapsed().as_secs_f64())
     };
     let (per_second, _) = tokio::try_join!(counting, publishing).context("publishing")?;
-    report.figure("raw RabbitMQ", "published, consumed and acked", per_second, "/s");
+    report.figure(&part, "published, consumed and acked", per_second, "/s");
     super::end(cluster).await?;
     Ok(per_second)
+}
+
+fn names(queues: usize) -> Vec<String> {
+    (1..=queues).map(|number| format!("{QUEUE}-{number}")).collect()
+}
+
+/// The queue of a message: the queues take turns.
+fn in_turn(queues: &[String], serial: u64) -> &str {
+    &queues[(serial % queues.len() as u64) as usize]
 }
 
 /// Publishes so many messages over the queues in turn, as fast as it goes, each queue with a consumer. Returns after
@@ -67,7 +93,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f6
 pub(super) async fn burst(count: usize, queues: usize) -> Result<Spread> {
     let cluster = Sandbox::builder().nodes(0).start().await?;
     super::flush(&cluster).await?;
-    let queues: Vec<String> = (1..=queues).map(|number| format!("{QUEUE}-{number}")).collect();
+    let queues = names(queues);
     let broker = Broker::connect(&cluster.amqp_url()).await?;
     let record = Arc::<Record>::default();
     let mut drains = Vec::new();
@@ -79,8 +105,7 @@ pub(super) async fn burst(count: usize, queues: usize) -> Result<Spread> {
     greeted(&record, queues.len() as u64).await?;
 
     let (from_us, tasks) = (now_us(), due_at(now_us(), 1, count as u64));
-    let queue = |serial: u64| &queues[(serial % queues.len() as u64) as usize];
-    broker.publish_all(&tasks, |task| message(queue(task.number), now_us(), task.number)).await?;
+    broker.publish_all(&tasks, |task| message(in_turn(&queues, task.number), now_us(), task.number)).await?;
     record.wait(count, Instant::now() + PATIENCE).await;
     let arrived = record.all();
     ensure!(arrived.len() == count, "{} of {count} messages arrived", arrived.len());

@@ -2,6 +2,7 @@
 //! takes at half of that rate.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -41,13 +42,14 @@ const LEAST_RATIO: f64 = 0.65;
 /// Of a task at half of the largest rate, from submission to consumer.
 const HALF_RATE_P50_MS: f64 = 20.0;
 
-pub(super) async fn measure(options: &Options, raw: Option<f64>, report: &mut Report) -> Result<()> {
+/// `raw` is what RabbitMQ alone moves a second, by the number of queues.
+pub(super) async fn measure(options: &Options, raw: &BTreeMap<usize, f64>, report: &mut Report) -> Result<()> {
     for databases in &options.databases {
         for queues in &options.queues {
             let part = format!("throughput, {}, {}", counted(*queues, "queue"), counted(*databases, "database"));
             progress(&format!("{part}: starting the cluster ..."));
             let cluster = options.cluster().databases(*databases).start().await?;
-            run(&part, options, &cluster, *queues, raw, report).await?;
+            run(&part, options, &cluster, *queues, raw.get(queues).copied(), report).await?;
             super::end(cluster).await?;
         }
     }
