@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// The user that a process runs as.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +39,11 @@ impl Account {
         bail!("none of the users {names:?} exists; integration-tests/install sets them up")
     }
 
-    /// Makes `path` and gives it to this user. Every folder above must let the user through.
+    /// Makes `path` and gives it to this user. Every folder above must let the user through. A link is refused: it
+    /// would give away the folder that it names.
     pub(super) fn own_folder(&self, path: &Path) -> Result<()> {
         fs::create_dir_all(path).with_context(|| format!("making {}", path.display()))?;
+        ensure!(fs::symlink_metadata(path)?.is_dir(), "{} is a link, not a folder", path.display());
         self.own(path)?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
         Ok(())
@@ -76,4 +78,24 @@ pub fn all_may_enter(path: &Path) -> bool {
 
 fn is_root() -> Result<bool> {
     Ok(fs::metadata("/proc/self").context("looking at /proc/self")?.uid() == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_behind_a_link_is_not_given_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let (aim, link) = (folder.path().join("aim"), folder.path().join("link"));
+        fs::create_dir(&aim).unwrap();
+        fs::set_permissions(&aim, fs::Permissions::from_mode(0o755)).unwrap();
+        symlink(&aim, &link).unwrap();
+        assert!(Account::Own.own_folder(&link).is_err());
+        assert_eq!(fs::metadata(&aim).unwrap().permissions().mode() & 0o777, 0o755);
+        Account::Own.own_folder(&aim).unwrap();
+        assert_eq!(fs::metadata(&aim).unwrap().permissions().mode() & 0o777, 0o700);
+    }
 }

@@ -1,13 +1,18 @@
 //! The folder of `up`, and its record of running processes.
 
 use std::{
-    fs,
+    fs::{self, DirBuilder, Permissions},
+    io::ErrorKind,
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use integration_tests::sandbox::{Identity, all_may_enter, hex_sha256};
 use serde::{Deserialize, Serialize};
+
+/// Of the stores' folder: the stores' users must get through it.
+const MODE: u32 = 0o711;
 
 /// The folder of one stack.
 #[derive(Debug)]
@@ -39,6 +44,11 @@ impl Place {
             PathBuf::from("/var/tmp").join(format!("duetime-stack-{}", &mark[..12]))
         };
         Ok(Self { env_file: base.join("env"), stores, folder })
+    }
+
+    /// Makes the folder of the stores' data. Any user may have made one of that name in `/var/tmp` before.
+    pub(crate) fn make_stores(&self) -> Result<()> {
+        if self.stores == self.folder { Ok(()) } else { make_own(&self.stores) }
     }
 
     /// The processes that were started here and may still run.
@@ -74,5 +84,49 @@ impl Running {
     /// Whether everything that was started is still running.
     pub(crate) fn is_whole(&self) -> bool {
         !self.nodes.is_empty() && self.stores.iter().chain(&self.nodes).all(Identity::is_running)
+    }
+}
+
+/// Makes a folder that all users may enter and this one alone changes. One that is there already must be like that:
+/// otherwise another user could put a link into it, and root would give away what it names.
+fn make_own(folder: &Path) -> Result<()> {
+    match DirBuilder::new().mode(MODE).create(folder) {
+        // A umask may have taken the others' right to enter.
+        Ok(()) => fs::set_permissions(folder, Permissions::from_mode(MODE))?,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error).with_context(|| format!("making {}", folder.display())),
+    }
+    let found = fs::symlink_metadata(folder)?;
+    let own = fs::metadata("/proc/self").context("looking at /proc/self")?.uid();
+    ensure!(
+        found.is_dir() && found.uid() == own && found.mode() & 0o022 == 0,
+        "{} is a link, or another user may write there; remove it",
+        folder.display()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{chown, symlink};
+
+    use super::*;
+
+    #[test]
+    fn only_a_folder_that_no_other_user_can_change_takes_the_stores() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (own, link) = (scratch.path().join("own"), scratch.path().join("link"));
+        make_own(&own).unwrap();
+        assert_eq!(fs::metadata(&own).unwrap().mode() & 0o777, MODE);
+        make_own(&own).unwrap();
+        symlink(&own, &link).unwrap();
+        assert!(make_own(&link).is_err());
+        fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
+        assert!(make_own(&own).is_err());
+        fs::set_permissions(&own, Permissions::from_mode(MODE)).unwrap();
+        // Only root can give a folder away.
+        if chown(&own, Some(1), None).is_ok() {
+            assert!(make_own(&own).is_err());
+        }
     }
 }

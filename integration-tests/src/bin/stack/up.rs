@@ -112,6 +112,7 @@ async fn declare_target(nodes: &[Node]) -> Result<()> {
 }
 
 async fn start_stores(place: &Place) -> Result<Stores> {
+    place.make_stores()?;
     let (postgres, etcd, rabbit) =
         (place.stores.join("postgres"), place.stores.join("etcd"), place.stores.join("rabbit"));
     let (postgres, etcd, rabbit) = tokio::join!(
