@@ -1,23 +1,28 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down chaos test last-release test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench soak bench-micro bench-peers lint fmt chart-test chart-readme image
+.PHONY: help stores test-programs build demo up down chaos test last-release test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench soak bench-micro bench-peers lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
 TEST := $(CARGO) test --workspace --features scheduler-node/failpoints
 SEEDED := $(TEST) --lib -- --ignored --exact seeded::tests::each_seeded_bug_is_caught --nocapture
-STACK := target/release/stack
+# Cargo's target folder, asked for once, and only by the recipes that need it.
+BUILT = $(eval BUILT := $$(shell CARGO='$(CARGO)' tools/target-folder))$(BUILT)
+STACK = "$(BUILT)/release/stack"
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 stores: ## Install what is missing of PostgreSQL, etcd and RabbitMQ
 	@integration-tests/install
 
+test-programs: ## Install what is missing of these, and of what only tests and benchmarks call
+	@integration-tests/install tests
+
 build: ## Build the node and the tools, optimised
 	$(CARGO) build --release --package scheduler-node --package integration-tests --bins
-	@! grep --quiet DUETIME_SEEDED_BUG target/release/duetime || { echo "target/release/duetime has seeded bugs: it was built with fail points"; exit 1; }
+	@grep --quiet DUETIME_SEEDED_BUG "$(BUILT)/release/duetime"; case $$? in 1) ;; 0) echo "duetime has seeded bugs: it was built with fail points"; exit 1 ;; *) exit 1 ;; esac
 
 demo: stores build ## Three nodes from nothing, a stream of tasks, the master killed half way, a verdict
 	@$(STACK) demo $(ARGS)
@@ -30,33 +35,33 @@ down: ## Stop what `make up` started
 
 # The scenarios are a target of their own (`it`): not more than two run at the same time. Helm, and what drives the browser, come from npm: where that
 # is missing, neither the chart nor the console's pages are looked at.
-test: stores alerts-test fuzz-check ## Run all tests
+test: test-programs alerts-test fuzz-check ## Run all tests
 	@if command -v npm >/dev/null; then integration-tests/install browser && charts/test; else echo "npm is not installed: chart and console pages are not tested"; fi
 	@integration-tests/install schemathesis
 	@integration-tests/install redis || echo "Redis cannot be installed: the comparison with other schedulers is not tested"
 	$(TEST)
 	$(TEST) --bench decisions
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --old-file=stores seeded-bugs last-release
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --old-file=test-programs seeded-bugs last-release
 	@integration-tests/scenarios $(TEST) --test it
 
 # `make test` builds it beside the seeded bugs, whose tests hold the target folder only until they run.
 last-release:
 	@integration-tests/build-last-release
 
-test-large: stores ## Run the tests that take long, on large tables
+test-large: test-programs ## Run the tests that take long, on large tables
 	$(TEST) --test it --test rooms --no-run
 	@integration-tests/build-last-release
 	DUETIME_TEST_LARGE=1 $(TEST) --test it -- --test-threads=1 --nocapture migration:: move_large::
 
 # DUETIME_SEEDED_BUG=<name> before a test command runs those tests with one of the bugs.
-seeded-bugs: stores ## Break the rules of the product one by one; each time, a test must fail
+seeded-bugs: test-programs ## Break the rules of the product one by one; each time, a test must fail
 	$(SEEDED)
 
 # RELEASE is a codename of Debian, or `next` for the one after this machine's. SERVERS says which of the three are newer. ARGS chooses scenarios.
 # The first build is for the node: the target of the scenarios alone leaves an older one in place.
 RELEASE ?= next
 SERVERS ?= postgresql etcd rabbitmq
-test-newer: stores ## Run the scenarios on servers of the next Debian release; ARGS='crash::' SERVERS=etcd RELEASE=forky
+test-newer: test-programs ## Run the scenarios on servers of the next Debian release; ARGS='crash::' SERVERS=etcd RELEASE=forky
 	@if command -v npm >/dev/null; then integration-tests/install browser; fi
 	@integration-tests/install schemathesis
 	@integration-tests/newer $(RELEASE) "$(SERVERS)" sh -c '$(TEST) --test it --test rooms --no-run && $(TEST) --test it -- --test-threads=1 $(ARGS)'
@@ -68,7 +73,7 @@ NODE_TARGETS := $(basename $(notdir $(wildcard fuzz/node_targets/*.rs)))
 TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))) $(NODE_TARGETS)
 fuzz: ## Look for inputs that break a parser, FUZZ_SECONDS for each target
 	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is not installed: cargo install cargo-fuzz"; exit 1; }
-	FUZZ_CORPUS=$(CURDIR)/fuzz/corpus $(TEST) --lib --test fuzz -- no_parser
+	FUZZ_CORPUS="$(CURDIR)/fuzz/corpus" $(TEST) --lib --test fuzz -- no_parser
 	@for target in $(TARGETS); do \
 	   case " $(NODE_TARGETS) " in *" $$target "*) features=node ;; *) features= ;; esac; \
 	   $(CARGO) +nightly fuzz run --features "$$features" $$target -- -max_total_time=$(FUZZ_SECONDS) -max_len=131072 -timeout=10 || exit 1; \
@@ -76,7 +81,7 @@ fuzz: ## Look for inputs that break a parser, FUZZ_SECONDS for each target
 
 # libFuzzer itself, which is C++, is not needed to check the crate around it; the path only has to exist.
 fuzz-check: ## Check that the crate of fuzz targets builds, with any compiler
-	CUSTOM_LIBFUZZER_PATH=$(CURDIR)/fuzz/Cargo.toml $(CARGO) check --quiet --manifest-path fuzz/Cargo.toml --bins
+	CUSTOM_LIBFUZZER_PATH="$(CURDIR)/fuzz/Cargo.toml" $(CARGO) check --quiet --manifest-path fuzz/Cargo.toml --bins
 
 alerts-test: ## Check alerts, runbooks and dashboards, and when each alert fires
 	@integration-tests/install prometheus
@@ -89,16 +94,16 @@ alerts-fire: stores build ## Make each alert fire by its cause on a cluster of i
 	@$(STACK) alerts $(ARGS)
 
 # The fail points are in test builds only.
-chaos: stores ## Break a cluster by a seeded plan under load for an hour, and judge; ARGS='--minutes 10 --seed 7 --small'
+chaos: test-programs ## Break a cluster by a seeded plan under load for an hour, and judge; ARGS='--minutes 10 --seed 7 --small'
 	$(TEST) --test it --test rooms --no-run
 	@integration-tests/build-last-release
 	-@integration-tests/install clocks
-	@target/debug/stack chaos $(ARGS)
+	@"$(BUILT)/debug/stack" chaos $(ARGS)
 
-bench: stores build ## Measure lateness and throughput
+bench: test-programs build ## Measure lateness and throughput
 	@$(STACK) bench $(ARGS)
 
-soak: stores build ## Look for an hour whether anything grows under load; ARGS='--soak-minutes 10 --soak-rate 500'
+soak: test-programs build ## Look for an hour whether anything grows under load; ARGS='--soak-minutes 10 --soak-rate 500'
 	@$(STACK) bench --only soak $(ARGS)
 
 bench-micro: ## Measure what the decisions on a task's way cost; ARGS='heap' chooses

@@ -238,5 +238,5 @@ fn program(name: &str) -> Result<PathBuf> {
     }
     programs::on_path(name)
         .or_else(|| Some(PathBuf::from("/usr/bin").join(name)).filter(|usual| usual.exists()))
-        .with_context(|| format!("{name} is not installed: run integration-tests/install"))
+        .with_context(|| format!("{name} is not installed: run integration-tests/install tests"))
 }

@@ -29,7 +29,7 @@ impl PgBouncer {
     pub async fn start(folder: &Path, server: &Postgres, pool_mode: &str, more: &str) -> Result<Self> {
         let programs = programs::chosen_folder("pgbouncer")?.unwrap_or_else(|| PACKAGED.into());
         if !programs.join("pgbouncer").exists() {
-            bail!("PgBouncer is not installed: run integration-tests/install");
+            bail!("PgBouncer is not installed: run integration-tests/install tests");
         }
         let account = Account::unprivileged(&["postgres", "nobody"])?;
         account.own_folder(folder)?;
