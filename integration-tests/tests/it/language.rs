@@ -2,6 +2,8 @@
 
 use std::{
     fs,
+    io::Write,
+    panic::Location,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -25,7 +27,8 @@ pub(crate) fn kept(name: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Whether `program` can be run here. Otherwise a scenario that needs it is skipped with a message.
+/// Whether `program` can be run here. Otherwise a scenario that needs it is skipped, and [`skipped`] notes that.
+#[track_caller]
 pub(crate) fn is_here(program: &str) -> bool {
     let found = std::process::Command::new("sh")
         .args([
@@ -36,9 +39,19 @@ pub(crate) fn is_here(program: &str) -> bool {
         .status();
     let is_here = found.is_ok_and(|status| status.success());
     if !is_here {
-        println!("skipped: {program} is not on this machine");
+        skipped(&format!("{program} is not on this machine"));
     }
     is_here
+}
+
+/// Notes that the caller leaves a scenario out. The harness hides what a test prints when it passes, so the reason goes
+/// to a file, which `integration-tests/scenarios` prints at its end.
+#[track_caller]
+pub(crate) fn skipped(why: &str) {
+    let (folder, line) = (root().join(".local"), format!("{}: {why}\n", Location::caller().file()));
+    fs::create_dir_all(&folder).expect("git ignores the folder");
+    let mut notes = fs::File::options().create(true).append(true).open(folder.join("skipped")).expect("it is ours");
+    notes.write_all(line.as_bytes()).expect("a line fits on the disk");
 }
 
 /// Runs a command to its end and returns its output; an error carries the output too.

@@ -14,7 +14,9 @@ use sqlx::{Connection, PgConnection};
 
 use crate::{
     command::Terminal,
-    confirm, flows, moves, scenario, schedule,
+    confirm, flows,
+    language::skipped,
+    moves, scenario, schedule,
     stream::Stream,
     traffic::{self, Traffic},
 };
@@ -24,11 +26,11 @@ const GAP_MS: f64 = 5_000.0;
 const STOP_WITHIN: Duration = Duration::from_secs(30);
 
 /// The last release, if it was built.
-#[expect(clippy::print_stderr, reason = "a skipped test says so on standard error")]
+#[track_caller]
 pub(crate) fn built_release() -> Result<Option<(Release, std::path::PathBuf)>> {
     let release = last_release()?;
     let Some(program) = release.program.clone() else {
-        eprintln!("skipped: {} was not built; see integration-tests/build-last-release", release.version);
+        skipped(&format!("{} was not built; see integration-tests/build-last-release", release.version));
         return Ok(None);
     };
     Ok(Some((release, program)))

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::sandbox::Redis;
 use serde_json::Value;
 
-use crate::stack;
+use crate::{language, stack};
 
 const PENDING: u64 = 200;
 const TASKS: u64 = 300;
@@ -15,8 +15,7 @@ const WITHIN: std::time::Duration = std::time::Duration::from_secs(300);
 #[tokio::test(flavor = "multi_thread")]
 async fn duetime_and_a_sorted_set_do_the_same_works() {
     if !Redis::is_installed() {
-        // `make test` has said why.
-        eprintln!("skipped: Redis is not installed (integration-tests/install redis)");
+        language::skipped("Redis is not installed; see integration-tests/install redis");
         return;
     }
     compare().await.expect("all of it was run, and nothing was lost, doubled or early");

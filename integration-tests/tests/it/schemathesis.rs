@@ -18,8 +18,7 @@ async fn made_up_requests_are_answered_as_the_document_says() {
     let root = language::root();
     let program = root.join(".local/schemathesis/bin/st");
     if !program.exists() {
-        // `make test` has said why.
-        eprintln!("skipped: schemathesis is not installed (integration-tests/install schemathesis)");
+        language::skipped("schemathesis is not installed; see integration-tests/install schemathesis");
         return;
     }
     scenario(Sandbox::builder(), async |sandbox| {
