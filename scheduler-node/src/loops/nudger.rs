@@ -7,24 +7,31 @@
 //! Nudges are coalesced. A lost one costs at most the wait for the owner's next repair read, or for the ready starter's
 //! next look. If this loop stops, every such row waits that long.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     delay::heap::{Entry, WakeKind},
     ids::{Incarnation, QueueName, TaskId},
     time::UnixMicros,
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock,
     store::{
         Database, Statements,
-        watch::{ListenerLost, Notification},
+        watch::{ListenerLost, Notification, Nudge},
     },
     supervise::at_work,
-    working_set::database::{DatabaseIndex, NodeDatabases},
+    working_set::database::{DatabaseIndex, NodeDatabase, NodeDatabases},
 };
 
 /// Nudges of one database are gathered for this long: at most some fifty small statements a second.
@@ -58,21 +65,17 @@ impl<S: Statements> Nudger<S> {
     /// Notes many written rows in one pass over the locks.
     pub fn written_all(&self, rows: impl IntoIterator<Item = (TaskId, UnixMicros)>) {
         let inner = &self.inner;
-        let mut rows_of: BTreeMap<DatabaseIndex, Vec<Entry>> = BTreeMap::new();
+        // Of each database: the last moment that is near, and the rows until then. Most submissions are of later ones.
+        let mut near: BTreeMap<DatabaseIndex, (UnixMicros, Vec<Entry>)> = BTreeMap::new();
         for (id, wake_at) in rows {
-            if let Some((index, _)) = inner.databases.of(id.shard()) {
-                rows_of.entry(index).or_default().push(Entry { wake_at, id, kind: WakeKind::Claim });
+            let Some((index, database)) = inner.databases.of(id.shard()) else { continue };
+            let (edge, entries) = near.entry(index).or_insert_with(|| (inner.edge(database), Vec::new()));
+            if wake_at <= *edge {
+                entries.push(Entry { wake_at, id, kind: WakeKind::Claim });
             }
         }
-        for (index, mut entries) in rows_of {
+        for (index, (_, entries)) in near.into_iter().filter(|(_, (_, entries))| !entries.is_empty()) {
             let database = &inner.databases[index];
-            // The database's time decides what is near: this machine's clock may be wrong by hours.
-            let now = database.sql.clock().at_most(clock::instant()).unwrap_or_else(clock::now);
-            let edge = now.plus(inner.horizon);
-            entries.retain(|entry| entry.wake_at <= edge);
-            if entries.is_empty() {
-                continue;
-            }
             let away: Vec<(TaskId, UnixMicros)> = entries
                 .iter()
                 .filter(|entry| !database.owned_shards.is_claimable(entry.id.shard()))
@@ -108,23 +111,50 @@ impl<S: Statements> Nudger<S> {
 
     /// Sends the gathered nudges until `stop`.
     pub async fn run(self, stop: CancellationToken) {
+        let tell = |database: NodeDatabase<S>, nudge: Nudge| async move {
+            if let Err(error) = database.sql.tell(&nudge).await {
+                tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "nudge not sent; the owner's next pass finds the work");
+            }
+        };
+        self.send(tell, stop).await;
+    }
+
+    /// Sends with `tell`, one nudge at a time for each database, so that a slow one delays those of no other.
+    async fn send<F>(self, tell: impl Fn(NodeDatabase<S>, Nudge) -> F, stop: CancellationToken)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let mut sending: JoinSet<DatabaseIndex> = JoinSet::new();
+        let mut busy = BTreeSet::new();
         loop {
             tokio::select! {
+                Some(sent) = sending.join_next() => drop(busy.remove(&sent.expect("a nudge does not panic"))),
                 () = self.inner.wanted.notified() => {}
                 () = stop.cancelled() => return,
             }
             tokio::time::sleep(GATHER).await;
-            for database in self.inner.databases.all().iter() {
-                let nudge = std::mem::take(&mut *database.nudge.lock());
-                if nudge.is_empty() {
+            for (index, database) in self.inner.databases.indexed() {
+                if busy.contains(&index) || database.nudge.lock().is_empty() {
                     continue;
                 }
-                let _work = at_work();
-                if let Err(error) = database.sql.tell(&nudge).await {
-                    tracing::debug!(database = %database.sql.name(), error = &error as &dyn std::error::Error, "nudge not sent; the owner's next pass finds the work");
-                }
+                busy.insert(index);
+                let nudge = std::mem::take(&mut *database.nudge.lock());
+                let (sent, work) = (tell(database.clone(), nudge), at_work());
+                sending.spawn(async move {
+                    sent.await;
+                    drop(work);
+                    index
+                });
             }
         }
+    }
+}
+
+impl<S: Statements> Inner<S> {
+    /// The last moment that is near. The database's time decides: this machine's clock may be wrong by hours.
+    fn edge(&self, database: &NodeDatabase<S>) -> UnixMicros {
+        let now = database.sql.clock().at_most(clock::instant()).unwrap_or_else(clock::now);
+        now.plus(self.horizon)
     }
 }
 
