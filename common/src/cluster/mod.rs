@@ -3,6 +3,7 @@
 pub mod drain;
 mod membership;
 pub mod ownership;
+mod reach;
 pub mod realm;
 pub mod seen;
 pub mod suspicion;
@@ -10,4 +11,5 @@ mod view;
 
 pub use membership::{Freeze, Pace};
 pub use ownership::Action;
+pub use reach::ReachChanges;
 pub use view::{AssignmentRecord, Candidate, ClusterView, Member, OwnerRecord};

@@ -135,7 +135,7 @@ impl ClusterView {
         problem
     }
 
-    fn problem_of(&self, databases: &[(DatabaseName, BTreeSet<ShardId>)]) -> AssignmentProblem {
+    pub(super) fn problem_of(&self, databases: &[(DatabaseName, BTreeSet<ShardId>)]) -> AssignmentProblem {
         let group = |(database, shards): &(DatabaseName, BTreeSet<ShardId>)| ShardGroup {
             database: database.clone(),
             shards: shards.clone(),

@@ -7,7 +7,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use common::{
-    cluster::{AssignmentRecord, ClusterView, Freeze, Pace},
+    cluster::{AssignmentRecord, ClusterView, Freeze, Pace, ReachChanges},
     ids::{DatabaseName, NodeId, NodeName, Term},
     shard::{
         AssignmentDiff,
@@ -34,7 +34,7 @@ const GATHER: Duration = Duration::from_millis(50);
 /// out in the same stall one after another.
 const GATHER_LOST: Duration = Duration::from_millis(300);
 
-/// The master decides after this long, however many changes still arrive.
+/// The master decides after this long, however many changes of the membership still arrive.
 const GATHER_LONGEST: Duration = Duration::from_secs(1);
 
 /// The pause between attempts to write while etcd does not answer.
@@ -63,6 +63,9 @@ pub struct Assigner {
     present: BTreeSet<NodeId>,
     /// A member vanished without leaving; until this moment others may follow.
     unsure_until: Option<Instant>,
+    reach: ReachChanges,
+    /// What members reach has changed; until this moment others may notice the same.
+    reach_until: Option<Instant>,
     /// The moment since which there has been a decision to make.
     open_since: Option<Instant>,
     /// The last problem and its answer. The same problem has the same answer.
@@ -100,6 +103,8 @@ impl Assigner {
             started: Instant::now(),
             present: BTreeSet::new(),
             unsure_until: None,
+            reach: ReachChanges::default(),
+            reach_until: None,
             open_since: None,
             settled: None,
             written: None,
@@ -180,6 +185,8 @@ impl Assigner {
             Pace::Proceed => None,
             Pace::Frozen { until, .. } => Some(clock::now().plus(until.since(self.monotonic()))),
         });
+        let reach_until = self.reach.observe(&view.members, self.monotonic());
+        self.reach_until = reach_until.map(|until| Instant::now() + until.since(self.monotonic()));
         if self.present.iter().any(|node| view.member(node).is_none() && !ended.contains(node)) {
             self.unsure_until = Some(Instant::now() + GATHER_LOST);
         }
@@ -214,7 +221,8 @@ impl Assigner {
     fn gathered_at(&mut self) -> Instant {
         let since = *self.open_since.get_or_insert_with(Instant::now);
         let quiet = since + GATHER;
-        self.unsure_until.map_or(quiet, |until| until.max(quiet)).min(since + GATHER_LONGEST)
+        let gathered = self.unsure_until.map_or(quiet, |until| until.max(quiet)).min(since + GATHER_LONGEST);
+        self.reach_until.map_or(gathered, |until| until.max(gathered))
     }
 
     fn freeze_until(&mut self, until: UnixMicros, missing: Vec<NodeName>) -> Instant {

@@ -149,6 +149,26 @@ async fn an_etcd_that_has_lost_everything_is_told_again_who_owns_what() {
 }
 
 #[tokio::test]
+async fn an_outage_that_all_nodes_share_moves_no_shard_and_neither_does_its_end() {
+    let world = World::shared().await;
+    let (one, two, three) = (world.start("one").await, world.start("two").await, world.start("three").await);
+    let nodes = [&one, &two, &three];
+    balanced(&nodes).await;
+    let before = epochs(&nodes);
+    let unfit = MemberFitness { unfit: [main_database()].into(), ..fit() };
+    for fitness in [unfit, fit()] {
+        for node in nodes {
+            // The nodes notice it one after another, further apart than the master gathers changes of the membership.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            node.fitness.send_replace(fitness.clone());
+            eventually("it is shown", || one.view().members[&node.me.name].unfit == fitness.unfit).await;
+        }
+        tokio::time::sleep(TTL).await;
+        assert_eq!(epochs(&nodes), before, "a shard moved between nodes that reach the same");
+    }
+}
+
+#[tokio::test]
 async fn a_fence_taken_too_late_is_given_up() {
     let world = World::shared().await;
     let claims = Semaphore::new(0);

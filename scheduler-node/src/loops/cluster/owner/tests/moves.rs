@@ -137,7 +137,8 @@ async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_an
     two.fitness.send_replace(unfit);
     eventually("both nodes report it", || one.view().members.values().all(|member| !member.unfit.is_empty())).await;
     let before = two.owned();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // The master has waited for other nodes to notice the same.
+    tokio::time::sleep(TTL).await;
     assert_eq!(two.owned(), before, "an owner in trouble is better than none");
     one.fitness.send_replace(fit());
     eventually("everything is with the one that can", || one.owned().len() == SHARDS as usize).await;
