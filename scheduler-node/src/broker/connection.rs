@@ -46,7 +46,7 @@ pub(super) struct Link {
     socket: Socket,
     /// The messages that the connection has brought and that are not answered yet.
     hold: Arc<MemoryHold>,
-    /// The channel of [`Self::answer`].
+    /// The channel of [`Self::send_answer`].
     answers: OnceLock<Channel>,
     over: CancellationToken,
     reason: OnceLock<String>,
@@ -178,7 +178,7 @@ impl Link {
         answer(|| "publish".to_owned(), ANSWER_WITHIN, sounded).await
     }
 
-    /// Makes [`Self::answer`] ready.
+    /// Makes [`Self::send_answer`] ready.
     pub(super) async fn open_answers(&self) -> Result<(), Error> {
         let channel = self.channel().await?;
         self.answers.get_or_init(|| channel);
@@ -186,7 +186,7 @@ impl Link {
     }
 
     /// Publishes a message that may be lost, without a wait. While the broker blocks the connection, it is left out.
-    pub(super) fn answer(&self, queue: &str, correlation_id: &str, body: &[u8]) {
+    pub(super) fn send_answer(&self, queue: &str, correlation_id: &str, body: &[u8]) {
         let Some(channel) = self.answers.get().filter(|_| !self.is_blocked()) else { return };
         let properties = BasicProperties::default()
             .with_content_type("application/json".into())

@@ -106,7 +106,7 @@ impl ReplyTo {
     /// that has published, and the consuming one brings acks. The answer may be lost.
     pub fn send(&self, correlation_id: &str, body: &[u8]) {
         if let Some(publisher) = &*self.publisher.load() {
-            publisher.link.answer(&self.queue, correlation_id, body);
+            publisher.link.send_answer(&self.queue, correlation_id, body);
         }
     }
 }
