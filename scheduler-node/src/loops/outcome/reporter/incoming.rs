@@ -13,6 +13,7 @@ use common::{
     },
     wire::amqp::HEADER_RECEIPT,
 };
+use futures::{StreamExt, stream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -97,11 +98,10 @@ impl<S: Statements> Reporter<S> {
         waiting: mpsc::Sender<ReadReport>,
         aside: mpsc::Sender<Unreadable>,
     ) {
-        // Without the keys a genuine receipt cannot be told from a wrong one.
-        if self.receipts.clone().wait_for(Option::is_some).await.is_err() {
-            return;
-        }
-        while let Some(message) = incoming.recv().await {
+        let Some(held) = self.until_keys(&mut incoming).await else { return };
+        let coming = stream::poll_fn(|context| incoming.poll_recv(context));
+        let mut messages = stream::iter(held).chain(coming);
+        while let Some(message) = messages.next().await {
             if !self.default_exchange && !message.is_by_exchange {
                 self.note_refused(&message, BY_NAME);
                 drop(aside.send((message, BY_NAME.to_owned())).await);
@@ -116,6 +116,29 @@ impl<S: Statements> Reporter<S> {
                     }
                 }
                 Err(reason) => drop(aside.send((message, reason)).await),
+            }
+        }
+    }
+
+    /// Waits for the keys of receipts: without them a genuine receipt cannot be told from a wrong one. Returns the
+    /// messages that came meanwhile. Those that wait for [`AWAY_LONGEST`] go back to the broker: another node may have
+    /// the keys. `None`: the keys will never come.
+    async fn until_keys(&self, incoming: &mut mpsc::Receiver<Incoming>) -> Option<Vec<Incoming>> {
+        let mut receipts = self.receipts.clone();
+        // As bounded as the prefetch: the broker delivers no more without acks.
+        let mut held: Vec<Incoming> = Vec::new();
+        let mut look = tokio::time::interval(AWAY_LONGEST);
+        loop {
+            let are_known = async { receipts.wait_for(Option::is_some).await.is_ok() };
+            tokio::select! {
+                biased;
+                are_known = are_known => return are_known.then_some(held),
+                _ = look.tick() => {
+                    for message in held.extract_if(.., |message| message.arrived_at.elapsed() >= AWAY_LONGEST) {
+                        message.ack.requeue().await;
+                    }
+                }
+                Some(message) = incoming.recv() => held.push(message),
             }
         }
     }

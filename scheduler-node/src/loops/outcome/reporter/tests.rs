@@ -11,7 +11,7 @@ use lapin::{
     types::{AMQPValue, FieldTable},
 };
 use prometheus::Registry;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
@@ -146,6 +146,24 @@ async fn a_report_waits_until_the_place_of_its_shard_is_known() {
 
     let here = FenceRow { shard: ShardId::new(0), status: ShardStatus::Here, epoch: Epoch::NONE };
     places.tell(&[Some(vec![here])]);
+    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_the_keys_of_receipts_gives_reports_back_and_applies_them_once_it_has_the_keys() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    let hand = bench.hand().await;
+    let (incoming, arrivals) = bench.counted();
+    let keys = watch::Sender::new(None);
+    start(Reporter { receipts: keys.subscribe(), ..loops.reporter() }, incoming);
+
+    hand.publish(RESULTS, SUCCEEDED, about(ids[0])).await;
+    // It comes again, here because there is no other node.
+    until(|| async { arrivals.load(Ordering::Relaxed) > 1 }).await;
+    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("dispatching"));
+
+    keys.send_replace(Some(Arc::default()));
     until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
 }
 
