@@ -112,7 +112,7 @@ impl Desk {
         before: Option<&QueuePolicy>,
         placement: Placement,
     ) -> Result<(), Problem> {
-        let now = before.map_or(Placement::default(), |before| before.placement);
+        let now = before.map_or_else(Placement::default, |before| before.placement);
         if now == placement || self.live(name).await?.total() == 0 {
             return Ok(());
         }

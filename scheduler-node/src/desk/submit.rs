@@ -38,12 +38,12 @@ impl Desk {
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
         self.trace(hop, &shown.queue, Way::Http, &answer);
         let put = match answer? {
-            Accepted::Stored(stored) => return Ok(self.new_view(stored, shown)),
+            Accepted::Stored(stored) => return Ok(self.new_view(&stored, shown)),
             Accepted::Keyed(put) => refusal::put(put)?,
         };
         let stored = Stored { id: put.id, created_at: put.created_at, due_at: put.due_at };
         if put.outcome == PutOutcome::Created && put.state != TaskState::Waiting {
-            return Ok(self.new_view(stored, shown));
+            return Ok(self.new_view(&stored, shown));
         }
         // The task existed already, or its view has to list the tasks for which it waits.
         match self.current_view(&put).await {
@@ -52,14 +52,14 @@ impl Desk {
                 let others = shown.depends_on.iter().filter(|_| put.state == TaskState::Waiting).cloned();
                 let depends_on = others.map(|Dependency { queue, key }| DependencyView { queue, key, state: None });
                 let (depends_on, duplicate) = (depends_on.collect(), put.outcome != PutOutcome::Created);
-                Ok(TaskView { state: put.state, depends_on, duplicate, ..self.new_view(stored, shown) })
+                Ok(TaskView { state: put.state, depends_on, duplicate, ..self.new_view(&stored, shown) })
             }
             read => read,
         }
     }
 
     /// The view of a new task, from the values that were written.
-    fn new_view(&self, stored: Stored, task: ValidTask) -> TaskView {
+    fn new_view(&self, stored: &Stored, task: ValidTask) -> TaskView {
         let max_attempts =
             task.max_attempts.unwrap_or_else(|| self.parts().books.load().get(&task.queue).policy.max_attempts);
         let new = NewTask { id: stored.id, task: ValidTask { due_at: stored.due_at, ..task } };
