@@ -33,7 +33,7 @@ pub struct BulkCandidate {
     pub state: TaskState,
     pub due_at: UnixMicros,
     pub expires_at: Option<UnixMicros>,
-    /// Another unfinished task has its key and version.
+    /// Another task has its key, in its version or a newer one.
     pub key_taken: bool,
 }
 

@@ -1,13 +1,19 @@
 -- Walks as bulk_look_finished.sql does, over the tasks that finished without success. It follows
 -- archive_unsuccessful, so it finds a few dead tasks among millions.
 -- $12 the time before which the tasks have finished, or NULL. A revived task that dies again lies ahead of the walk.
--- `key_taken`: an unfinished task has the same key and version.
+-- `key_taken`: as in the function duetime.task_revive, an unfinished task has the key in this version or a newer one,
+-- or a finished task has it in a newer one.
 SELECT seen.id, seen.state, seen.due_at, seen.expires_at, seen.drop_on, seen.hit, seen.nth,
        CASE WHEN seen.hit THEN (seen.other_bytes + coalesce(CASE WHEN pg_column_compression(seen.history) IS NULL THEN pg_column_size(seen.history) ELSE octet_length(seen.history::text) END, 0))::bigint END AS bytes,
-       seen.hit AND EXISTS (SELECT
-                              FROM duetime.task AS t
-                             WHERE t.queue = seen.queue AND t.key = seen.key AND t.version = seen.version AND t.shard <> ALL($11)
-                               AND coalesce(t.partition_key, '') = coalesce(seen.partition_key, '')) AS key_taken
+       seen.hit AND seen.key IS NOT NULL
+       AND (EXISTS (SELECT
+                      FROM duetime.task AS t
+                     WHERE t.queue = seen.queue AND t.key = seen.key AND t.version >= seen.version AND t.shard <> ALL($11)
+                       AND coalesce(t.partition_key, '') = coalesce(seen.partition_key, ''))
+            OR EXISTS (SELECT
+                         FROM duetime.archive AS a
+                        WHERE a.queue = seen.queue AND a.key = seen.key AND a.version > seen.version AND a.shard <> ALL($11)
+                          AND coalesce(a.partition_key, '') = coalesce(seen.partition_key, ''))) AS key_taken
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at, id) AS nth
           FROM (SELECT id, state::text AS state, due_at, expires_at, queue, key, partition_key, version, drop_on,
                        octet_length(payload) + coalesce(octet_length(result), 0) AS other_bytes, history,

@@ -6,12 +6,14 @@ use common::{
     ids::{Attempt, ShardId, TaskId},
     task::{BusinessKey, NewTask, OnDuplicate, TaskState},
     time::UnixMicros,
+    wire::TaskFilter,
 };
 
 use super::{acquire_begun, changed, claim, commit_during, fixture, new_task, own, state_of, until_waiting};
 use crate::{
     store::{
         Effect, Fault,
+        bulk::Walk,
         lane::Pick,
         put::{PutOutcome, Retention},
         settle::{Deliver, Finish, Report},
@@ -220,13 +222,20 @@ async fn a_dead_version_is_not_revived_beside_a_newer_one_alone_or_in_bulk() {
                 .unwrap();
         rows.into_iter().map(|row| row.0).collect()
     };
+    let seen = async || {
+        let step =
+            test.database.bulk_look(Walk::Failed { before: None }, &TaskFilter::default(), None, 10).await.unwrap();
+        step.found.iter().map(|found| (found.seen.id, found.seen.key_taken)).collect::<Vec<_>>()
+    };
     assert!(revive().await && bulk().await.is_empty(), "it is scheduled");
+    assert_eq!(seen().await, [(old.id, true)]);
     let fences = own(&test, "a").await;
     claim(&test, &[new.id], &fences).await;
     test.database.task_deliver(&[Deliver { id: new.id, attempt: Attempt::new(1), timeout_ms: 1 }]).await.unwrap();
     assert!(revive().await && bulk().await.is_empty(), "it is out");
     test.database.task_finish(&[Finish { was: &[TaskState::Delivered], ..finish(new.id) }]).await.unwrap();
     assert!(revive().await && bulk().await.is_empty(), "it has finished");
+    assert_eq!(seen().await, [(old.id, true)]);
 }
 
 async fn day(test: &fixture::TestDatabase, id: TaskId) -> chrono::NaiveDate {
