@@ -23,6 +23,7 @@ use common::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::refuse::Aside;
 use crate::{
     desk::{Desk, refusal},
     loops::{
@@ -96,9 +97,8 @@ struct Passed {
     head: Option<TaskId>,
     /// Databases in trouble, each with the moment it failed.
     avoided: BTreeMap<DatabaseIndex, Instant>,
-    /// Rows that the database neither moves nor marks as refused, each with the moment until which it is left
-    /// alone.
-    aside: BTreeMap<TaskId, Instant>,
+    /// Rows that the database neither moves nor marks as refused, or that are held, and those behind them.
+    aside: BTreeMap<TaskId, Aside>,
 }
 
 /// What a pass leaves in the inbox, as far as it knows.
@@ -189,7 +189,7 @@ impl SqlIntake {
             return Ok(Left::Nothing);
         }
         passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
-        passed.aside.retain(|_, until| *until > Instant::now());
+        passed.aside.retain(|_, aside| aside.until > Instant::now());
         let rows = self.read(passed).await?;
         let mut refused = Vec::new();
         // By database, and whether the row goes there by way of the notes of arrivals.
@@ -268,11 +268,12 @@ impl SqlIntake {
         passed: &mut Passed,
     ) -> Result<(), Error> {
         let source = self.source();
+        tasks = passed.leave_later(tasks);
         if away {
             let leaving = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
             let leaving: BTreeMap<TaskId, LeavingRow> = leaving.into_iter().map(|row| (row.id, row)).collect();
-            let held = tasks.extract_if(.., |task| !leaving.contains_key(&task.id));
-            passed.leave_alone(held.map(|task| task.id), HELD_AGAIN);
+            passed.leave_held(&tasks, |id| leaving.contains_key(id));
+            tasks.retain(|task| leaving.contains_key(&task.id));
             fail::fail_point!("after_inbox_leave", |_| std::process::abort());
             tasks = self.keep_cancelled(index, tasks, &leaving, passed).await?;
         }

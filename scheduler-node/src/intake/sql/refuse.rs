@@ -1,12 +1,16 @@
 //! Marks rows that cannot be tasks as refused, with the reason. They stay in the inbox. Leaves rows alone that may be
-//! at fault.
+//! at fault, or that are held.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-use common::{ids::TaskId, task::NewTask, wire::Problem};
+use common::{
+    ids::{QueueName, TaskId},
+    task::NewTask,
+    wire::Problem,
+};
 
 use super::{HELD_AGAIN, Passed, SqlIntake};
 use crate::{
@@ -24,11 +28,25 @@ const ASIDE_MOST: usize = 10_000;
 /// The pause before a row is tried again that may be at fault, so that the rows behind it have their turn.
 const SUSPECT_AGAIN: Duration = Duration::from_secs(2);
 
+/// A row that is left alone for a while.
+#[derive(Debug)]
+pub(super) struct Aside {
+    pub until: Instant,
+    /// The key of a row that is held: later rows with it wait behind this one.
+    key: Option<TaskKey>,
+}
+
+/// The queue, the partition key and the key of a task.
+type TaskKey = (QueueName, Option<String>, String);
+
 impl Passed {
     /// Leaves rows alone for a while.
     pub(super) fn leave_alone(&mut self, ids: impl IntoIterator<Item = TaskId>, pause: Duration) {
-        let until = Instant::now() + pause;
-        self.aside.extend(ids.into_iter().map(|id| (id, until)));
+        self.put_aside(ids.into_iter().map(|id| (id, None)), Instant::now() + pause);
+    }
+
+    fn put_aside(&mut self, rows: impl IntoIterator<Item = (TaskId, Option<TaskKey>)>, until: Instant) {
+        self.aside.extend(rows.into_iter().map(|(id, key)| (id, Aside { until, key })));
         while self.aside.len() > ASIDE_MOST {
             self.aside.pop_first();
         }
@@ -37,9 +55,31 @@ impl Passed {
     /// Leaves those of `tasks` alone for a moment that are not done: another transaction locks the row, or the task
     /// that has its key.
     pub(super) fn leave_held(&mut self, tasks: &[NewTask], is_done: impl Fn(&TaskId) -> bool) {
-        let held: Vec<TaskId> =
-            tasks.iter().map(|task| task.id).filter(|id| !is_done(id) && !self.aside.contains_key(id)).collect();
-        self.leave_alone(held, HELD_AGAIN);
+        let is_held = |task: &&NewTask| !is_done(&task.id) && !self.aside.contains_key(&task.id);
+        let held: Vec<_> = tasks.iter().filter(is_held).map(|task| (task.id, key_of(task))).collect();
+        self.put_aside(held, Instant::now() + HELD_AGAIN);
+    }
+
+    /// Leaves those of `tasks` alone that were submitted after a held row with their key, until that one is tried
+    /// again: the last submission has to be the last one applied. Returns the others.
+    pub(super) fn leave_later(&mut self, tasks: Vec<NewTask>) -> Vec<NewTask> {
+        let mut first_held: BTreeMap<&TaskKey, (TaskId, Instant)> = BTreeMap::new();
+        for (id, aside) in &self.aside {
+            if let Some(key) = &aside.key {
+                first_held.entry(key).or_insert((*id, aside.until));
+            }
+        }
+        let (mut others, mut later) = (Vec::with_capacity(tasks.len()), Vec::new());
+        for task in tasks {
+            match key_of(&task).and_then(|key| first_held.get(&key)) {
+                Some((held, until)) if *held < task.id => later.push((task.id, *until)),
+                _ => others.push(task),
+            }
+        }
+        for (id, until) in later {
+            self.put_aside([(id, None)], until);
+        }
+        others
     }
 
     /// Leaves rows alone for a moment whose write failed as with a bug, and returns them. Any other failure is to end
@@ -63,6 +103,11 @@ impl Passed {
         self.leave_alone(suspects.iter().copied(), SUSPECT_AGAIN);
         (suspects, failed)
     }
+}
+
+fn key_of(task: &NewTask) -> Option<TaskKey> {
+    let keyed = task.keyed.as_ref()?;
+    Some((task.queue.clone(), task.partition_key.clone(), keyed.key.clone()))
 }
 
 impl SqlIntake {
