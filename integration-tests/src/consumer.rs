@@ -18,7 +18,7 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     clock::now_us,
-    ledger::{Delivery, Ledger},
+    ledger::{Delivery, Ledger, Reply},
 };
 
 const PREFETCH: u16 = 500;
@@ -47,6 +47,19 @@ pub enum Step {
     Begin(String),
     /// Records that work is about to end in this lane.
     End(String),
+}
+
+impl Step {
+    /// The answer that it sends, if any.
+    fn reply(&self) -> Option<Reply> {
+        match self {
+            Self::Ack => Some(Reply::Acked),
+            Self::Reject => Some(Reply::Rejected),
+            Self::Requeue | Self::RequeueByNack => Some(Reply::Requeued),
+            Self::Report(body) | Self::ConfirmedReport(body) => Reply::of_status(body["status"].as_str()?),
+            Self::Wait(_) | Self::Begin(_) | Self::End(_) => None,
+        }
+    }
 }
 
 /// A consumer's steps for a message, in order. Without any step the message stays unacknowledged.
@@ -201,6 +214,9 @@ impl Desk {
 
 async fn perform(channel: &Channel, ledger: &Ledger, message: &Message, answer: Answer) -> Result<()> {
     for step in answer.0 {
+        if let Some(reply) = step.reply() {
+            ledger.answers(&message_id(message), reply);
+        }
         match step {
             Step::Ack => {
                 message.acker.ack(BasicAckOptions::default()).await?;

@@ -15,7 +15,7 @@ use super::stage::Stage;
 use crate::{
     clock::now_ms,
     consumer::{Answer, Consumer, Script, Step},
-    ledger::Delivery,
+    ledger::{Delivery, Retries},
 };
 
 /// Settled by the confirm, rejected now and then, with results, submitted in SQL and over AMQP: queues without a limit,
@@ -122,6 +122,7 @@ async fn attach(
     script: impl Fn(&Delivery) -> Answer + Send + Sync + 'static,
 ) -> Result<()> {
     stage.sandbox.put_queues(&[(queue, policy.clone())]).await?;
+    stage.ledger().retries(queue, Retries::of(policy));
     let number = stage.ledger().submitting(queue, now_ms());
     let script: Script = Arc::new(script);
     let task = json!({ "queue": queue, "payload": { "n": number, "warm_up": true } });
@@ -157,6 +158,7 @@ async fn make_delays(stage: &Arc<Stage>) -> Result<()> {
     channel.queue_declare(DELAYS.into(), options, arguments).await?;
     let bind = QueueBindOptions::default();
     channel.queue_bind(DELAYS.into(), DELAYED.into(), "#".into(), bind, FieldTable::default()).await?;
+    stage.ledger().retries(DELAYS, Retries::Never);
     let script: Script = Arc::new(|_| Answer::ack());
     let consumer = Consumer::of_cluster(stage.sandbox.broker_urls(), DELAYS, stage.ledger(), script);
     consumer.attached(ATTACHED_WITHIN).await.context("attaching to the delayed messages")?;

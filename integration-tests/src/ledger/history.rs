@@ -1,6 +1,6 @@
 //! The ledger's data. Only facts: requests, answers, arrivals, and the rows that are left at the end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -53,6 +53,72 @@ pub(super) struct Work {
     pub(super) at_us: i64,
 }
 
+/// A consumer's answer to a message, recorded before it is sent. A connection may lose it, and then the message comes
+/// again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Answered {
+    pub(super) message_id: String,
+    pub(super) reply: Reply,
+    pub(super) at_us: i64,
+}
+
+/// What a consumer answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    Acked,
+    Rejected,
+    Requeued,
+    Succeeded,
+    Failed,
+    Discarded,
+}
+
+impl Reply {
+    /// That of a report with this status. A sign of life is none.
+    pub(crate) fn of_status(status: &str) -> Option<Self> {
+        match status {
+            "succeeded" => Some(Self::Succeeded),
+            "failed" => Some(Self::Failed),
+            "discard" => Some(Self::Discarded),
+            _ => None,
+        }
+    }
+
+    /// Whether it can end the attempt as failed. RabbitMQ rejects what is requeued too often, and a person may retry
+    /// what was discarded.
+    pub(super) fn may_fail(self) -> bool {
+        matches!(self, Self::Rejected | Self::Requeued | Self::Failed | Self::Discarded)
+    }
+}
+
+/// What may cause a further attempt of a queue's tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Retries {
+    /// Nothing: the confirm finishes a task.
+    Never,
+    /// A rejection before the deadline.
+    AfterRejection { deadline_us: i64 },
+    /// A failure or a rejection, or silence until the deadline.
+    AfterFailureOrSilence { deadline_us: i64 },
+}
+
+/// The deadline of a queue whose policy names none: see `timeout_ms` in docs/reference.md.
+const USUAL_TIMEOUT_MS: i64 = 1_800_000;
+
+impl Retries {
+    /// Those of a queue with this policy.
+    pub fn of(policy: &Value) -> Self {
+        let deadline_us = policy["timeout_ms"].as_i64().unwrap_or(USUAL_TIMEOUT_MS) * 1_000;
+        match policy["settle"].as_str() {
+            Some("confirm") => Self::Never,
+            Some("result") => Self::AfterFailureOrSilence { deadline_us },
+            _ => Self::AfterRejection { deadline_us },
+        }
+    }
+}
+
 /// The record of one submission.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
@@ -66,6 +132,8 @@ pub(super) struct Entry {
     /// Further tasks that repetitions of the submission were answered with. There must be none.
     pub(super) others: Vec<String>,
     pub(super) cancel: Cancel,
+    /// When the answer `no_further_attempts` had come.
+    pub(super) ended_us: Option<i64>,
     pub(super) max_attempts: Option<u32>,
     /// May end without being delivered: it expires, or its queue is taken away.
     pub(super) may_lapse: bool,
@@ -92,7 +160,7 @@ pub(super) enum Cancel {
     Never,
     /// Acknowledged as `cancelled`: no message may ever arrive.
     Final,
-    /// Acknowledged as `no_further_attempts`: it has arrived and may arrive again.
+    /// Acknowledged as `no_further_attempts`: it has arrived, and copies of that attempt may arrive again.
     NoFurther,
     Unknown,
 }
@@ -134,6 +202,10 @@ pub(super) struct History {
     /// The most messages in work at a time, for each lane.
     pub(super) limits: BTreeMap<String, usize>,
     pub(super) works: Vec<Work>,
+    /// The answers to each message, by its id.
+    pub(super) replies: HashMap<String, Vec<Answered>>,
+    /// What may cause further attempts, by queue.
+    pub(super) retries: BTreeMap<String, Retries>,
     /// Queues of one schedule each, and the time between its fire times.
     pub(super) fires: BTreeMap<String, i64>,
     pub(super) rows: Vec<Row>,
@@ -144,6 +216,11 @@ pub(super) struct History {
 impl History {
     pub(super) fn entry(&mut self, number: Number) -> &mut Entry {
         &mut self.entries[number as usize]
+    }
+
+    /// The answers to a message.
+    pub(super) fn replies_to(&self, message_id: &str) -> &[Answered] {
+        self.replies.get(message_id).map_or(&[], Vec::as_slice)
     }
 
     /// The submission of this number, if there is one.
@@ -162,6 +239,7 @@ impl Entry {
             answer: Answer::Open,
             others: Vec::new(),
             cancel: Cancel::Never,
+            ended_us: None,
             max_attempts: None,
             may_lapse: false,
             may_repeat: false,
@@ -176,6 +254,15 @@ impl Entry {
         match &self.answer {
             Answer::Accepted(first) if *first != task => self.others.push(task),
             _ => self.answer = Answer::Accepted(task),
+        }
+    }
+
+    /// Notes the outcome of a cancel.
+    pub(super) fn take_back(&mut self, outcome: &str, at_us: Option<i64>) {
+        if outcome == "cancelled" {
+            self.cancel = Cancel::Final;
+        } else {
+            (self.cancel, self.ended_us) = (Cancel::NoFurther, at_us);
         }
     }
 

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{
     Number,
-    history::{Ahead, Answer, Cancel, Delivery, Entry, History, Row, Window, Work},
+    history::{Ahead, Answer, Answered, Cancel, Delivery, Entry, History, Retries, Row, Window, Work},
 };
 
 /// One fact of a run. Times are in microseconds since 1970.
@@ -70,6 +70,9 @@ pub(super) enum Event {
     Cancelled {
         number: Number,
         outcome: String,
+        /// Absent from older files.
+        #[serde(default)]
+        at_us: Option<i64>,
     },
     CancelUnknown {
         number: Number,
@@ -83,6 +86,7 @@ pub(super) enum Event {
         due_us: i64,
     },
     Delivered(Delivery),
+    Answered(Answered),
     Fault {
         what: String,
         at_us: i64,
@@ -115,6 +119,10 @@ pub(super) enum Event {
         most: usize,
     },
     Works(Work),
+    Retries {
+        queue: String,
+        retries: Retries,
+    },
     Fires {
         queue: String,
         every_us: i64,
@@ -163,9 +171,7 @@ impl History {
             Event::Taken { number, .. } => self.entry(number).answer = Answer::Taken,
             Event::Refused { number } => self.entry(number).answer = Answer::Refused,
             Event::Unknown { number } => self.entry(number).answer = Answer::Unknown,
-            Event::Cancelled { number, outcome } => {
-                self.entry(number).cancel = if outcome == "cancelled" { Cancel::Final } else { Cancel::NoFurther };
-            }
+            Event::Cancelled { number, outcome, at_us } => self.entry(number).take_back(&outcome, at_us),
             Event::CancelUnknown { number } => self.entry(number).cancel = Cancel::Unknown,
             Event::Moved { number, due_us } => self.entry(number).due_us = due_us,
             Event::MayMove { number, due_us } => {
@@ -175,6 +181,9 @@ impl History {
             Event::Delivered(delivery) => {
                 self.arrived.extend(delivery.number);
                 self.deliveries.push(delivery);
+            }
+            Event::Answered(answered) => {
+                self.replies.entry(answered.message_id.clone()).or_default().push(answered);
             }
             Event::Fault { what, at_us } => self.windows.push(Window { what, from_us: at_us, until_us: None }),
             Event::Healed { fault, at_us } => self.windows[fault].until_us = Some(at_us),
@@ -203,6 +212,7 @@ impl History {
             Event::QueueLosesMessages { queue } => drop(self.lossy.insert(queue)),
             Event::Limit { lane, most } => drop(self.limits.insert(lane, most)),
             Event::Works(work) => self.works.push(work),
+            Event::Retries { queue, retries } => drop(self.retries.insert(queue, retries)),
             Event::Fires { queue, every_us } => drop(self.fires.insert(queue, every_us)),
             Event::Row(row) => self.rows.push(row),
             Event::Tables => self.has_tables = true,

@@ -1,5 +1,6 @@
 //! The judge's questions. Pure: history in, verdict out.
 
+mod attempts;
 mod clocks;
 mod fires;
 mod limits;
@@ -27,8 +28,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
         }
         let arrived: &[&Delivery] = by_number.get(&number).map_or(&[], Vec::as_slice);
         judge_arrival(number, entry, arrived, &clocks, &mut verdict);
-        let may_miss = history.messages_may_vanish || history.lossy.contains(&entry.queue);
-        judge_attempts(number, entry, arrived, may_miss, &mut verdict);
+        attempts::judge_attempts(number, entry, arrived, history, &mut verdict);
     }
     judge_copies(history, grace_us, &mut verdict);
     judge_order(history, &by_number, &clocks, &mut verdict);
@@ -41,6 +41,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     limits::judge_limits(history, &mut verdict);
     fires::judge_fires(history, &clocks, &mut verdict);
     tables::judge_tables(history, &mut verdict);
+    attempts::judge_successes(history, grace_us, &mut verdict);
     history.wrong.iter().for_each(|what| verdict.others.add(|| what.clone()));
     verdict.lateness = lateness(history, i64::MIN, i64::MAX);
     verdict
@@ -140,32 +141,6 @@ fn judge_arrival(number: Number, entry: &Entry, arrived: &[&Delivery], clocks: &
                 )
             });
         }
-    }
-}
-
-/// Attempts begin at 1, have no gap, and stay within the limit. Each arrives for the first time after the one before
-/// it has.
-fn judge_attempts(number: Number, entry: &Entry, arrived: &[&Delivery], may_miss: bool, verdict: &mut Verdict) {
-    let mut first_arrivals: BTreeMap<u32, i64> = BTreeMap::new();
-    for delivery in arrived {
-        let first = first_arrivals.entry(delivery.attempt).or_insert(delivery.at_us);
-        *first = (*first).min(delivery.at_us);
-    }
-    let mut before: Option<i64> = None;
-    for ((attempt, at_us), expected) in first_arrivals.iter().zip(1..) {
-        if *attempt != expected && !may_miss {
-            verdict.attempts.add(|| format!("task {number}: attempt {attempt} arrived where {expected} was next"));
-            return;
-        }
-        if before.is_some_and(|before| *at_us < before) {
-            verdict.attempts.add(|| format!("task {number}: attempt {attempt} arrived before the one it follows"));
-        }
-        before = Some(*at_us);
-    }
-    if let (Some(most), Some((last, _))) = (entry.max_attempts, first_arrivals.last_key_value())
-        && *last > most
-    {
-        verdict.attempts.add(|| format!("task {number}: {last} attempts where {most} were allowed"));
     }
 }
 

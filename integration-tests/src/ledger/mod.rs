@@ -6,7 +6,7 @@
 //! - Is a task lost, or early?
 //! - Did a message arrive that was never submitted, or that was cancelled?
 //! - Are copies marked, and near a fault?
-//! - Do attempts follow one another?
+//! - Do attempts follow one another, and has each further one a cause?
 //! - Did two nodes ever own one shard in one epoch?
 //! - Were more messages of a lane in work than its limit allows?
 //! - Has a fire time of a schedule one task?
@@ -22,6 +22,8 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_of_answers;
+#[cfg(test)]
 mod tests_of_runs;
 
 use std::{collections::BTreeSet, fs::File, io::Write, path::Path, sync::OnceLock, time::Duration};
@@ -32,8 +34,8 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::clock::now_us;
-use history::{Answer, History, Work};
-pub use history::{Delivery, Fault, Row, Window};
+use history::{Answer, Answered, History, Work};
+pub use history::{Delivery, Fault, Reply, Retries, Row, Window};
 use journal::Event;
 pub use verdict::{Lateness, Verdict};
 
@@ -165,7 +167,7 @@ impl Ledger {
 
     /// Records a cancel that was acknowledged with this outcome.
     pub fn cancelled(&self, number: Number, outcome: &str) {
-        self.record(Event::Cancelled { number, outcome: outcome.to_owned() });
+        self.record(Event::Cancelled { number, outcome: outcome.to_owned(), at_us: Some(now_us()) });
     }
 
     pub fn cancel_unknown(&self, number: Number) {
@@ -185,6 +187,17 @@ impl Ledger {
 
     pub fn delivered(&self, delivery: Delivery) {
         self.record(Event::Delivered(delivery));
+    }
+
+    /// A consumer is about to answer a message.
+    pub fn answers(&self, message_id: &str, reply: Reply) {
+        self.record(Event::Answered(Answered { message_id: message_id.to_owned(), reply, at_us: now_us() }));
+    }
+
+    /// A further attempt of the queue's tasks needs one of these causes. All answers must come from consumers that
+    /// record them.
+    pub fn retries(&self, queue: &str, retries: Retries) {
+        self.record(Event::Retries { queue: queue.to_owned(), retries });
     }
 
     /// Opens the window of a fault that is about to be injected.

@@ -331,6 +331,9 @@ fn a_journal_is_judged_as_its_run_was_and_a_cut_last_line_does_not_matter() {
     story.ledger.heal(fault);
     story.ledger.begins("lane", "a:1");
     story.ledger.owner_seen(1, 2, "node-1");
+    story.ledger.retries("q", Retries::Never);
+    story.ledger.retries("q", Retries::AfterRejection { deadline_us: 1 });
+    story.ledger.answers("t0:1", Reply::Acked);
     let verdict = story.ends_with(vec![row]);
     assert_eq!((verdict.lost.count, verdict.tables.count), (1, 1), "{lost}: {verdict}");
     let replayed = Ledger::replay(&file).unwrap();

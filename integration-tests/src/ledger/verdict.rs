@@ -65,13 +65,13 @@ pub struct Verdict {
     pub unexpected: Findings,
     /// Arrived before its due time.
     pub early: Findings,
-    /// Arrived although a cancel was acknowledged as final.
+    /// Arrived although a cancel was acknowledged as final, or a new attempt although none was to come.
     pub after_cancel: Findings,
     /// An unmarked copy.
     pub unmarked: Findings,
     /// A copy without a fault near it.
     pub outside: Findings,
-    /// Attempts with a gap, out of order, or more than allowed.
+    /// Attempts with a gap, out of order, without a cause, or more than allowed.
     pub attempts: Findings,
     /// Arrived out of the required order.
     pub order: Findings,

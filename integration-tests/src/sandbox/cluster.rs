@@ -23,7 +23,7 @@ use crate::{
     client::Client,
     clock::now_ms,
     consumer::{Answer, Consumer, Script},
-    ledger::{Fault, Ledger},
+    ledger::{Fault, Ledger, Retries},
 };
 
 pub(super) const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -240,6 +240,7 @@ impl Sandbox {
         script: impl Fn(&crate::ledger::Delivery) -> Answer + Send + Sync + 'static,
     ) -> Result<()> {
         self.put_queues(&[(queue, policy.clone())]).await?;
+        self.ledger.retries(queue, Retries::of(policy));
         let script: Script = Arc::new(script);
         let consumer = Consumer::scripted(&self.amqp_url(), queue, &self.ledger, script);
         // The queue exists at the latest when a message has been published to it.

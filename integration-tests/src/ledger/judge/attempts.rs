@@ -1,0 +1,131 @@
+//! The attempts of a task: their numbers, their causes, and how the last one ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    super::{
+        Number, Verdict,
+        history::{Delivery, Entry, History, Reply, Retries, Row},
+    },
+    in_window,
+};
+
+/// A rejection within this part of the deadline must count. RabbitMQ and the nodes have the rest to pass it on.
+const IN_TIME_PART: i64 = 5;
+
+/// Attempts begin at 1, have no gap, and stay within the limit. Each arrives for the first time after the one before
+/// it has, and has a cause.
+pub(super) fn judge_attempts(
+    number: Number,
+    entry: &Entry,
+    arrived: &[&Delivery],
+    history: &History,
+    verdict: &mut Verdict,
+) {
+    let mut firsts: BTreeMap<u32, &Delivery> = BTreeMap::new();
+    for delivery in arrived {
+        let first = firsts.entry(delivery.attempt).or_insert(delivery);
+        if delivery.at_us < first.at_us {
+            *first = delivery;
+        }
+    }
+    judge_further(number, entry, &firsts, history, verdict);
+    let may_miss = history.messages_may_vanish || history.lossy.contains(&entry.queue);
+    let mut before: Option<&Delivery> = None;
+    for ((attempt, first), expected) in firsts.iter().zip(1..) {
+        if *attempt != expected && !may_miss {
+            verdict.attempts.add(|| format!("task {number}: attempt {attempt} arrived where {expected} was next"));
+            return;
+        }
+        if let Some(before) = before {
+            if first.at_us < before.at_us {
+                verdict.attempts.add(|| format!("task {number}: attempt {attempt} arrived before the one it follows"));
+            } else if before.attempt + 1 == *attempt && !has_cause(entry, before, first, history) {
+                verdict.attempts.add(|| format!("task {number}: attempt {attempt} has no cause: {first:?}"));
+            }
+        }
+        before = Some(first);
+    }
+    if let (Some(most), Some((last, _))) = (entry.max_attempts, firsts.last_key_value())
+        && *last > most
+    {
+        verdict.attempts.add(|| format!("task {number}: {last} attempts where {most} were allowed"));
+    }
+}
+
+/// Whether `next` follows from the answer to `before`, or from its silence. Queues without [`Retries`] are not judged.
+fn has_cause(entry: &Entry, before: &Delivery, next: &Delivery, history: &History) -> bool {
+    let has_failed = || {
+        let mut replies = history.replies_to(&before.message_id).iter();
+        replies.any(|one| one.reply.may_fail() && one.at_us <= next.at_us)
+    };
+    match history.retries.get(&entry.queue) {
+        None => true,
+        Some(Retries::Never) => false,
+        Some(Retries::AfterRejection { .. }) => has_failed(),
+        Some(Retries::AfterFailureOrSilence { deadline_us }) => {
+            has_failed() || was_silent(before, next, *deadline_us, history)
+        }
+    }
+}
+
+/// Whether the deadline of `before` can have passed: it begins with the confirm, which comes after the due time, and
+/// the next attempt is due after it. A clock that was set back between the two shortens it.
+fn was_silent(before: &Delivery, next: &Delivery, deadline_us: i64, history: &History) -> bool {
+    let ahead_us = history.ahead.iter().map(|one| one.ahead_us).max().unwrap_or(0);
+    let apart_us = before.due_ms.zip(next.due_ms).map(|(before_ms, next_ms)| (next_ms - before_ms) * 1_000);
+    apart_us.is_none_or(|apart_us| apart_us >= deadline_us - ahead_us)
+}
+
+/// After the answer `no_further_attempts` no attempt begins. Where silence fails an attempt, its message may come after
+/// that, so such queues are not judged.
+fn judge_further(
+    number: Number,
+    entry: &Entry,
+    firsts: &BTreeMap<u32, &Delivery>,
+    history: &History,
+    verdict: &mut Verdict,
+) {
+    let Some(Retries::Never | Retries::AfterRejection { .. }) = history.retries.get(&entry.queue) else { return };
+    if let Some(ended_us) = entry.ended_us
+        && let Some(first) = firsts.values().find(|first| first.at_us > ended_us)
+    {
+        verdict.after_cancel.add(|| {
+            format!(
+                "task {number} was to have no further attempts and arrived as {} at {}",
+                first.message_id, first.at_us
+            )
+        });
+    }
+}
+
+/// A task succeeds as its consumers answered.
+pub(super) fn judge_successes(history: &History, grace_us: i64, verdict: &mut Verdict) {
+    let replies = history.replies.values().flatten().filter(|one| one.reply == Reply::Succeeded);
+    let succeeded: BTreeSet<&str> = replies.filter_map(|one| Some(one.message_id.split_once(':')?.0)).collect();
+    for row in history.rows.iter().filter(|row| row.state == "succeeded") {
+        let (task, queue) = (&row.task, &row.queue);
+        match history.retries.get(queue) {
+            Some(Retries::AfterFailureOrSilence { .. }) if !succeeded.contains(task.as_str()) => {
+                verdict.tables.add(|| format!("task {task} of {queue} is succeeded, and no consumer reported that"));
+            }
+            Some(Retries::AfterRejection { deadline_us }) if is_rejected(history, grace_us, row, *deadline_us) => {
+                verdict
+                    .tables
+                    .add(|| format!("task {task} of {queue} is succeeded, and its last attempt was rejected"));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether the last attempt was rejected in good time, and nothing else was answered. Near a fault the deadline may
+/// pass while RabbitMQ still has the rejection.
+fn is_rejected(history: &History, grace_us: i64, row: &Row, deadline_us: i64) -> bool {
+    let replies = history.replies_to(&format!("{}:{}", row.task, row.attempt));
+    let is_near_fault = |at_us| in_window(history, grace_us, at_us);
+    !replies.is_empty()
+        && replies.iter().all(|one| one.reply == Reply::Rejected)
+        && replies.iter().any(|one| one.at_us <= row.due_us + deadline_us / IN_TIME_PART && !is_near_fault(one.at_us))
+        && !is_near_fault(row.due_us + deadline_us)
+}
