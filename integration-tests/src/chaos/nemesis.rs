@@ -25,6 +25,7 @@ pub(super) async fn rage(stage: &Arc<Stage>, plan: &Plan, say: fn(&str)) -> Resu
     let is_short = plan.time < SHORT;
     let mut random = stage.random("nemesis", 0);
     let mut deck = Vec::new();
+    stage.ledger().calm();
     pause(&mut random, is_short, until).await;
     for round in 0.. {
         if Instant::now() >= until {
@@ -35,7 +36,9 @@ pub(super) async fn rage(stage: &Arc<Stage>, plan: &Plan, say: fn(&str)) -> Resu
             break;
         }
         play(stage, &mut random, &kinds, round, is_short, say).await;
-        ready(stage).await;
+        if ready(stage).await {
+            stage.ledger().calm();
+        }
         pause(&mut random, is_short, until).await;
     }
     Ok(())
@@ -141,8 +144,8 @@ async fn play_one(kind: &'static Kind, scene: Scene, begins_after: Duration, say
     }
 }
 
-/// Waits until all nodes are ready after a round; one that is not becomes a finding.
-async fn ready(stage: &Stage) {
+/// Whether all nodes are ready in time after a round; one that is not becomes a finding.
+async fn ready(stage: &Stage) -> bool {
     let deadline = Instant::now() + READY_WITHIN;
     let mut late = BTreeSet::new();
     for node in &stage.sandbox.nodes()[..NODES] {
@@ -151,9 +154,10 @@ async fn ready(stage: &Stage) {
             late.insert(node.name());
         }
     }
-    for name in late {
+    for name in &late {
         stage.ledger().wrong(&format!("{name} was not ready {READY_WITHIN:?} after the last heal"));
     }
+    late.is_empty()
 }
 
 #[cfg(test)]

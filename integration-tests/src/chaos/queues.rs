@@ -135,12 +135,12 @@ async fn attach(
 
 async fn make_schedule(stage: &Arc<Stage>) -> Result<()> {
     stage.sandbox.put_queues(&[(PULSE, json!({ "settle": "confirm" }))]).await?;
-    stage.ledger().fires(PULSE, FIRES_EVERY);
     let every_ms = u64::try_from(FIRES_EVERY.as_millis())?;
     let schedule = json!({
         "queue": PULSE, "every_ms": every_ms, "overlap": "allow", "catch_up_ms": 600_000, "payload": {},
     });
     let _: Value = stage.sandbox.live()?.call(Method::PUT, &format!("/v1/schedules/{PULSE}"), Some(&schedule)).await?;
+    stage.ledger().fires(PULSE, FIRES_EVERY);
     let script: Script = Arc::new(|_| Answer::ack());
     stage.sandbox.keep(Consumer::of_cluster(stage.sandbox.broker_urls(), PULSE, stage.ledger(), script));
     Ok(())

@@ -9,7 +9,7 @@ use sqlx::Row as _;
 use tokio::time::Instant;
 
 use super::{queues::PULSE, stage::Stage};
-use crate::ledger::Row;
+use crate::{clock::now_ms, ledger::Row};
 
 /// Longer than the longest deadline of the load's queues.
 const FINISHED_WITHIN: Duration = Duration::from_secs(240);
@@ -26,9 +26,16 @@ SELECT live, id::text AS task, shard, queue, state::text AS state, attempt,
         SELECT false, id, shard, queue, state, attempt, due_at, key, partition_key, version, payload
           FROM duetime.archive) AS known";
 
-/// Stops the schedule, waits until no task is unfinished, and records all rows in the ledger.
+/// The schedule has caught up when a task of it has arrived that was due at most this long ago: it fires each second.
+const CAUGHT_UP_MS: i64 = 10_000;
+
+/// Stops the schedule once it has caught up, waits until no task is unfinished, and records all rows in the ledger.
 pub(super) async fn settle(stage: &Stage) -> Result<()> {
     let deadline = Instant::now() + FINISHED_WITHIN;
+    while !has_caught_up(stage) && Instant::now() < deadline {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    stage.ledger().fires_until(PULSE);
     while pause_schedule(stage).await.is_err() && Instant::now() < deadline {
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -42,6 +49,10 @@ pub(super) async fn settle(stage: &Stage) -> Result<()> {
     }
     stage.ledger().tables(rows);
     Ok(())
+}
+
+fn has_caught_up(stage: &Stage) -> bool {
+    stage.ledger().last_due_ms(PULSE).is_some_and(|due_ms| due_ms >= now_ms() - CAUGHT_UP_MS)
 }
 
 async fn pause_schedule(stage: &Stage) -> Result<()> {

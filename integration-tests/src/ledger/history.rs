@@ -119,6 +119,14 @@ impl Retries {
     }
 }
 
+/// A schedule whose tasks have no number: its interval, and the span of time in which it was certainly in force.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fires {
+    pub(super) every_us: i64,
+    pub(super) from_us: Option<i64>,
+    pub(super) until_us: Option<i64>,
+}
+
 /// The record of one submission.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
@@ -173,6 +181,13 @@ pub struct Window {
     pub until_us: Option<i64>,
 }
 
+/// A span of time in which nothing was broken, from a moment at which all nodes were ready to the next fault.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Calm {
+    pub(super) from_us: i64,
+    pub(super) until_us: Option<i64>,
+}
+
 /// A span of time in which the clock of a database was ahead of the consumers' by at most so much.
 #[derive(Clone, Debug)]
 pub(super) struct Ahead {
@@ -194,6 +209,7 @@ pub(super) struct History {
     /// Numbers that have arrived, for a cheap check whether all have.
     pub(super) arrived: BTreeSet<Number>,
     pub(super) windows: Vec<Window>,
+    pub(super) calms: Vec<Calm>,
     pub(super) ahead: Vec<Ahead>,
     pub(super) owners: BTreeMap<(u32, i64), BTreeSet<String>>,
     pub(super) messages_may_vanish: bool,
@@ -206,8 +222,8 @@ pub(super) struct History {
     pub(super) replies: HashMap<String, Vec<Answered>>,
     /// What may cause further attempts, by queue.
     pub(super) retries: BTreeMap<String, Retries>,
-    /// Queues of one schedule each, and the time between its fire times.
-    pub(super) fires: BTreeMap<String, i64>,
+    /// Queues of one schedule each.
+    pub(super) fires: BTreeMap<String, Fires>,
     pub(super) rows: Vec<Row>,
     pub(super) has_tables: bool,
     pub(super) wrong: Vec<String>,
@@ -216,6 +232,11 @@ pub(super) struct History {
 impl History {
     pub(super) fn entry(&mut self, number: Number) -> &mut Entry {
         &mut self.entries[number as usize]
+    }
+
+    pub(super) fn begin_fault(&mut self, what: String, at_us: i64) {
+        self.calms.iter_mut().filter(|calm| calm.until_us.is_none()).for_each(|calm| calm.until_us = Some(at_us));
+        self.windows.push(Window { what, from_us: at_us, until_us: None });
     }
 
     /// The answers to a message.
@@ -266,9 +287,11 @@ impl Entry {
         }
     }
 
-    pub(super) fn must_arrive(&self) -> bool {
+    pub(super) fn is_accepted(&self) -> bool {
         matches!(self.answer, Answer::Accepted(_) | Answer::Taken)
-            && matches!(self.cancel, Cancel::Never | Cancel::NoFurther)
-            && !self.may_lapse
+    }
+
+    pub(super) fn must_arrive(&self) -> bool {
+        self.is_accepted() && matches!(self.cancel, Cancel::Never | Cancel::NoFurther) && !self.may_lapse
     }
 }

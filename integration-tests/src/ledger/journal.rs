@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{
     Number,
-    history::{Ahead, Answer, Answered, Cancel, Delivery, Entry, History, Retries, Row, Window, Work},
+    history::{Ahead, Answer, Answered, Calm, Cancel, Delivery, Entry, Fires, History, Retries, Row, Work},
 };
 
 /// One fact of a run. Times are in microseconds since 1970.
@@ -70,7 +70,7 @@ pub(super) enum Event {
     Cancelled {
         number: Number,
         outcome: String,
-        /// Absent from older files.
+        /// Absent from older files, as other optional fields are.
         #[serde(default)]
         at_us: Option<i64>,
     },
@@ -89,6 +89,9 @@ pub(super) enum Event {
     Answered(Answered),
     Fault {
         what: String,
+        at_us: i64,
+    },
+    Calm {
         at_us: i64,
     },
     Healed {
@@ -126,6 +129,12 @@ pub(super) enum Event {
     Fires {
         queue: String,
         every_us: i64,
+        #[serde(default)]
+        from_us: Option<i64>,
+    },
+    FiresUntil {
+        queue: String,
+        at_us: i64,
     },
     Row(Row),
     /// All rows of the databases have been recorded.
@@ -185,7 +194,8 @@ impl History {
             Event::Answered(answered) => {
                 self.replies.entry(answered.message_id.clone()).or_default().push(answered);
             }
-            Event::Fault { what, at_us } => self.windows.push(Window { what, from_us: at_us, until_us: None }),
+            Event::Fault { what, at_us } => self.begin_fault(what, at_us),
+            Event::Calm { at_us } => self.calms.push(Calm { from_us: at_us, until_us: None }),
             Event::Healed { fault, at_us } => self.windows[fault].until_us = Some(at_us),
             Event::ClockAhead { shards, ahead_us, at_us } => {
                 self.ahead.push(Ahead { shards, ahead_us, from_us: at_us, until_us: None });
@@ -213,7 +223,12 @@ impl History {
             Event::Limit { lane, most } => drop(self.limits.insert(lane, most)),
             Event::Works(work) => self.works.push(work),
             Event::Retries { queue, retries } => drop(self.retries.insert(queue, retries)),
-            Event::Fires { queue, every_us } => drop(self.fires.insert(queue, every_us)),
+            Event::Fires { queue, every_us, from_us } => {
+                self.fires.insert(queue, Fires { every_us, from_us, until_us: None });
+            }
+            Event::FiresUntil { queue, at_us } => {
+                self.fires.entry(queue).and_modify(|fires| fires.until_us = Some(at_us));
+            }
             Event::Row(row) => self.rows.push(row),
             Event::Tables => self.has_tables = true,
             Event::Wrong { what } => self.wrong.push(what),

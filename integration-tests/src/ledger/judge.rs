@@ -1,6 +1,7 @@
 //! The judge's questions. Pure: history in, verdict out.
 
 mod attempts;
+mod calm;
 mod clocks;
 mod fires;
 mod limits;
@@ -40,6 +41,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     }
     limits::judge_limits(history, &mut verdict);
     fires::judge_fires(history, &clocks, &mut verdict);
+    calm::judge_calm(history, &mut verdict);
     tables::judge_tables(history, &mut verdict);
     attempts::judge_successes(history, grace_us, &mut verdict);
     history.wrong.iter().for_each(|what| verdict.others.add(|| what.clone()));

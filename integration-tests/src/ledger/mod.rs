@@ -207,6 +207,11 @@ impl Ledger {
         Fault(history.windows.len() - 1)
     }
 
+    /// Nothing is broken from now until the next fault: most submissions must be accepted.
+    pub fn calm(&self) {
+        self.record(Event::Calm { at_us: now_us() });
+    }
+
     /// Closes the window of a fault that is healed.
     pub fn heal(&self, fault: Fault) {
         self.record(Event::Healed { fault: fault.0, at_us: now_us() });
@@ -267,11 +272,22 @@ impl Ledger {
         self.record(Event::Works(Work { lane, message_id, begins, at_us: now_us() }));
     }
 
-    /// The tasks of `queue` without a number are those of one schedule with this interval. Each fire time must have
-    /// one.
+    /// The tasks of `queue` without a number are those of one schedule with this interval, which is in force. Each fire
+    /// time from now on must have one.
     pub fn fires(&self, queue: &str, every: Duration) {
         let every_us = i64::try_from(every.as_micros()).expect("an interval is not that long");
-        self.record(Event::Fires { queue: queue.to_owned(), every_us });
+        self.record(Event::Fires { queue: queue.to_owned(), every_us, from_us: Some(now_us()) });
+    }
+
+    /// The schedule of `queue` is about to be paused.
+    pub fn fires_until(&self, queue: &str) {
+        self.record(Event::FiresUntil { queue: queue.to_owned(), at_us: now_us() });
+    }
+
+    /// The latest due time of the messages that have arrived on `queue`, in milliseconds.
+    pub fn last_due_ms(&self, queue: &str) -> Option<i64> {
+        let history = self.history.lock();
+        history.deliveries.iter().filter(|one| one.queue == queue).filter_map(|one| one.due_ms).max()
     }
 
     /// Records the rows of all databases, after everything has ended.
@@ -346,12 +362,18 @@ impl Ledger {
             .count()
     }
 
+    /// How many submissions for `queue` there are from the number `first` on, and how many of them were accepted.
+    pub fn accepted_since(&self, queue: &str, first: Number) -> (usize, usize) {
+        let history = self.history.lock();
+        let sent = history.entries.iter().skip(first as usize).filter(|entry| entry.queue == queue);
+        sent.fold((0, 0), |(sent, accepted), entry| (sent + 1, accepted + usize::from(entry.is_accepted())))
+    }
+
     /// The current counts, for a live view.
     pub fn progress(&self) -> Progress {
         let history = self.history.lock();
         let now_us = now_us();
-        let accepted =
-            history.entries.iter().filter(|entry| matches!(entry.answer, Answer::Accepted(_) | Answer::Taken));
+        let accepted = history.entries.iter().filter(|entry| entry.is_accepted());
         let may_come = history.entries.iter().filter(|entry| !matches!(entry.answer, Answer::Refused));
         Progress {
             submitted: history.entries.len(),

@@ -84,6 +84,75 @@ fn a_fire_time_without_a_task_is_a_violation() {
     only(&story.ends_with(rows), |verdict| &mut verdict.fires);
 }
 
+/// The fire times 1 to 3 s of a schedule that was in force in this span.
+fn fires_between(from_ms: i64, until_ms: i64) -> Verdict {
+    let story = Story::new();
+    let (queue, every_us) = ("pulse".to_owned(), 1_000_000);
+    story.ledger.record(Event::Fires { queue: queue.clone(), every_us, from_us: Some(from_ms * 1_000) });
+    story.ledger.record(Event::FiresUntil { queue, at_us: until_ms * 1_000 });
+    let rows = vec![story.fire("one", 1_000), story.fire("two", 2_000), story.fire("three", 3_000)];
+    story.ends_with(rows)
+}
+
+#[test]
+fn a_schedule_that_begins_late_or_ends_early_is_a_violation() {
+    fires_between(-1_000, 33_000).assert_holds();
+    only(&fires_between(-1_001, 33_000), |verdict| &mut verdict.fires);
+    only(&fires_between(-1_000, 33_001), |verdict| &mut verdict.fires);
+}
+
+#[test]
+fn a_schedule_without_any_row_is_a_violation() {
+    let story = Story::new();
+    story.ledger.fires("pulse", Duration::from_secs(1));
+    only(&story.ends_with(Vec::new()), |verdict| &mut verdict.fires);
+}
+
+/// One submission with this answer, sent at 500 ms, while nothing was broken from 400 ms to a fault.
+fn sent_in_calm(fault_ms: i64, answer: impl FnOnce(&Ledger, Number)) -> Verdict {
+    let story = Story::new();
+    story.ledger.record(Event::Calm { at_us: 400_000 });
+    story.ledger.record(Event::Fault { what: "a fault".into(), at_us: fault_ms * 1_000 });
+    let number = story.ledger.submitting("q", DUE_MS);
+    story.ledger.history.lock().entry(number).invoked_us = 500_000;
+    answer(&story.ledger, number);
+    story.ledger.judge()
+}
+
+#[test]
+fn a_load_that_is_refused_while_nothing_is_broken_is_a_violation() {
+    let accepted = |ledger: &Ledger, number| {
+        ledger.taken(number);
+        ledger.may_lapse(number);
+    };
+    only(&sent_in_calm(600, |ledger, number| ledger.refused(number)), |verdict| &mut verdict.others);
+    only(&sent_in_calm(600, |ledger, number| ledger.unknown(number)), |verdict| &mut verdict.others);
+    // Nothing was sent in time.
+    only(&sent_in_calm(500, accepted), |verdict| &mut verdict.others);
+    sent_in_calm(600, accepted).assert_holds();
+}
+
+#[test]
+fn half_of_a_load_may_be_refused_on_purpose() {
+    let story = Story::new();
+    story.ledger.record(Event::Calm { at_us: 0 });
+    story.arrives(story.task(), 1, DUE_MS);
+    story.ledger.refused(story.ledger.submitting("q", DUE_MS));
+    story.ledger.judge().assert_holds();
+    story.ledger.refused(story.ledger.submitting("q", DUE_MS));
+    only(&story.ledger.judge(), |verdict| &mut verdict.others);
+}
+
+#[test]
+fn submissions_are_counted_from_a_number_on() {
+    let story = Story::new();
+    let first = story.task() + 1;
+    story.task();
+    story.ledger.refused(story.ledger.submitting("q", DUE_MS));
+    story.ledger.taken(story.ledger.submitting("other", DUE_MS));
+    assert_eq!(story.ledger.accepted_since("q", first), (2, 1));
+}
+
 #[test]
 fn a_fire_time_whose_task_comes_early_is_a_violation() {
     let story = Story::new();

@@ -79,11 +79,11 @@ pub struct Verdict {
     pub owners: Findings,
     /// More messages of a lane in work than its limit allows.
     pub limits: Findings,
-    /// A fire time without a task, or with two.
+    /// A fire time without a task, or with two; a schedule that begins late or ends early.
     pub fires: Findings,
     /// Rows that are unfinished at the end, or that disagree with answers and arrivals.
     pub tables: Findings,
-    /// What the run itself saw: a node that panicked or did not become ready.
+    /// What the run itself saw, as a node that panicked, and a load that was refused while nothing was broken.
     pub others: Findings,
 
     pub lateness: Lateness,

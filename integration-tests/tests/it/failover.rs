@@ -90,8 +90,8 @@ async fn a_frozen_primary_that_continues_is_not_used_again() {
 /// The time of the first arrival of a task that was due after the promotion.
 async fn fires_again(sandbox: &Sandbox, promoted_us: i64) -> Result<i64> {
     until("tasks fire after the promotion", BACK_WITHIN, || async {
-        let arrivals = sandbox.ledger.arrivals();
-        arrivals.iter().map(|delivery| delivery.at_us).filter(|at_us| *at_us > promoted_us).min()
+        let arrivals = sandbox.ledger.first_arrivals(&["mail"]);
+        arrivals.into_iter().filter(|(due_us, _)| *due_us > promoted_us).map(|(_, at_us)| at_us).min()
     })
     .await
 }

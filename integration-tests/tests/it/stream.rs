@@ -8,14 +8,24 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
-use integration_tests::{load::Load, sandbox::Sandbox};
+use anyhow::{Result, ensure};
+use integration_tests::{
+    ledger::{Ledger, Number},
+    load::Load,
+    sandbox::Sandbox,
+};
 use tokio::task::JoinHandle;
 
-use crate::lasts;
+use crate::{lasts, until};
 
 /// The time for which it goes on after the story: tasks of a cluster that has recovered must arrive like all others.
 const AFTERWARDS: Duration = Duration::from_secs(2);
+
+/// The limit for the first submission to be accepted after the story: a request to a node that is cut off takes 10 s.
+const ACCEPTED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Of the submissions after that, so many of a hundred are accepted. A busy machine may leave one batch unanswered.
+const ACCEPTED_PERCENT: usize = 80;
 
 /// The longest time that an ended stream takes to notice.
 const NOTICED_WITHIN: Duration = Duration::from_millis(500);
@@ -24,6 +34,8 @@ const NOTICED_WITHIN: Duration = Duration::from_millis(500);
 pub(crate) struct Stream {
     over: Arc<AtomicBool>,
     work: JoinHandle<()>,
+    queue: String,
+    ledger: Arc<Ledger>,
 }
 
 impl Stream {
@@ -31,18 +43,34 @@ impl Stream {
         let over = Arc::new(AtomicBool::new(false));
         let clients: Vec<_> = nodes.iter().map(|number| sandbox.client(*number)).collect();
         let (is_over, ledger) = (Arc::clone(&over), Arc::clone(&sandbox.ledger));
+        let queue = load.queue.clone();
         let work = tokio::spawn(async move {
             while !is_over.load(Ordering::Relaxed) {
                 load.run(&clients, &ledger, NOTICED_WITHIN).await;
             }
         });
-        Self { over, work }
+        Self { over, work, queue, ledger: Arc::clone(&sandbox.ledger) }
     }
 
-    /// The story is over. Submits a while longer, then ends.
+    /// The story is over. Submits a while longer, and checks that the cluster takes what comes.
     pub(crate) async fn end(self) -> Result<()> {
+        let ended = self.next();
+        until("submissions are accepted after the story", ACCEPTED_WITHIN, async || {
+            (self.ledger.accepted_since(&self.queue, ended).1 > 0).then_some(())
+        })
+        .await?;
+        let first = self.next();
         lasts(AFTERWARDS).await;
         self.over.store(true, Ordering::Relaxed);
-        Ok(self.work.await?)
+        let (queue, ledger) = (self.queue, self.ledger);
+        self.work.await?;
+        let (sent, accepted) = ledger.accepted_since(&queue, first);
+        ensure!(accepted * 100 >= sent * ACCEPTED_PERCENT, "{accepted} of {sent} were accepted after the story");
+        Ok(())
+    }
+
+    /// The number of the next submission.
+    fn next(&self) -> Number {
+        self.ledger.progress().submitted as Number
     }
 }

@@ -23,6 +23,8 @@ use crate::view::{Happening, View};
 const QUEUE: &str = "demo";
 /// The limit after the last submission: its due time, and the delay of a dead master.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Only requests that were open at the killed master have no answer: a batch or two of thousands.
+const ACCEPTED_PERCENT: usize = 90;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -70,7 +72,11 @@ async fn play(options: &Options) -> Result<ExitCode> {
     let story = stream(&cluster, options).await?;
     let verdict = cluster.ledger.judge();
     tell(&cluster, &story, &verdict);
-    Ok(if verdict.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_taken = verdict.accepted * 100 >= verdict.submitted * ACCEPTED_PERCENT;
+    if !is_taken {
+        println!("\nfewer than {ACCEPTED_PERCENT} of 100 submissions were accepted");
+    }
+    Ok(if verdict.holds() && is_taken { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The times of the story's events, in microseconds since 1970.
