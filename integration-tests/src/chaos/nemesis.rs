@@ -11,6 +11,7 @@ use super::{
     faults::{self, Kind, Part, Scene},
     stage::{Stage, between},
 };
+use crate::ledger::GRACE;
 
 /// A run below this is short: its faults and pauses are.
 const SHORT: Duration = Duration::from_secs(150);
@@ -18,6 +19,13 @@ const SHORT: Duration = Duration::from_secs(150);
 const APART_MS: u64 = 2_000;
 /// Within this time after the last heal all nodes are ready.
 const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// After each so many rounds of a long run, the nemesis rests until no copy is excused, and then for this time: about
+/// an eighth of a run. Shorter pauses leave no second in which a copy would be a finding. The first rest comes early,
+/// so that a run of some minutes has one.
+const RESTS_EVERY: u64 = 10;
+const FIRST_REST: u64 = 3;
+const REST: Duration = Duration::from_secs(30);
 
 /// Plays faults until the time of the plan is over.
 pub(super) async fn rage(stage: &Arc<Stage>, plan: &Plan, say: fn(&str)) -> Result<()> {
@@ -40,8 +48,16 @@ pub(super) async fn rage(stage: &Arc<Stage>, plan: &Plan, say: fn(&str)) -> Resu
             stage.ledger().calm();
         }
         pause(&mut random, is_short, until).await;
+        if is_rest(round, is_short) {
+            say("the nemesis rests");
+            tokio::time::sleep_until((Instant::now() + GRACE + REST).min(until)).await;
+        }
     }
     Ok(())
+}
+
+fn is_rest(round: u64, is_short: bool) -> bool {
+    !is_short && round % RESTS_EVERY == FIRST_REST
 }
 
 /// Quiet, in which the cluster comes back to normal and its lateness is measured.
@@ -167,6 +183,12 @@ mod tests {
     use rand::SeedableRng;
 
     use super::*;
+
+    #[test]
+    fn a_long_run_rests_after_its_first_rounds_and_each_ten_and_a_short_one_never() {
+        let rests = |is_short| (0..25).filter(|round| is_rest(*round, is_short)).collect::<Vec<u64>>();
+        assert_eq!((rests(false), rests(true)), (vec![3, 13, 23], Vec::new()));
+    }
 
     #[test]
     fn no_round_breaks_two_parts_of_which_the_cluster_needs_one() {

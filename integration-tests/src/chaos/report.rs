@@ -60,6 +60,7 @@ fn numbers(verdict: &Verdict, figures: &Figures) -> String {
         (format!("{}", figures.harms.len()), "faults"),
         (format!("{}", kinds.len()), "kinds of faults"),
         (format!("{:.0} ms", figures.quiet_p99_ms), "p99 of lateness in quiet seconds"),
+        (format!("{} s", figures.without_excuse), "in which no fault excuses a copy"),
     ];
     let cells: String = cells.iter().map(|(value, what)| format!("<div><b>{value}</b>{what}</div>")).collect();
     format!("<section class=\"numbers\">{cells}</section>\n")

@@ -43,7 +43,7 @@ pub use verdict::{Lateness, Verdict};
 pub type Number = u64;
 
 /// How long after a fault is healed its copies may still arrive: a lease, a confirm that never comes, a retry.
-const GRACE: Duration = Duration::from_secs(20);
+pub const GRACE: Duration = Duration::from_secs(20);
 
 /// Counts of tasks so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

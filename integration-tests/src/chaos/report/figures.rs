@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use crate::ledger::{Ledger, Window};
+use crate::ledger::{GRACE, Ledger, Window};
 
 /// A second in which no task was later than this is normal.
 pub(super) const NORMAL_MS: f64 = 1_000.0;
 /// So many normal seconds in a row, and the cluster is back to normal.
 const NORMAL_SECONDS: usize = 3;
 /// Copies that come within this time after a heal count for the fault.
-const GRACE_S: f64 = 20.0;
+const GRACE_S: f64 = GRACE.as_secs() as f64;
 
 /// What happened to the tasks that were due in one second.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +44,8 @@ pub(super) struct Figures {
     pub(super) harms: Vec<Harm>,
     /// Of tasks due in seconds without a fault.
     pub(super) quiet_p99_ms: f64,
+    /// Seconds apart from all faults and their grace: the judge excuses no copy in them.
+    pub(super) without_excuse: usize,
 }
 
 impl Figures {
@@ -76,13 +78,19 @@ impl Figures {
             .collect();
         quiet.sort_by(f64::total_cmp);
         let quiet_p99_ms = quantile(&quiet, 0.99);
-        Self { seconds, harms, quiet_p99_ms }
+        let without_excuse = without_excuse(seconds.len(), &harms);
+        Self { seconds, harms, quiet_p99_ms, without_excuse }
     }
 }
 
 fn is_apart(harm: &Harm, second: f64) -> bool {
     let settled = harm.until_s + harm.normal_after_s.unwrap_or(GRACE_S);
     second + 1.0 < harm.from_s || second > settled
+}
+
+fn without_excuse(seconds: usize, harms: &[Harm]) -> usize {
+    let excuses = |harm: &Harm, second: f64| second + 1.0 >= harm.from_s && second <= harm.until_s + GRACE_S;
+    (0..seconds).filter(|second| !harms.iter().any(|harm| excuses(harm, *second as f64))).count()
 }
 
 fn second(late_ms: &mut [f64]) -> Second {
@@ -171,6 +179,23 @@ mod tests {
         assert_eq!(normal_from(&all, 1.5, 8.0), Some(4.0));
         assert_eq!(normal_from(&all, 1.5, 4.0), None);
         assert_eq!(normal_from(&all, 5.5, 8.0), Some(5.5));
+    }
+
+    #[test]
+    fn a_fault_excuses_copies_from_its_beginning_until_its_grace_is_over() {
+        let harm = |from_s: f64, until_s: f64| Harm {
+            row: String::new(),
+            name: String::new(),
+            victim: String::new(),
+            from_s,
+            until_s,
+            worst_ms: 0.0,
+            normal_after_s: None,
+            copies: 0,
+        };
+        assert_eq!(without_excuse(60, &[]), 60);
+        assert_eq!(without_excuse(60, &[harm(10.5, 15.5)]), 60 - 26, "from second 10 to second 35");
+        assert_eq!(without_excuse(60, &[harm(10.5, 15.5), harm(30.5, 45.5)]), 10);
     }
 
     #[test]
