@@ -24,8 +24,9 @@ const AFTERWARDS: Duration = Duration::from_secs(2);
 /// The limit for the first submission to be accepted after the story: a request to a node that is cut off takes 10 s.
 const ACCEPTED_WITHIN: Duration = Duration::from_secs(60);
 
-/// Of the submissions after that, so many of a hundred are accepted. A busy machine may leave one batch unanswered.
-const ACCEPTED_PERCENT: usize = 80;
+/// Of the submissions after that, so many of a hundred are accepted. On a busy machine, a request that hangs takes some
+/// of the others of these seconds with it.
+const ACCEPTED_PERCENT: usize = 50;
 
 /// The longest time that an ended stream takes to notice.
 const NOTICED_WITHIN: Duration = Duration::from_millis(500);
