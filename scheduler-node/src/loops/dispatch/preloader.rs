@@ -4,7 +4,7 @@
 //! repair what a lost nudge missed. If it stops, this node does not wake tasks that were submitted elsewhere or are
 //! due beyond the horizon.
 
-mod parts;
+mod behind;
 #[cfg(feature = "failpoints")]
 mod watermark;
 
@@ -13,15 +13,15 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use common::{
     delay::{
         heap::{Entry, WakeKind},
-        horizon::{Horizon, ReadIntervals, ReadKind, ReadResult, Window},
+        horizon::{Horizon, ReadIntervals, ReadKind, ReadResult},
     },
-    ids::{Epoch, ShardId, TaskId},
+    ids::ShardId,
     task::TaskState,
     time::UnixMicros,
 };
 use tokio_util::sync::CancellationToken;
 
-use self::parts::Parts;
+use self::behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, full};
 use crate::{
     clock,
     metrics::Metrics,
@@ -29,16 +29,6 @@ use crate::{
     supervise::at_work,
     working_set::database::NodeDatabase,
 };
-
-/// The most keys that one read takes of one shard: bounds the answer while a million are overdue.
-const KEYS_PER_SHARD: i64 = 2_000;
-
-/// The most keys that one read takes of one shard when that many wake at one moment: some 5 MB.
-const MOST_KEYS_OF_A_SHARD: i64 = 64_000;
-
-/// The pause before the next read of a shard of which even that many keys wake at one moment. It counts from their
-/// due time; by its end some are claimed.
-const PAUSE_AT_ONE_MOMENT: Duration = Duration::from_millis(250);
 
 /// The pause before a failed read is tried again.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
@@ -48,6 +38,16 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// How far back a nudged shard is read: a nudge is about rows that are due about now.
 const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
+
+/// The most shards of one statement. It takes some 100 MB of keys, if so many tasks of each are overdue.
+const SHARDS_AT_ONCE: usize = 256;
+
+/// So many statements of one read may run out of time, in 5 s each. Then the shards that are left are read one by one,
+/// between other reads.
+const SLOW_STATEMENTS: usize = 2;
+
+/// Shards that are behind are read for this long in one pass: nudges wait meanwhile.
+const CATCH_UP_WITHIN: Duration = Duration::from_secs(5);
 
 /// Where the beginning of a shard cannot be read in time, what came due in the last minute is read: more than a node
 /// needs to follow what is submitted now.
@@ -59,42 +59,21 @@ pub struct Preloader<S = Arc<Database>> {
     horizon: Horizon,
     reach: ReadIntervals,
     heap_entries: usize,
-    /// Shards with more keys than one read takes. Each is read on by itself and delays no other shard.
+    /// Shards with more keys than one read takes, or that a read from the first task on left out. Each is read on by
+    /// itself and delays no other shard.
     behind: BTreeMap<ShardId, Behind>,
+    /// The shards of one statement that reads from the first task on: half as many after one that ran out of time.
+    at_once: usize,
+    /// Whether a shard was not read from its first task on, so that what is overdue may be unknown.
+    is_blind: bool,
     metrics: Arc<Metrics>,
-}
-
-/// The progress of reading a shard that is behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Behind {
-    /// Everything before this moment is read.
-    from: UnixMicros,
-    /// The number of keys to take.
-    keys: i64,
-    /// The moment before which the shard is not read again.
-    at: UnixMicros,
-}
-
-impl Behind {
-    const fn new(from: UnixMicros, now: UnixMicros) -> Self {
-        Self { from, keys: KEYS_PER_SHARD, at: now }
-    }
-
-    /// The next read after one that found no end; `last` is the latest moment it saw. A read without progress
-    /// doubles the number of keys, up to a bound.
-    fn read_on(self, last: UnixMicros, now: UnixMicros) -> Self {
-        let got_on = last > self.from;
-        let keys = if got_on { KEYS_PER_SHARD } else { (self.keys * 2).min(MOST_KEYS_OF_A_SHARD) };
-        let is_stuck = !got_on && self.keys == MOST_KEYS_OF_A_SHARD;
-        let at = if is_stuck { last.max(now.plus(PAUSE_AT_ONE_MOMENT)) } else { now };
-        Self { from: last, keys, at }
-    }
 }
 
 impl<S: Statements> Preloader<S> {
     pub fn new(database: NodeDatabase<S>, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
         let reach = ReadIntervals::of(horizon);
-        Self { database, horizon: Horizon::new(reach), reach, heap_entries, behind: BTreeMap::new(), metrics }
+        let (horizon, behind) = (Horizon::new(reach), BTreeMap::new());
+        Self { database, horizon, reach, heap_entries, behind, at_once: SHARDS_AT_ONCE, is_blind: false, metrics }
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -132,6 +111,7 @@ impl<S: Statements> Preloader<S> {
         if owned.is_empty() {
             self.horizon.reset();
             self.behind.clear();
+            self.is_blind = false;
             self.tell_overdue(Duration::ZERO);
             return Ok(LONGEST_SLEEP);
         }
@@ -142,7 +122,13 @@ impl<S: Statements> Preloader<S> {
                 self.database.owned_shards.reopen();
             }
             let swept: &[ShardId] = if seeded!(NoSweeper) && window.pass != ReadKind::Ahead { &[] } else { &owned };
-            let keys = self.read(swept, window.after, window.until, KEYS_PER_SHARD, now).await?;
+            let keys = match window.after {
+                None => {
+                    self.is_blind = false;
+                    self.read_all(swept, window.until, now).await?
+                }
+                Some(after) => self.read_or_lately(swept, after, window.until, now).await?,
+            };
             if window.pass != ReadKind::Ahead {
                 self.tell_overdue(overdue(&keys, now));
             }
@@ -185,12 +171,21 @@ impl<S: Statements> Preloader<S> {
             .filter(|(_, behind)| behind.at <= now)
             .map(|(shard, behind)| (*shard, *behind))
             .collect();
+        let began = clock::instant();
         for (shard, behind) in due {
-            if !self.has_room() {
+            if !self.has_room() || clock::instant().saturating_duration_since(began) >= CATCH_UP_WITHIN {
                 break;
             }
             let until = now.plus(self.reach.horizon);
-            let keys = self.read(&[shard], Some(behind.from), until, behind.keys, now).await?;
+            let read = self.read(&[shard], behind.from, until, behind.keys, now).await;
+            let keys = match read {
+                Err(error) if error.is_out_of_time() && behind.from < now.minus(LATELY) => {
+                    self.warn_of_slowness(1);
+                    self.behind.insert(shard, Behind::new(now.minus(LATELY), now));
+                    continue;
+                }
+                read => read?,
+            };
             match full(&keys, behind.keys).remove(&shard) {
                 Some(last) => self.behind.insert(shard, behind.read_on(last, now)),
                 None => self.behind.remove(&shard),
@@ -207,7 +202,11 @@ impl<S: Statements> Preloader<S> {
         }
         let taken = async {
             self.database.sql.ping().await?;
-            let left = self.left_claimed(&adopted).await?;
+            // Where it takes too long, the reads find what was claimed, one after another.
+            let left = match self.database.sql.task_takeover(&adopted, MOST_KEYS_OF_A_SHARD).await {
+                Err(error) if error.is_out_of_time() => Vec::new(),
+                left => left?,
+            };
             let now = self.database.sql.clock().at(clock::instant()).unwrap_or(UnixMicros::new(0));
             if !left.is_empty() {
                 tracing::info!(database = %self.database.name(), tasks = left.len(), "publishing again the tasks that the previous owner left claimed");
@@ -218,13 +217,13 @@ impl<S: Statements> Preloader<S> {
                 kind: WakeKind::Rescue,
             }));
             let shards: Vec<ShardId> = adopted.keys().copied().collect();
-            let keys = self.read(&shards, None, now.plus(self.reach.horizon), KEYS_PER_SHARD, now).await?;
+            self.behind.retain(|shard, _| !adopted.contains_key(shard));
+            let keys = self.read_all(&shards, now.plus(self.reach.horizon), now).await?;
             Ok((shards.len(), keys, now))
         };
         match taken.await {
             Ok((shards, keys, now)) => {
                 tracing::debug!(database = %self.database.name(), shards, "adopted shards are loaded");
-                self.behind.retain(|shard, _| !adopted.contains_key(shard));
                 self.note_behind(&keys, false, now);
                 Ok(())
             }
@@ -235,69 +234,88 @@ impl<S: Statements> Preloader<S> {
         }
     }
 
-    /// The tasks that the owners before left claimed in `adopted`. A shard with so many overdue tasks that they cannot be
-    /// found in time is left out: its reads find them, one after another.
-    async fn left_claimed(&self, adopted: &BTreeMap<ShardId, Epoch>) -> Result<Vec<TaskId>, Error> {
-        let mut parts = Parts::new(&adopted.keys().copied().collect::<Vec<_>>(), KEYS_PER_SHARD);
-        let mut left = Vec::new();
-        while let Some(part) = parts.next() {
-            let fences = part.iter().map(|shard| (*shard, adopted[shard])).collect();
-            match self.database.sql.task_takeover(&fences, MOST_KEYS_OF_A_SHARD).await {
-                Ok(found) => left.extend(found),
-                Err(error) => drop(parts.divide(part, error)?),
-            }
-        }
-        Ok(left)
-    }
-
     async fn follow_nudges(&mut self, now: UnixMicros) -> Result<(), Error> {
         let nudged: Vec<ShardId> = self.database.owned_shards.take_nudged().into_iter().collect();
         if nudged.is_empty() {
             return Ok(());
         }
-        let window = Window {
-            pass: ReadKind::Repair,
-            after: Some(now.minus(NUDGE_LOOK_BACK)),
-            until: now.plus(self.reach.horizon),
-        };
-        let keys = self.read(&nudged, window.after, window.until, KEYS_PER_SHARD, now).await?;
+        let (after, until) = (now.minus(NUDGE_LOOK_BACK), now.plus(self.reach.horizon));
+        let keys = self.read(&nudged, after, until, KEYS_PER_SHARD, now).await?;
         self.note_behind(&keys, false, now);
         Ok(())
     }
 
-    /// Reads keys into the heap. A read from the beginning that takes too long is made in parts, and of a shard that
-    /// takes too long alone only what came due lately is read.
-    async fn read(
-        &self,
-        shards: &[ShardId],
-        after: Option<UnixMicros>,
-        until: UnixMicros,
-        most: i64,
-        now: UnixMicros,
-    ) -> Result<Vec<Key>, Error> {
-        let overdue = if seeded!(OverdueForgotten) { now } else { UnixMicros::new(0) };
-        let from = after.unwrap_or(overdue);
-        let mut parts = Parts::new(shards, most);
-        let mut keys = Vec::new();
-        while let Some(part) = parts.next() {
-            match self.read_part(&part, from, until, most, now).await {
-                Ok(found) => keys.extend(found),
-                Err(error) if after.is_none() => {
-                    if let Some(slow) = parts.divide(part, error)? {
-                        tracing::warn!(
-                            database = %self.database.name(), shards = slow.len(),
-                            "reading from the first task on takes too long; reading what came due in the last minute. \
-                             Does an old transaction keep dead rows from being vacuumed?"
-                        );
-                        keys.extend(self.read_part(&slow, now.minus(LATELY), until, most, now).await?);
-                    }
+    /// Reads the keys of `shards` from the first task on. Some may take too long: a shard with very many overdue tasks,
+    /// or with dead rows that an old transaction keeps. Then the shards that are left are behind from the beginning.
+    async fn read_all(&mut self, shards: &[ShardId], until: UnixMicros, now: UnixMicros) -> Result<Vec<Key>, Error> {
+        let first = if seeded!(OverdueForgotten) { now } else { UnixMicros::new(0) };
+        let (mut keys, mut left, mut slow) = (Vec::new(), shards, 0);
+        while !left.is_empty() && slow < SLOW_STATEMENTS {
+            let (part, others) = left.split_at(self.at_once.min(left.len()));
+            match self.read_part(part, first, until, KEYS_PER_SHARD, now).await {
+                Ok(found) => {
+                    keys.extend(found);
+                    left = others;
+                }
+                Err(error) if error.is_out_of_time() => {
+                    slow += 1;
+                    self.at_once = (part.len() / 2).max(1);
                 }
                 Err(error) => return Err(error),
             }
         }
+        self.is_blind |= slow > 0;
+        if slow == 0 {
+            self.at_once = (self.at_once * 2).min(SHARDS_AT_ONCE);
+        } else {
+            self.warn_of_slowness(left.len());
+        }
+        self.behind.extend(left.iter().map(|shard| (*shard, Behind::new(first, now))));
         Ok(keys)
     }
 
+    /// Reads from `after` on, or what came due lately where that takes too long.
+    async fn read_or_lately(
+        &self,
+        shards: &[ShardId],
+        after: UnixMicros,
+        until: UnixMicros,
+        now: UnixMicros,
+    ) -> Result<Vec<Key>, Error> {
+        let lately = now.minus(LATELY);
+        match self.read(shards, after, until, KEYS_PER_SHARD, now).await {
+            Err(error) if error.is_out_of_time() && after < lately => {
+                self.warn_of_slowness(shards.len());
+                self.read(shards, lately, until, KEYS_PER_SHARD, now).await
+            }
+            read => read,
+        }
+    }
+
+    fn warn_of_slowness(&self, shards: usize) {
+        tracing::warn!(
+            database = %self.database.name(), shards,
+            "reading tasks that come due takes too long; what is due now goes first. Does an old transaction keep dead \
+             rows from being vacuumed?"
+        );
+    }
+
+    async fn read(
+        &self,
+        shards: &[ShardId],
+        from: UnixMicros,
+        until: UnixMicros,
+        most: i64,
+        now: UnixMicros,
+    ) -> Result<Vec<Key>, Error> {
+        let mut keys = Vec::new();
+        for part in shards.chunks(SHARDS_AT_ONCE) {
+            keys.extend(self.read_part(part, from, until, most, now).await?);
+        }
+        Ok(keys)
+    }
+
+    /// Reads keys into the heap by one statement.
     async fn read_part(
         &self,
         shards: &[ShardId],
@@ -326,8 +344,11 @@ impl<S: Statements> Preloader<S> {
         Ok(keys)
     }
 
+    /// What is overdue does not fall while some of it may be unknown.
     fn tell_overdue(&self, by: Duration) {
-        self.metrics.overdue_s.with_label_values(&[self.database.name().as_str()]).set(by.as_secs_f64());
+        let overdue_s = self.metrics.overdue_s.with_label_values(&[self.database.name().as_str()]);
+        let least = if self.is_blind { overdue_s.get() } else { 0.0 };
+        overdue_s.set(by.as_secs_f64().max(least));
     }
 }
 
@@ -336,17 +357,6 @@ impl<S: Statements> Preloader<S> {
 fn overdue(keys: &[Key], now: UnixMicros) -> Duration {
     let claimable = keys.iter().filter(|key| key.state == TaskState::Scheduled);
     claimable.map(|key| key.wake_at).min().map_or(Duration::ZERO, |oldest| now.since(oldest))
-}
-
-/// The shards that filled their part of a read and may have more, each with the last moment read. Beyond that
-/// moment the read is incomplete.
-fn full(keys: &[Key], most: i64) -> BTreeMap<ShardId, UnixMicros> {
-    let mut counts: BTreeMap<ShardId, (i64, UnixMicros)> = BTreeMap::new();
-    for key in keys {
-        let count = counts.entry(key.id.shard()).or_insert((0, key.wake_at));
-        *count = (count.0 + 1, count.1.max(key.wake_at));
-    }
-    counts.into_iter().filter(|(_, (count, _))| *count >= most).map(|(shard, (_, last))| (shard, last)).collect()
 }
 
 #[cfg(test)]
@@ -367,36 +377,5 @@ mod tests {
         assert_eq!(overdue(&others, now), Duration::ZERO);
         let late = [key(TaskState::Scheduled, 7), key(TaskState::Scheduled, 4)];
         assert_eq!(overdue(&late, now), Duration::from_micros(6));
-    }
-
-    fn at_ms(millis: i64) -> UnixMicros {
-        UnixMicros::new(millis * 1_000)
-    }
-
-    #[test]
-    fn a_shard_that_filled_its_part_is_behind_from_its_last_moment_on() {
-        let key = |shard, wake_at| {
-            let id = TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(shard));
-            Key { id, wake_at: at_ms(wake_at), state: TaskState::Scheduled, claim_epoch: None }
-        };
-        let keys = [key(1, 5), key(1, 7), key(2, 9)];
-        assert_eq!(full(&keys, 2), BTreeMap::from([(ShardId::new(1), at_ms(7))]));
-    }
-
-    #[test]
-    fn more_keys_of_one_moment_than_a_read_takes_are_read_in_larger_parts_and_then_only_when_they_are_due() {
-        let (now, due) = (at_ms(1_000), at_ms(9_000));
-        let mut behind = Behind::new(due, now);
-        let mut reads = 0;
-        while behind.at == now {
-            behind = behind.read_on(due, now);
-            reads += 1;
-            assert!(reads < 10, "the same keys are read repeatedly");
-        }
-        assert_eq!((behind.keys, behind.at), (MOST_KEYS_OF_A_SHARD, due));
-        let then = at_ms(9_010);
-        assert_eq!(behind.read_on(due, then).at, then.plus(PAUSE_AT_ONE_MOMENT));
-        let got_on = behind.read_on(at_ms(9_500), then);
-        assert_eq!(got_on, Behind::new(at_ms(9_500), then));
     }
 }

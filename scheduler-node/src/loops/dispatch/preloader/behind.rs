@@ -1,0 +1,93 @@
+//! The progress of shards that have more keys than one read takes.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use common::{ids::ShardId, time::UnixMicros};
+
+use crate::store::preload::Key;
+
+/// The most keys that one read takes of one shard: bounds the answer while a million are overdue.
+pub(super) const KEYS_PER_SHARD: i64 = 2_000;
+
+/// The most keys that one read takes of one shard when that many wake at one moment: some 5 MB.
+pub(super) const MOST_KEYS_OF_A_SHARD: i64 = 64_000;
+
+/// The pause before the next read of a shard of which even that many keys wake at one moment. It counts from their
+/// due time; by its end some are claimed.
+const PAUSE_AT_ONE_MOMENT: Duration = Duration::from_millis(250);
+
+/// The progress of reading a shard that is behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Behind {
+    /// Everything before this moment is read.
+    pub(super) from: UnixMicros,
+    /// The number of keys to take.
+    pub(super) keys: i64,
+    /// The moment before which the shard is not read again.
+    pub(super) at: UnixMicros,
+}
+
+impl Behind {
+    pub(super) const fn new(from: UnixMicros, now: UnixMicros) -> Self {
+        Self { from, keys: KEYS_PER_SHARD, at: now }
+    }
+
+    /// The next read after one that found no end; `last` is the latest moment it saw. A read without progress
+    /// doubles the number of keys, up to a bound.
+    pub(super) fn read_on(self, last: UnixMicros, now: UnixMicros) -> Self {
+        let got_on = last > self.from;
+        let keys = if got_on { KEYS_PER_SHARD } else { (self.keys * 2).min(MOST_KEYS_OF_A_SHARD) };
+        let is_stuck = !got_on && self.keys == MOST_KEYS_OF_A_SHARD;
+        let at = if is_stuck { last.max(now.plus(PAUSE_AT_ONE_MOMENT)) } else { now };
+        Self { from: last, keys, at }
+    }
+}
+
+/// The shards that filled their part of a read and may have more, each with the last moment read. Beyond that
+/// moment the read is incomplete.
+pub(super) fn full(keys: &[Key], most: i64) -> BTreeMap<ShardId, UnixMicros> {
+    let mut counts: BTreeMap<ShardId, (i64, UnixMicros)> = BTreeMap::new();
+    for key in keys {
+        let count = counts.entry(key.id.shard()).or_insert((0, key.wake_at));
+        *count = (count.0 + 1, count.1.max(key.wake_at));
+    }
+    counts.into_iter().filter(|(_, (count, _))| *count >= most).map(|(shard, (_, last))| (shard, last)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use common::{ids::TaskId, task::TaskState};
+
+    use super::*;
+
+    fn at_ms(millis: i64) -> UnixMicros {
+        UnixMicros::new(millis * 1_000)
+    }
+
+    #[test]
+    fn a_shard_that_filled_its_part_is_behind_from_its_last_moment_on() {
+        let key = |shard, wake_at| {
+            let id = TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(shard));
+            Key { id, wake_at: at_ms(wake_at), state: TaskState::Scheduled, claim_epoch: None }
+        };
+        let keys = [key(1, 5), key(1, 7), key(2, 9)];
+        assert_eq!(full(&keys, 2), BTreeMap::from([(ShardId::new(1), at_ms(7))]));
+    }
+
+    #[test]
+    fn more_keys_of_one_moment_than_a_read_takes_are_read_in_larger_parts_and_then_only_when_they_are_due() {
+        let (now, due) = (at_ms(1_000), at_ms(9_000));
+        let mut behind = Behind::new(due, now);
+        let mut reads = 0;
+        while behind.at == now {
+            behind = behind.read_on(due, now);
+            reads += 1;
+            assert!(reads < 10, "the same keys are read repeatedly");
+        }
+        assert_eq!((behind.keys, behind.at), (MOST_KEYS_OF_A_SHARD, due));
+        let then = at_ms(9_010);
+        assert_eq!(behind.read_on(due, then).at, then.plus(PAUSE_AT_ONE_MOMENT));
+        let got_on = behind.read_on(at_ms(9_500), then);
+        assert_eq!(got_on, Behind::new(at_ms(9_500), then));
+    }
+}
