@@ -185,6 +185,10 @@ impl Link {
         Ok(())
     }
 
+    pub(super) fn takes_answers(&self) -> bool {
+        self.is_connected() && self.answers.get().is_some_and(|channel| channel.status().connected())
+    }
+
     /// Publishes a message that may be lost, without a wait. While the broker blocks the connection, it is left out.
     pub(super) fn send_answer(&self, queue: &str, correlation_id: &str, body: &[u8]) {
         let Some(channel) = self.answers.get().filter(|_| !self.is_blocked()) else { return };
@@ -222,9 +226,13 @@ impl Link {
         self.reason.get().cloned().unwrap_or_else(|| "it was closed".to_owned())
     }
 
-    /// Closes the connection in order, so that the broker takes the acks sent before.
-    pub(super) async fn close(&self) {
+    /// Gives the broker the time to pass the acks on that were sent before. Their channels must live as long.
+    pub(super) async fn pass_acks(&self) {
         tokio::time::sleep(ACKS_PASSED_WITHIN).await;
+    }
+
+    /// Closes the connection in order.
+    pub(super) async fn close(&self) {
         let close = self.connection.close(200, "OK".into());
         if let Err(error) = answer(|| "close".to_owned(), ANSWER_WITHIN, close).await {
             tracing::debug!(error = error.explained(), "the connection to the broker did not close cleanly");

@@ -2,7 +2,6 @@
 
 use std::{fmt, sync::Arc};
 
-use arc_swap::ArcSwapOption;
 use common::wire::{
     amqp::{IN, REJECTED, RESULTS, addressed_to, may_answer_to},
     screen::{Trouble, TroubleKind},
@@ -15,11 +14,11 @@ use tokio::{
 
 use super::{
     ack::AckHandle,
+    answers::Answer,
     connection::Link,
     error::Error,
     intake::Intake,
     message::{attempt_of, death_of, json_of},
-    publisher::Publisher,
     reading::{EXTRA_PREFETCH, Reading},
     received::Received,
     subscription::Arrived,
@@ -98,16 +97,14 @@ pub struct Incoming {
 /// A queue for answers to the sender of one message.
 pub struct ReplyTo {
     queue: String,
-    publisher: Arc<ArcSwapOption<Publisher>>,
+    answers: mpsc::Sender<Answer>,
 }
 
 impl ReplyTo {
-    /// Publishes an answer. It leaves over the publishing connection: an alarm of the broker's holds up a connection
-    /// that has published, and the consuming one brings acks. The answer may be lost.
+    /// Publishes an answer, which may be lost.
     pub fn send(&self, correlation_id: &str, body: &[u8]) {
-        if let Some(publisher) = &*self.publisher.load() {
-            publisher.link.send_answer(&self.queue, correlation_id, body);
-        }
+        let (queue, correlation_id) = (self.queue.clone(), correlation_id.to_owned());
+        let _ = self.answers.try_send(Answer { queue, correlation_id, body: body.to_vec() });
     }
 }
 
@@ -127,7 +124,7 @@ pub(super) struct Subscriptions {
 struct Returns {
     source: Source,
     reading: Reading,
-    publisher: Arc<ArcSwapOption<Publisher>>,
+    answers: mpsc::Sender<Answer>,
 }
 
 impl Subscriptions {
@@ -135,11 +132,11 @@ impl Subscriptions {
         link: &Arc<Link>,
         intake: Intake,
         holds_more: &watch::Sender<bool>,
-        publisher: Arc<ArcSwapOption<Publisher>>,
+        answers: &mpsc::Sender<Answer>,
     ) -> Result<Self, Error> {
         Ok(Self {
-            results: Returns::open(link, Source::Results, holds_more, Arc::clone(&publisher)).await?,
-            rejected: Returns::open(link, Source::Rejected, holds_more, publisher).await?,
+            results: Returns::open(link, Source::Results, holds_more, answers.clone()).await?,
+            rejected: Returns::open(link, Source::Rejected, holds_more, answers.clone()).await?,
             intake,
         })
     }
@@ -159,10 +156,10 @@ impl Returns {
         link: &Arc<Link>,
         source: Source,
         holds_more: &watch::Sender<bool>,
-        publisher: Arc<ArcSwapOption<Publisher>>,
+        answers: mpsc::Sender<Answer>,
     ) -> Result<Self, Error> {
         let reading = Reading::open(link, source.queue().to_owned(), PREFETCH, holds_more).await?;
-        Ok(Self { source, reading, publisher })
+        Ok(Self { source, reading, answers })
     }
 
     async fn forward(mut self, incoming: &mpsc::Sender<Incoming>) -> Error {
@@ -201,7 +198,7 @@ impl Returns {
                 .as_ref()
                 .map(ToString::to_string)
                 .filter(|queue| may_answer_to(queue))
-                .map(|queue| ReplyTo { queue, publisher: Arc::clone(&self.publisher) }),
+                .map(|queue| ReplyTo { queue, answers: self.answers.clone() }),
             correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
             attempt_header: attempt_of(headers),
             reason: if self.source == Source::Rejected { death_of(headers) } else { None },

@@ -2,6 +2,8 @@
 //! waits and begins anew. It never recovers a connection.
 
 use std::{
+    future::pending,
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -119,15 +121,13 @@ impl Keeper {
         let subscriptions = match self.role {
             Role::Publishing => {
                 link.sound_out(&mut events).await?;
-                link.open_answers().await?;
                 None
             }
             Role::Consuming => {
                 let Shared { delay_exchanges, strangers, exchange_troubles, holds_more, .. } = &*self.shared;
                 let intake =
                     Intake::open(&link, delay_exchanges.subscribe(), strangers, exchange_troubles, holds_more).await?;
-                let publisher = Arc::clone(&self.shared.publisher);
-                Some(Subscriptions::open(&link, intake, holds_more, publisher).await?)
+                Some(Subscriptions::open(&link, intake, holds_more, &self.shared.answers).await?)
             }
         };
         Ok(Session { link, events, subscriptions })
@@ -141,12 +141,16 @@ impl Keeper {
             self.shared.offer_publisher(&link);
         }
         self.shared.board.up(self.role, link.is_blocked());
-        let end = match subscriptions {
-            None => self.watch(&link, events).await,
-            Some(subscriptions) => tokio::select! {
-                error = subscriptions.forward(&self.shared.incoming, &self.shared.received) => Err(error),
-                end = self.watch(&link, events) => end,
-            },
+        // It lives until the connection is closed: its end would close the channels, and the acks with them.
+        let mut reading = pin!(async {
+            match subscriptions {
+                Some(subscriptions) => subscriptions.forward(&self.shared.incoming, &self.shared.received).await,
+                None => pending().await,
+            }
+        });
+        let end = tokio::select! {
+            error = &mut reading => Err(error),
+            end = self.watch(&link, events) => end,
         };
         if let Err(error) = &end {
             // The board must report the loss before a batch finds no publisher and takes that for a fault of its own.
@@ -156,7 +160,12 @@ impl Keeper {
             self.shared.publisher.store(None);
         }
         match &end {
-            Ok(()) => link.close().await,
+            Ok(()) => {
+                if self.role == Role::Consuming {
+                    link.pass_acks().await;
+                }
+                link.close().await;
+            }
             Err(error) => link.cut(error.explained()),
         }
         end

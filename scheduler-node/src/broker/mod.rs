@@ -5,11 +5,13 @@
 //! - [`publisher`] sends each batch over a channel of its own and returns the outcome of every message.
 //! - [`consumer`] reads results and rejections.
 //! - [`intake`] reads submissions.
+//! - [`answers`] tells consumers to stop, over a connection of its own.
 //! - [`worker`] is the other side, a consumer of tasks.
 //!
 //! The outcome of a message is never a guess: it is taken, refused or unknown.
 
 mod ack;
+mod answers;
 mod channels;
 mod connection;
 mod consumer;
@@ -45,6 +47,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use arc_swap::ArcSwapOption;
 use common::ids::{Attempt, ClusterId, TaskId};
 use common::outcome::Outcome;
 use parking_lot::Mutex;
@@ -117,10 +120,12 @@ impl Broker {
         }
         let (incoming, untaken) = mpsc::channel(consumer::INCOMING);
         let (received, unreceived) = mpsc::channel(intake::RECEIVED);
+        let (answers, asked) = mpsc::channel(answers::WAITING);
         let shared = Arc::new(Shared {
             login: settings.login,
             board: Board::new(&roles, Arc::clone(&metrics)),
-            publisher: Arc::default(),
+            publisher: ArcSwapOption::empty(),
+            answers,
             incoming,
             untaken: Mutex::new(Some(untaken)),
             holds_more: watch::Sender::new(false),
@@ -139,7 +144,7 @@ impl Broker {
         let broker = Self { shared: Arc::clone(&shared) };
         let keepers: Vec<_> = roles.into_iter().map(|role| Keeper::new(&shared, role).run()).collect();
         let keeper = async move {
-            futures::future::join_all(keepers).await;
+            tokio::join!(futures::future::join_all(keepers), answers::send_all(&shared, asked));
             shared.stopped.cancel();
         };
         (broker, keeper)

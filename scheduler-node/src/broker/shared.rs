@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ClusterGate,
+    answers::Answer,
     connection::Link,
     consumer::Incoming,
     intake::ExchangeTroubles,
@@ -26,7 +27,8 @@ pub(super) struct Shared {
     pub(super) login: Login,
     pub(super) board: Board,
     /// Present while the publishing connection is up.
-    pub(super) publisher: Arc<ArcSwapOption<Publisher>>,
+    pub(super) publisher: ArcSwapOption<Publisher>,
+    pub(super) answers: mpsc::Sender<Answer>,
     pub(super) incoming: mpsc::Sender<Incoming>,
     pub(super) untaken: Mutex<Option<mpsc::Receiver<Incoming>>>,
     /// Whether the node holds more messages of each queue than usual.

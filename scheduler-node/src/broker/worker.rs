@@ -191,6 +191,7 @@ impl Worker {
 
     /// Closes the connection in order, so that the broker takes the earlier answers.
     pub async fn close(self) {
+        self.link.pass_acks().await;
         self.link.close().await;
     }
 

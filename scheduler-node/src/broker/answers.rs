@@ -1,0 +1,53 @@
+//! Answers to the senders of messages. They have a connection of their own, which opens with the first one: RabbitMQ
+//! ends the connection on which a name of direct reply-to cannot be read, or is of one of its nodes that is away.
+
+use std::{sync::Arc, time::Instant};
+
+use tokio::sync::mpsc;
+
+use super::{connection::Link, endpoints::Endpoints, error::Error, hold::MemoryHold, shared::Shared};
+
+/// The most answers that wait for the connection. Others are lost: a consumer asks again with its next sign of life.
+pub(super) const WAITING: usize = 64;
+
+/// An answer, which may be lost.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub queue: String,
+    pub correlation_id: String,
+    pub body: Vec<u8>,
+}
+
+/// Publishes answers until a stop is requested.
+pub(super) async fn send_all(shared: &Shared, mut answers: mpsc::Receiver<Answer>) {
+    let sending = async {
+        let mut endpoints = Endpoints::new(&shared.login, Instant::now());
+        let mut link: Option<Arc<Link>> = None;
+        while let Some(answer) = answers.recv().await {
+            let open = match link.take().filter(|link| link.takes_answers()) {
+                Some(open) => open,
+                None => match open(&mut endpoints).await {
+                    Ok(open) => open,
+                    Err(error) => {
+                        endpoints.failed(Instant::now(), rand::random_range(0.5..1.0));
+                        tracing::debug!(error = error.explained(), "an answer to a consumer is lost");
+                        continue;
+                    }
+                },
+            };
+            open.send_answer(&answer.queue, &answer.correlation_id, &answer.body);
+            link = Some(open);
+        }
+    };
+    // The keeper of the publishing connection says why a broker cannot be reached.
+    shared.stop.run_until_cancelled(sending).await;
+}
+
+async fn open(endpoints: &mut Endpoints) -> Result<Arc<Link>, Error> {
+    let not_before = endpoints.turn(Instant::now());
+    tokio::time::sleep_until(not_before.into()).await;
+    let (link, _events) = Link::open(endpoints.login(), "duetime: answers", MemoryHold::unlimited()).await?;
+    link.open_answers().await?;
+    endpoints.settled();
+    Ok(link)
+}
