@@ -41,10 +41,13 @@ const SIGN_OUT: &str = "/console/sign-out";
 fn signed_in(parts: &Parts, console: &Console) -> Result<Visitor, Response> {
     match Visitor::of(parts, console) {
         Ok(Some(visitor)) if parts.uri.path() == SIGN_OUT => Ok(visitor),
-        Ok(Some(visitor)) => match console.shares.check_rate(&visitor.caller, Instant::now()) {
-            Ok(()) => Ok(visitor),
-            Err(problem) => Err(PageProblem::at(&visitor, problem).into_response()),
-        },
+        Ok(Some(visitor)) => {
+            let rate = console.shares.check_rate(&visitor.caller, Instant::now());
+            match rate.and_then(|()| console.shares.check_answers(&visitor.caller)) {
+                Ok(()) => Ok(visitor),
+                Err(problem) => Err(PageProblem::at(&visitor, problem).into_response()),
+            }
+        }
         Ok(None) => {
             // The content of a form is lost, so the person returns to the page where they can start again.
             let here =

@@ -26,8 +26,8 @@ const SMALL_ANSWER_BYTES: usize = 4 << 10;
 const AGAIN_AFTER_S: u32 = 1;
 
 /// Refuses a request before its handler runs when the caller's answers leave no room for another.
-pub(super) fn check(memory: &BodyMemory, caller: &Caller) -> Result<(), Problem> {
-    if memory.has_room(&caller.name) { Ok(()) } else { Err(refused(Shortage::Caller)) }
+pub(super) fn check(memory: &BodyMemory, caller: &Arc<str>) -> Result<(), Problem> {
+    if memory.has_room(caller) { Ok(()) } else { Err(refused(Shortage::Caller)) }
 }
 
 /// The answer with the memory that it takes, or a refusal where there is none. The answer to a change always passes:

@@ -12,7 +12,7 @@ use common::{access::Caller, wire::Problem};
 use futures::StreamExt;
 
 use super::{
-    Api,
+    Api, answers,
     memory::{BodyMemory, Reservation},
     refusal::Refusal,
     serve::TooSlow,
@@ -33,6 +33,8 @@ pub(crate) struct UnreadBody {
     pub(super) headers: HeaderMap,
     pub(super) body: Body,
     pub(super) memory: Arc<BodyMemory>,
+    /// The memory of the answers, of which the caller's may leave room for one more. `None`: they are small.
+    pub(super) answers: Option<Arc<BodyMemory>>,
     pub(super) caller: Arc<str>,
 }
 
@@ -65,8 +67,10 @@ impl UnreadBody {
             drain(self.body.into_data_stream()).await;
             return Err(too_large(limit_bytes));
         }
-        let reserved = Reservation::none(&self.memory, self.caller);
+        let reserved = Reservation::none(&self.memory, Arc::clone(&self.caller));
         let (bytes, reserved) = collect(self.body, announced.unwrap_or(0), limit_bytes, reserved).await?;
+        // Many requests may have begun while there was room, and wait with the last byte of their bodies.
+        self.answers.map_or(Ok(()), |answers| answers::check(&answers, &self.caller))?;
         let text = String::from_utf8(bytes).map_err(|error| not_text(error.utf8_error()))?;
         Ok(BodyText { text, reserved })
     }
@@ -187,7 +191,9 @@ mod tests {
 
     async fn text(headers: &HeaderMap, body: Body, limit_bytes: usize) -> Result<BodyText, Problem> {
         let memory = Arc::new(BodyMemory::new(1 << 20));
-        UnreadBody { headers: headers.clone(), body, memory, caller: "ops".into() }.text(limit_bytes).await
+        UnreadBody { headers: headers.clone(), body, memory, answers: None, caller: "ops".into() }
+            .text(limit_bytes)
+            .await
     }
 
     #[tokio::test]
@@ -224,6 +230,7 @@ mod tests {
             headers: headers.clone(),
             body,
             memory: Arc::clone(&memory),
+            answers: None,
             caller: "ops".into(),
         };
         let announced = headers(&[(header::CONTENT_LENGTH, "500000")]);

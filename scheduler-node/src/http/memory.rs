@@ -19,11 +19,10 @@ const SMALL_PART: usize = 8;
 /// One caller gets at most one part in this many.
 const CALLER_PART: usize = 2;
 
-/// The memory of all forms of sign-ins: those of 16 addresses that take all they can.
-const SIGN_INS_BYTES: usize = 8 << 20;
-/// One address gets at most one part in this many: 64 of the largest forms, more than a company behind one proxy sends
-/// at one time.
-const ADDRESS_PART: usize = 16;
+/// The memory of all forms of sign-ins: those of 8 addresses that take all they can.
+const SIGN_INS_BYTES: usize = 32 << 20;
+/// One address gets at most one part in this many: 512 of the largest forms. Everybody may come through one proxy.
+const ADDRESS_PART: usize = 8;
 
 /// `Retry-After` of a refusal, in seconds.
 const AGAIN_AFTER_S: u32 = 1;
@@ -45,8 +44,8 @@ struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, caller: &Arc<str>, bytes: usize) {
-        self.bytes += bytes;
+    fn add(&mut self, caller: &Arc<str>, bytes: usize, counts_for_all: bool) {
+        self.bytes += if counts_for_all { bytes } else { 0 };
         *self.by_caller.entry(Arc::clone(caller)).or_default() += bytes;
     }
 }
@@ -97,16 +96,16 @@ impl BodyMemory {
         if taken.bytes + bytes > self.bytes - kept {
             return Err(Shortage::Total);
         }
-        taken.add(caller, bytes);
+        taken.add(caller, bytes, true);
         Ok(())
     }
 
-    fn give_back(&self, caller: &Arc<str>, bytes: usize) {
+    fn give_back(&self, caller: &Arc<str>, bytes: usize, counts_for_all: bool) {
         if bytes == 0 {
             return;
         }
         let mut taken = self.taken.lock();
-        taken.bytes -= bytes;
+        taken.bytes -= if counts_for_all { bytes } else { 0 };
         if let Some(of_caller) = taken.by_caller.get_mut(caller) {
             *of_caller -= bytes;
             if *of_caller == 0 {
@@ -124,14 +123,16 @@ pub(crate) struct Reservation {
     memory: Arc<BodyMemory>,
     caller: Arc<str>,
     bytes: usize,
+    /// Whether it leaves less for other callers.
+    counts_for_all: bool,
 }
 
 impl Reservation {
     pub(super) fn none(memory: &Arc<BodyMemory>, caller: Arc<str>) -> Self {
-        Self { memory: Arc::clone(memory), caller, bytes: 0 }
+        Self { memory: Arc::clone(memory), caller, bytes: 0, counts_for_all: true }
     }
 
-    /// Reserves memory without a wait. If it is not `bounded`, there is always some.
+    /// Reserves memory without a wait. If it is not `bounded`, there is always some, at the cost of the caller alone.
     pub(super) fn at_once(
         memory: &Arc<BodyMemory>,
         caller: Arc<str>,
@@ -141,9 +142,9 @@ impl Reservation {
         if bounded {
             memory.take(&caller, bytes, bytes <= SMALL_BYTES)?;
         } else {
-            memory.taken.lock().add(&caller, bytes);
+            memory.taken.lock().add(&caller, bytes, false);
         }
-        Ok(Self { memory: Arc::clone(memory), caller, bytes })
+        Ok(Self { memory: Arc::clone(memory), caller, bytes, counts_for_all: bounded })
     }
 
     /// Reserves memory up to `bytes`. Waits for it for a while, then refuses the body.
@@ -162,7 +163,7 @@ impl Reservation {
         let full = self.memory.take(&self.caller, more, bytes <= SMALL_BYTES);
         if full.is_ok() {
             // The memory has just been freed. The request is refused all the same, because its client may be gone.
-            self.memory.give_back(&self.caller, more);
+            self.memory.give_back(&self.caller, more, true);
         }
         let problem = match full {
             Err(Shortage::Caller) => Problem::too_many(
@@ -176,14 +177,14 @@ impl Reservation {
     /// Frees everything beyond `bytes`.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         let needless = self.bytes.saturating_sub(bytes);
-        self.memory.give_back(&self.caller, needless);
+        self.memory.give_back(&self.caller, needless, self.counts_for_all);
         self.bytes -= needless;
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.memory.give_back(&self.caller, self.bytes);
+        self.memory.give_back(&self.caller, self.bytes, self.counts_for_all);
     }
 }
 

@@ -58,12 +58,13 @@ impl Shares {
 
     /// The body of a request from `caller`, which takes its memory from the caller's share.
     pub(crate) fn body(&self, headers: HeaderMap, body: Body, caller: Arc<str>) -> UnreadBody {
-        UnreadBody { headers, body, memory: Arc::clone(&self.bodies), caller }
+        let (memory, answers) = (Arc::clone(&self.bodies), Some(Arc::clone(&self.answers)));
+        UnreadBody { headers, body, memory, answers, caller }
     }
 
     /// Refuses a request while the caller has not taken the answers to others.
-    pub(super) fn check_answers(&self, caller: &Caller) -> Result<(), Problem> {
-        answers::check(&self.answers, caller)
+    pub(crate) fn check_answers(&self, caller: &Caller) -> Result<(), Problem> {
+        answers::check(&self.answers, &caller.name)
     }
 
     /// The answer, which takes memory from the caller's share until it has gone out.
@@ -74,7 +75,7 @@ impl Shares {
     /// The form of a stranger who signs in, which takes its memory from the share of the address.
     pub(crate) fn sign_in(&self, headers: HeaderMap, body: Body, from: Option<IpAddr>) -> UnreadBody {
         let caller = from.map_or_else(|| Caller::ANONYMOUS.into(), |from| address::holder(from).to_string().into());
-        UnreadBody { headers, body, memory: Arc::clone(&self.sign_ins), caller }
+        UnreadBody { headers, body, memory: Arc::clone(&self.sign_ins), answers: None, caller }
     }
 
     /// The bytes that all bodies have reserved.

@@ -295,11 +295,12 @@ mod tests {
             ("GET", "/v1/tasks", "viewer", 429),
             ("GET", "/v1/cluster", "viewer", 200),
             ("GET", "/v1/tasks", "operator", 200),
-            ("GET", "/v1/tasks", "operator", 200),
-            // A change has happened, so its answer passes and takes more than the share.
+            // A change has happened, so its answer passes and takes more than the share, but nothing of others.
+            ("POST", "/v1/tasks", "operator", 200),
             ("POST", "/v1/tasks", "operator", 200),
             ("GET", "/v1/cluster", "operator", 429),
             ("POST", "/v1/tasks", "operator", 429),
+            ("GET", "/v1/tasks", "producer", 200),
             ("GET", "/v1/tasks", "producer", 503),
             ("GET", "/metrics", "metrics", 200),
             ("GET", "/healthz", "viewer", 200),
