@@ -50,8 +50,8 @@ impl ReachChanges {
 /// Whether a member has lost something that it reached, or reaches again what it has used before. What it reaches for
 /// the first time is no end of an outage.
 fn reaches_other(before: &Member, now: &Member) -> bool {
-    let has_lost = now.unfit.iter().any(|database| !before.unfit.contains(database));
     let was_used = |database| before.databases.as_ref().is_none_or(|used| used.contains(database));
+    let has_lost = now.unfit.iter().any(|database| !before.unfit.contains(database) && was_used(database));
     let has_again = before.unfit.iter().any(|database| !now.unfit.contains(database) && was_used(database));
     has_lost || has_again || before.broker_unfit != now.broker_unfit
 }

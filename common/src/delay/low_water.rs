@@ -26,6 +26,13 @@ impl LowWater {
         self.mark.filter(|_| self.rests_until.is_some_and(|until| now < until))
     }
 
+    /// Records a look from the head that ran out of time after so long. Without a mark, the next looks begin a while
+    /// ago.
+    pub fn ran_out_of_time(&mut self, database_now: UnixMicros, took: Duration, now: Instant) {
+        self.mark = self.mark.or_else(|| Some(database_now.minus(LOOK_BACK)));
+        self.rests_until = Some(now + took * 9);
+    }
+
     /// Records a look from the head that ended at `now`, on the database's clock at `database_now`, and its oldest row.
     pub fn note(&mut self, oldest: Option<UnixMicros>, database_now: UnixMicros, took: Duration, now: Instant) {
         let oldest = oldest.map_or(database_now, |oldest| oldest.min(database_now));
@@ -50,5 +57,12 @@ mod tests {
         low_water.note(Some(oldest), at, Duration::from_secs(1), start);
         assert_eq!(low_water.from(start + Duration::from_millis(8_999)), Some(oldest.minus(LOOK_BACK)));
         assert_eq!(low_water.from(start + Duration::from_secs(9)), None);
+
+        // The mark stays, and a node that has just started makes one.
+        low_water.ran_out_of_time(at, Duration::from_secs(5), start);
+        assert_eq!(low_water.from(start + Duration::from_secs(44)), Some(oldest.minus(LOOK_BACK)));
+        let mut started = LowWater::default();
+        started.ran_out_of_time(at, Duration::from_secs(5), start);
+        assert_eq!(started.from(start), Some(at.minus(LOOK_BACK)));
     }
 }

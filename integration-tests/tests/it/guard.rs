@@ -94,9 +94,11 @@ async fn another_first_database_is_refused() {
         let policy = json!({ "settle": "result", "timeout_ms": 5_000 });
         sandbox.consume("work", &policy, |_| Answer::report("succeeded")).await?;
         let mut other = PgConnection::connect(&sandbox.database_url(1)).await?;
-        while sqlx::query_scalar::<_, i64>("SELECT count(*) FROM duetime.queue").fetch_one(&mut other).await? == 0 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        until("the other database has a copy of the queue", SOON, async || {
+            let copied = sqlx::query_scalar("SELECT count(*) FROM duetime.queue").fetch_one(&mut other);
+            (copied.await.unwrap_or(0_i64) > 0).then_some(())
+        })
+        .await?;
         let node = stranger(sandbox, "second", |config| config.databases.swap(0, 1))?;
         let words = ["`db2`", "not the first one"];
         check_refuses(&node, &words).await?;

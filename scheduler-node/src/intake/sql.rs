@@ -274,6 +274,7 @@ impl SqlIntake {
             let leaving: BTreeMap<TaskId, LeavingRow> = leaving.into_iter().map(|row| (row.id, row)).collect();
             passed.leave_held(&tasks, |id| leaving.contains_key(id));
             tasks.retain(|task| leaving.contains_key(&task.id));
+            tasks = passed.leave_later(tasks);
             fail::fail_point!("after_inbox_leave", |_| std::process::abort());
             tasks = self.keep_cancelled(index, tasks, &leaving, passed).await?;
         }

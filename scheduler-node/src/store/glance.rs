@@ -54,7 +54,17 @@ impl Database {
             };
             Ok((glance, super::moment(&row, "now")?, arrived))
         });
-        let (glance, now, arrived) = read.await?;
+        let read = read.await;
+        if let Err(error) = &read
+            && error.is_out_of_time()
+            && from.is_none()
+        {
+            let failed = Instant::now();
+            let now = self.clock.at(failed).unwrap_or_else(crate::clock::now);
+            let took = failed.saturating_duration_since(asked.sent);
+            self.inbox_low_water.lock().ran_out_of_time(now, took, failed);
+        }
+        let (glance, now, arrived) = read?;
         if from.is_none() {
             let took = arrived.saturating_duration_since(asked.sent);
             self.inbox_low_water.lock().note(glance.inbox_oldest, now, took, arrived);

@@ -27,8 +27,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// milliseconds, a busy one in tens of them.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 
-/// A closed lane is forgotten when no task has tried it for this long after its pause. While this node has tasks that
-/// may start, one of them tries it soon after the pause. So it has none: they ended, or their shards moved.
+/// A closed lane is forgotten when no task has tried it for this long after its pause. The node's tasks of the queue
+/// ended or moved, or something else keeps them from starting, such as a pause or a limit of the queue.
 const FORGOTTEN_AFTER: Duration = LONGEST_PAUSE.saturating_mul(4);
 
 /// The state of one lane.

@@ -154,6 +154,7 @@ impl<S: Statements> Reporter<S> {
             .await;
         let mut pass = Pass { held: Vec::new(), is_away: !done.away.is_empty() };
         let mut answers = self.answers(database, &reports, done).await;
+        let mut incomplete = Vec::new();
         for (place, mut report) in reports.into_iter().enumerate() {
             if let Some(open) = answers.open.remove(&place) {
                 (report.event, report.is_kept) = open;
@@ -173,11 +174,16 @@ impl<S: Statements> Reporter<S> {
                 // The broker delivers no more unacked messages than the channel holds, so this does not wait.
                 drop(aside.send((message, why)).await);
             } else {
-                if let Some(why) = left_out.filter(|_| !is_kept) {
-                    self.keep_whole(database, id, &message, &why).await;
+                let is_stopping = answers.stopping.contains(&id);
+                match left_out.filter(|_| !is_kept) {
+                    Some(why) => incomplete.push((id, event, message, is_stopping, why)),
+                    None => answer(id, &event, message, is_stopping).await,
                 }
-                answer(id, &event, message, answers.stopping.contains(&id)).await;
             }
+        }
+        self.keep_whole(database, incomplete.iter().map(|(id, _, message, _, why)| (*id, message, why.as_str()))).await;
+        for (id, event, message, is_stopping, _) in incomplete {
+            answer(id, &event, message, is_stopping).await;
         }
         pass
     }
@@ -247,14 +253,25 @@ impl<S: Statements> Reporter<S> {
         }
     }
 
-    /// Keeps a report in the quarantine that counts without a value.
-    async fn keep_whole(&self, database: &NodeDatabase<S>, id: TaskId, message: &Incoming, reason: &str) {
-        tracing::warn!(task = %id, reason, "a report counts without a value that cannot be read or kept; the quarantine table gets the whole report");
-        let Kept { name, headers, body } = kept(message);
-        let source = message.source.text();
-        let copy = Quarantined::new(source, reason, name.as_deref(), headers, body);
-        database.set_aside.quarantine(&database.sql, vec![copy]).await;
-        self.metrics.quarantined.with_label_values(&[source]).inc();
+    /// Keeps reports in the quarantine that count without a value.
+    async fn keep_whole(
+        &self,
+        database: &NodeDatabase<S>,
+        reports: impl ExactSizeIterator<Item = (TaskId, &Incoming, &str)>,
+    ) {
+        let (mut copies, count) = (Vec::with_capacity(reports.len()), reports.len());
+        for (id, message, reason) in reports {
+            if copies.is_empty() {
+                tracing::warn!(task = %id, reason, reports = count, "reports count without a value that cannot be read or kept; the quarantine table gets them whole, the first for this reason");
+            }
+            let Kept { name, headers, body } = kept(message);
+            let source = message.source.text();
+            copies.push(Quarantined::new(source, reason, name.as_deref(), headers, body));
+            self.metrics.quarantined.with_label_values(&[source]).inc();
+        }
+        if !copies.is_empty() {
+            database.set_aside.quarantine(&database.sql, copies).await;
+        }
     }
 }
 
