@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Instant};
 
 use tokio::sync::mpsc;
 
-use super::{connection::Link, endpoints::Endpoints, error::Error, hold::MemoryHold, shared::Shared};
+use super::{
+    connection::Link, endpoints::Endpoints, error::Error, hold::MemoryHold, keeper::SETTLED_AFTER, shared::Shared,
+};
 
 /// The most answers that wait for the connection. Others are lost: a consumer asks again with its next sign of life.
 pub(super) const WAITING: usize = 64;
@@ -22,21 +24,26 @@ pub(super) struct Answer {
 pub(super) async fn send_all(shared: &Shared, mut answers: mpsc::Receiver<Answer>) {
     let sending = async {
         let mut endpoints = Endpoints::new(&shared.login, Instant::now());
-        let mut link: Option<Arc<Link>> = None;
+        let mut opened: Option<(Arc<Link>, Instant)> = None;
         while let Some(answer) = answers.recv().await {
-            let open = match link.take().filter(|link| link.takes_answers()) {
-                Some(open) => open,
-                None => match open(&mut endpoints).await {
-                    Ok(open) => open,
+            if let Some((_, since)) = opened.take_if(|(link, _)| !link.takes_answers()) {
+                if since.elapsed() > SETTLED_AFTER {
+                    endpoints.settled();
+                }
+                endpoints.failed(Instant::now(), rand::random_range(0.5..1.0));
+            }
+            if opened.is_none() {
+                match open(&mut endpoints).await {
+                    Ok(link) => opened = Some((link, Instant::now())),
                     Err(error) => {
                         endpoints.failed(Instant::now(), rand::random_range(0.5..1.0));
                         tracing::debug!(error = error.explained(), "an answer to a consumer is lost");
-                        continue;
                     }
-                },
-            };
-            open.send_answer(&answer.queue, &answer.correlation_id, &answer.body);
-            link = Some(open);
+                }
+            }
+            if let Some((link, _)) = &opened {
+                link.send_answer(&answer.queue, &answer.correlation_id, &answer.body);
+            }
         }
     };
     // The keeper of the publishing connection says why a broker cannot be reached.
@@ -48,6 +55,5 @@ async fn open(endpoints: &mut Endpoints) -> Result<Arc<Link>, Error> {
     tokio::time::sleep_until(not_before.into()).await;
     let (link, _events) = Link::open(endpoints.login(), "duetime: answers", MemoryHold::unlimited()).await?;
     link.open_answers().await?;
-    endpoints.settled();
     Ok(link)
 }

@@ -27,7 +27,7 @@ use super::{
 use crate::supervise::at_work;
 
 /// The age at which a connection is settled: a later failure starts again at the shortest wait.
-const SETTLED_AFTER: Duration = Duration::from_secs(5);
+pub(super) const SETTLED_AFTER: Duration = Duration::from_secs(5);
 /// The interval of a check for a connection lost in silence. The client reports every other loss.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 

@@ -5,6 +5,7 @@
 //! due beyond the horizon.
 
 mod behind;
+mod unread;
 #[cfg(feature = "failpoints")]
 mod watermark;
 
@@ -21,7 +22,10 @@ use common::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, full};
+use self::{
+    behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, full},
+    unread::Unread,
+};
 use crate::{
     clock,
     metrics::Metrics,
@@ -42,12 +46,8 @@ const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
 /// The most shards of one statement. It takes some 100 MB of keys, if so many tasks of each are overdue.
 const SHARDS_AT_ONCE: usize = 256;
 
-/// So many statements of one read may run out of time, in 5 s each. Then the shards that are left are read one by one,
-/// between other reads.
-const SLOW_STATEMENTS: usize = 2;
-
-/// Shards that are behind are read for this long in one pass: nudges wait meanwhile.
-const CATCH_UP_WITHIN: Duration = Duration::from_secs(5);
+/// Shards are read one by one for this long in one pass: nudges wait meanwhile.
+const UNREAD_WITHIN: Duration = Duration::from_secs(1);
 
 /// Where the beginning of a shard cannot be read in time, what came due in the last minute is read: more than a node
 /// needs to follow what is submitted now.
@@ -59,21 +59,17 @@ pub struct Preloader<S = Arc<Database>> {
     horizon: Horizon,
     reach: ReadIntervals,
     heap_entries: usize,
-    /// Shards with more keys than one read takes, or that a read from the first task on left out. Each is read on by
-    /// itself and delays no other shard.
+    /// Shards with more keys than one read takes. Each is read on by itself and delays no other shard.
     behind: BTreeMap<ShardId, Behind>,
-    /// The shards of one statement that reads from the first task on: half as many after one that ran out of time.
-    at_once: usize,
-    /// Whether a shard was not read from its first task on, so that what is overdue may be unknown.
-    is_blind: bool,
+    unread: Unread,
     metrics: Arc<Metrics>,
 }
 
 impl<S: Statements> Preloader<S> {
     pub fn new(database: NodeDatabase<S>, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
         let reach = ReadIntervals::of(horizon);
-        let (horizon, behind) = (Horizon::new(reach), BTreeMap::new());
-        Self { database, horizon, reach, heap_entries, behind, at_once: SHARDS_AT_ONCE, is_blind: false, metrics }
+        let (horizon, behind, unread) = (Horizon::new(reach), BTreeMap::new(), Unread::default());
+        Self { database, horizon, reach, heap_entries, behind, unread, metrics }
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -111,11 +107,12 @@ impl<S: Statements> Preloader<S> {
         if owned.is_empty() {
             self.horizon.reset();
             self.behind.clear();
-            self.is_blind = false;
+            self.unread = Unread::default();
             self.tell_overdue(Duration::ZERO);
             return Ok(LONGEST_SLEEP);
         }
         self.catch_up(now).await?;
+        self.read_unread(now).await?;
         let has_room = self.has_room();
         if let Some(window) = self.horizon.next(now, has_room) {
             if window.pass != ReadKind::Repair {
@@ -123,14 +120,11 @@ impl<S: Statements> Preloader<S> {
             }
             let swept: &[ShardId] = if seeded!(NoSweeper) && window.pass != ReadKind::Ahead { &[] } else { &owned };
             let keys = match window.after {
-                None => {
-                    self.is_blind = false;
-                    self.read_all(swept, window.until, now).await?
-                }
+                None => self.read_all(swept, window.until, now).await?,
                 Some(after) => self.read_or_lately(swept, after, window.until, now).await?,
             };
             if window.pass != ReadKind::Ahead {
-                self.tell_overdue(overdue(&keys, now));
+                self.tell_overdue(overdue(&keys, now).max(self.unread.overdue(now)));
             }
             self.note_behind(&keys, window.pass == ReadKind::Repair, now);
             let earliest = keys.iter().map(|key| key.wake_at).min();
@@ -142,6 +136,7 @@ impl<S: Statements> Preloader<S> {
         let has_room = self.has_room();
         let catch_up_at = self.behind.values().map(|behind| behind.at).min().filter(|_| has_room);
         let next = self.horizon.ask_again_at(now, has_room).min(catch_up_at.unwrap_or(UnixMicros::LAST));
+        let next = next.min(self.unread.ask_again_at());
         Ok(next.since(now).clamp(Duration::from_millis(5), LONGEST_SLEEP))
     }
 
@@ -171,21 +166,12 @@ impl<S: Statements> Preloader<S> {
             .filter(|(_, behind)| behind.at <= now)
             .map(|(shard, behind)| (*shard, *behind))
             .collect();
-        let began = clock::instant();
         for (shard, behind) in due {
-            if !self.has_room() || clock::instant().saturating_duration_since(began) >= CATCH_UP_WITHIN {
+            if !self.has_room() {
                 break;
             }
             let until = now.plus(self.reach.horizon);
-            let read = self.read(&[shard], behind.from, until, behind.keys, now).await;
-            let keys = match read {
-                Err(error) if error.is_out_of_time() && behind.from < now.minus(LATELY) => {
-                    self.warn_of_slowness(1);
-                    self.behind.insert(shard, Behind::new(now.minus(LATELY), now));
-                    continue;
-                }
-                read => read?,
-            };
+            let keys = self.read(&[shard], behind.from, until, behind.keys, now).await?;
             match full(&keys, behind.keys).remove(&shard) {
                 Some(last) => self.behind.insert(shard, behind.read_on(last, now)),
                 None => self.behind.remove(&shard),
@@ -245,33 +231,57 @@ impl<S: Statements> Preloader<S> {
         Ok(())
     }
 
-    /// Reads the keys of `shards` from the first task on. Some may take too long: a shard with very many overdue tasks,
-    /// or with dead rows that an old transaction keeps. Then the shards that are left are behind from the beginning.
+    /// Reads the keys of `shards` from the first task on. That takes too long for shards with very many overdue tasks,
+    /// or with dead rows that an old transaction keeps. Then what came due lately is read, and the rest is read shard
+    /// by shard.
     async fn read_all(&mut self, shards: &[ShardId], until: UnixMicros, now: UnixMicros) -> Result<Vec<Key>, Error> {
-        let first = if seeded!(OverdueForgotten) { now } else { UnixMicros::new(0) };
-        let (mut keys, mut left, mut slow) = (Vec::new(), shards, 0);
-        while !left.is_empty() && slow < SLOW_STATEMENTS {
-            let (part, others) = left.split_at(self.at_once.min(left.len()));
-            match self.read_part(part, first, until, KEYS_PER_SHARD, now).await {
-                Ok(found) => {
-                    keys.extend(found);
-                    left = others;
+        let mut keys = Vec::new();
+        for part in shards.chunks(SHARDS_AT_ONCE) {
+            if !self.unread.is_slow() {
+                match self.read_part(part, first(now), until, KEYS_PER_SHARD, now).await {
+                    Err(error) if error.is_out_of_time() => {}
+                    read => {
+                        keys.extend(read?);
+                        continue;
+                    }
+                }
+                self.warn_of_slowness(part.len());
+            }
+            self.unread.add(part);
+            keys.extend(self.read_part(part, now.minus(LATELY), until, KEYS_PER_SHARD, now).await?);
+        }
+        Ok(keys)
+    }
+
+    /// Reads shards from the first task on that are not read so far.
+    async fn read_unread(&mut self, now: UnixMicros) -> Result<(), Error> {
+        let owned_shards = Arc::clone(&self.database.owned_shards);
+        self.unread.keep(|shard| owned_shards.is_claimable(shard));
+        let began = clock::instant();
+        while let Some(shard) = self.unread.next(now) {
+            let asked = clock::instant();
+            let read = self.read(&[shard], first(now), now.plus(self.reach.horizon), KEYS_PER_SHARD, now).await;
+            let ended = clock::instant();
+            let took = ended.saturating_duration_since(asked);
+            match read {
+                Ok(keys) => {
+                    self.unread.read(took, oldest_claimable(&keys));
+                    self.note_behind(&keys, false, now);
                 }
                 Err(error) if error.is_out_of_time() => {
-                    slow += 1;
-                    self.at_once = (part.len() / 2).max(1);
+                    self.unread.ran_out_of_time(shard, took, now.plus(ended.saturating_duration_since(began)));
+                    self.warn_of_slowness(1);
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.unread.failed(shard);
+                    return Err(error);
+                }
+            }
+            if ended.saturating_duration_since(began) >= UNREAD_WITHIN {
+                break;
             }
         }
-        self.is_blind |= slow > 0;
-        if slow == 0 {
-            self.at_once = (self.at_once * 2).min(SHARDS_AT_ONCE);
-        } else {
-            self.warn_of_slowness(left.len());
-        }
-        self.behind.extend(left.iter().map(|shard| (*shard, Behind::new(first, now))));
-        Ok(keys)
+        Ok(())
     }
 
     /// Reads from `after` on, or what came due lately where that takes too long.
@@ -344,19 +354,25 @@ impl<S: Statements> Preloader<S> {
         Ok(keys)
     }
 
-    /// What is overdue does not fall while some of it may be unknown.
     fn tell_overdue(&self, by: Duration) {
-        let overdue_s = self.metrics.overdue_s.with_label_values(&[self.database.name().as_str()]);
-        let least = if self.is_blind { overdue_s.get() } else { 0.0 };
-        overdue_s.set(by.as_secs_f64().max(least));
+        self.metrics.overdue_s.with_label_values(&[self.database.name().as_str()]).set(by.as_secs_f64());
     }
 }
 
-/// How far behind the oldest claimable task is. Only tasks that wait for their due time count: deadlines and
-/// rescues have their own times.
+/// The moment from which a read has all tasks.
+fn first(now: UnixMicros) -> UnixMicros {
+    if seeded!(OverdueForgotten) { now } else { UnixMicros::new(0) }
+}
+
+/// How far behind the oldest claimable task is.
 fn overdue(keys: &[Key], now: UnixMicros) -> Duration {
-    let claimable = keys.iter().filter(|key| key.state == TaskState::Scheduled);
-    claimable.map(|key| key.wake_at).min().map_or(Duration::ZERO, |oldest| now.since(oldest))
+    oldest_claimable(keys).map_or(Duration::ZERO, |oldest| now.since(oldest))
+}
+
+/// When the oldest claimable task was to wake. Only tasks that wait for their due time count: deadlines and rescues
+/// have their own times.
+fn oldest_claimable(keys: &[Key]) -> Option<UnixMicros> {
+    keys.iter().filter(|key| key.state == TaskState::Scheduled).map(|key| key.wake_at).min()
 }
 
 #[cfg(test)]
