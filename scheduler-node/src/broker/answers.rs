@@ -4,9 +4,14 @@
 use std::{sync::Arc, time::Instant};
 
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    connection::Link, endpoints::Endpoints, error::Error, hold::MemoryHold, keeper::SETTLED_AFTER, shared::Shared,
+    connection::Link,
+    endpoints::{Endpoints, SETTLED_AFTER},
+    error::Error,
+    hold::MemoryHold,
+    login::Login,
 };
 
 /// The most answers that wait for the connection. Others are lost: a consumer asks again with its next sign of life.
@@ -21,9 +26,9 @@ pub(super) struct Answer {
 }
 
 /// Publishes answers until a stop is requested.
-pub(super) async fn send_all(shared: &Shared, mut answers: mpsc::Receiver<Answer>) {
+pub(super) async fn send_all(login: &Login, stop: &CancellationToken, mut answers: mpsc::Receiver<Answer>) {
     let sending = async {
-        let mut endpoints = Endpoints::new(&shared.login, Instant::now());
+        let mut endpoints = Endpoints::new(login, Instant::now());
         let mut opened: Option<(Arc<Link>, Instant)> = None;
         while let Some(answer) = answers.recv().await {
             if let Some((_, since)) = opened.take_if(|(link, _)| !link.takes_answers()) {
@@ -47,7 +52,7 @@ pub(super) async fn send_all(shared: &Shared, mut answers: mpsc::Receiver<Answer
         }
     };
     // The keeper of the publishing connection says why a broker cannot be reached.
-    shared.stop.run_until_cancelled(sending).await;
+    stop.run_until_cancelled(sending).await;
 }
 
 async fn open(endpoints: &mut Endpoints) -> Result<Arc<Link>, Error> {

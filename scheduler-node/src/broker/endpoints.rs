@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::login::Login;
 
+/// The age at which a connection is settled: a later failure starts again at the shortest wait.
+pub(super) const SETTLED_AFTER: Duration = Duration::from_secs(5);
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 

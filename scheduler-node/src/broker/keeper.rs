@@ -15,7 +15,7 @@ use lapin::Event;
 use super::{
     connection::Link,
     consumer::Subscriptions,
-    endpoints::Endpoints,
+    endpoints::{Endpoints, SETTLED_AFTER},
     error::Error,
     hold::{HELD_BYTES, MemoryHold},
     intake::Intake,
@@ -26,8 +26,6 @@ use super::{
 };
 use crate::supervise::at_work;
 
-/// The age at which a connection is settled: a later failure starts again at the shortest wait.
-pub(super) const SETTLED_AFTER: Duration = Duration::from_secs(5);
 /// The interval of a check for a connection lost in silence. The client reports every other loss.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 

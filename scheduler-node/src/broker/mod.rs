@@ -144,7 +144,7 @@ impl Broker {
         let broker = Self { shared: Arc::clone(&shared) };
         let keepers: Vec<_> = roles.into_iter().map(|role| Keeper::new(&shared, role).run()).collect();
         let keeper = async move {
-            tokio::join!(futures::future::join_all(keepers), answers::send_all(&shared, asked));
+            tokio::join!(futures::future::join_all(keepers), answers::send_all(&shared.login, &shared.stop, asked));
             shared.stopped.cancel();
         };
         (broker, keeper)
