@@ -3,6 +3,8 @@
 
 use std::{sync::Arc, time::Instant};
 
+use futures::FutureExt;
+use lapin::{BasicProperties, Channel, options::BasicPublishOptions};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -25,40 +27,65 @@ pub(super) struct Answer {
     pub body: Vec<u8>,
 }
 
+/// The connection of the answers, and its channel.
+struct Open {
+    link: Arc<Link>,
+    channel: Channel,
+    since: Instant,
+}
+
+impl Open {
+    async fn next(endpoints: &mut Endpoints) -> Result<Self, Error> {
+        let not_before = endpoints.turn(Instant::now());
+        tokio::time::sleep_until(not_before.into()).await;
+        let (link, _events) = Link::open(endpoints.login(), "duetime: answers", MemoryHold::unlimited()).await?;
+        let channel = link.channel().await?;
+        Ok(Self { link, channel, since: Instant::now() })
+    }
+
+    fn is_lost(&self) -> bool {
+        !(self.link.is_connected() && self.channel.status().connected())
+    }
+
+    /// Publishes without a wait. While the broker blocks the connection, the answer is left out.
+    fn send(&self, answer: &Answer) {
+        if self.link.is_blocked() {
+            return;
+        }
+        let properties = BasicProperties::default()
+            .with_content_type("application/json".into())
+            .with_correlation_id(answer.correlation_id.as_str().into());
+        let (queue, options) = (answer.queue.as_str().into(), BasicPublishOptions::default());
+        let _ = self.channel.basic_publish("".into(), queue, options, &answer.body, properties).now_or_never();
+    }
+}
+
 /// Publishes answers until a stop is requested.
 pub(super) async fn send_all(login: &Login, stop: &CancellationToken, mut answers: mpsc::Receiver<Answer>) {
     let sending = async {
         let mut endpoints = Endpoints::new(login, Instant::now());
-        let mut opened: Option<(Arc<Link>, Instant)> = None;
+        let mut open: Option<Open> = None;
         while let Some(answer) = answers.recv().await {
-            if let Some((_, since)) = opened.take_if(|(link, _)| !link.takes_answers()) {
-                if since.elapsed() > SETTLED_AFTER {
+            if let Some(lost) = open.take_if(|open| open.is_lost()) {
+                if lost.since.elapsed() > SETTLED_AFTER {
                     endpoints.settled();
                 }
                 endpoints.failed(Instant::now(), rand::random_range(0.5..1.0));
             }
-            if opened.is_none() {
-                match open(&mut endpoints).await {
-                    Ok(link) => opened = Some((link, Instant::now())),
+            if open.is_none() {
+                match Open::next(&mut endpoints).await {
+                    Ok(next) => open = Some(next),
                     Err(error) => {
                         endpoints.failed(Instant::now(), rand::random_range(0.5..1.0));
                         tracing::debug!(error = error.explained(), "an answer to a consumer is lost");
                     }
                 }
             }
-            if let Some((link, _)) = &opened {
-                link.send_answer(&answer.queue, &answer.correlation_id, &answer.body);
+            if let Some(open) = &open {
+                open.send(&answer);
             }
         }
     };
     // The keeper of the publishing connection says why a broker cannot be reached.
     stop.run_until_cancelled(sending).await;
-}
-
-async fn open(endpoints: &mut Endpoints) -> Result<Arc<Link>, Error> {
-    let not_before = endpoints.turn(Instant::now());
-    tokio::time::sleep_until(not_before.into()).await;
-    let (link, _events) = Link::open(endpoints.login(), "duetime: answers", MemoryHold::unlimited()).await?;
-    link.open_answers().await?;
-    Ok(link)
 }

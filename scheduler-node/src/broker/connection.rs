@@ -9,7 +9,7 @@ use std::{
 };
 
 use async_rs::{Runtime, Tokio};
-use futures::{FutureExt, StreamExt, stream::BoxStream};
+use futures::{StreamExt, stream::BoxStream};
 use lapin::{
     AsyncTcpStream, BasicProperties, Channel, Connection, ConnectionProperties, Event,
     options::{BasicPublishOptions, ConfirmSelectOptions},
@@ -46,8 +46,6 @@ pub(super) struct Link {
     socket: Socket,
     /// The messages that the connection has brought and that are not answered yet.
     hold: Arc<MemoryHold>,
-    /// The channel of [`Self::send_answer`].
-    answers: OnceLock<Channel>,
     over: CancellationToken,
     reason: OnceLock<String>,
 }
@@ -94,8 +92,8 @@ impl Link {
             if request.is_received() { error.or_no_certificate() } else { error }
         })?;
         let events = connection.events_listener().boxed();
-        let (answers, over, reason) = (OnceLock::new(), CancellationToken::new(), OnceLock::new());
-        Ok((Arc::new(Self { connection, user, socket, hold, answers, over, reason }), events))
+        let link = Self { connection, user, socket, hold, over: CancellationToken::new(), reason: OnceLock::new() };
+        Ok((Arc::new(link), events))
     }
 
     /// Connects the socket here rather than in the client. The client leaves a thread's worth of memory behind
@@ -176,27 +174,6 @@ impl Link {
             }
         };
         answer(|| "publish".to_owned(), ANSWER_WITHIN, sounded).await
-    }
-
-    /// Makes [`Self::send_answer`] ready.
-    pub(super) async fn open_answers(&self) -> Result<(), Error> {
-        let channel = self.channel().await?;
-        self.answers.get_or_init(|| channel);
-        Ok(())
-    }
-
-    pub(super) fn takes_answers(&self) -> bool {
-        self.is_connected() && self.answers.get().is_some_and(|channel| channel.status().connected())
-    }
-
-    /// Publishes a message that may be lost, without a wait. While the broker blocks the connection, it is left out.
-    pub(super) fn send_answer(&self, queue: &str, correlation_id: &str, body: &[u8]) {
-        let Some(channel) = self.answers.get().filter(|_| !self.is_blocked()) else { return };
-        let properties = BasicProperties::default()
-            .with_content_type("application/json".into())
-            .with_correlation_id(correlation_id.into());
-        let options = BasicPublishOptions::default();
-        let _ = channel.basic_publish("".into(), queue.into(), options, body, properties).now_or_never();
     }
 
     /// Whether the broker has asked this connection to send nothing for now.
