@@ -154,8 +154,9 @@ impl Link {
         usize::from(self.connection.configuration().channel_max())
     }
 
-    /// Finds out whether the broker takes messages. RabbitMQ blocks only connections that have published, so a fresh
-    /// connection does not show that the broker is out of memory. One message to no queue makes the broker say so.
+    /// Finds out whether the broker takes messages. RabbitMQ blocks only connections that have published since they
+    /// were opened or last unblocked, so another one does not show that the broker is out of memory. One message to no
+    /// queue makes the broker say so, now and when it runs out of memory later.
     pub(super) async fn sound_out(&self, events: &mut BoxStream<'static, Event>) -> Result<(), Error> {
         let channel = self.confirming_channel().await?;
         let confirmed = async {

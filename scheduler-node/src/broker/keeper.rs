@@ -184,6 +184,8 @@ impl Keeper {
                     Some(Event::ConnectionUnblocked) => {
                         tracing::info!("the broker has unblocked the connection");
                         self.shared.board.up(self.role, false);
+                        link.sound_out(&mut events).await?;
+                        self.shared.board.up(self.role, link.is_blocked());
                     }
                     // The user of a channel handles its errors.
                     Some(Event::Error(error)) if !link.is_connected() => link.cut(error.to_string()),
