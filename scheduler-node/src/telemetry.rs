@@ -61,7 +61,12 @@ impl fmt::Debug for LogFilter {
 pub fn start(telemetry: &Telemetry, node: &str) -> Result<LogFilter, Error> {
     use tracing_subscriber::util::SubscriberInitExt;
 
-    let lines = tracing_subscriber::fmt().with_env_filter(filter(&telemetry.log)?).with_writer(std::io::stderr);
+    // A line that cannot be written is lost. The library would print why to the same closed pipe or full disk, and
+    // that panics.
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter(&telemetry.log)?)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
     let (started, filter) = match telemetry.format {
         Format::Text => {
             let lines = lines.with_ansi(std::io::stderr().is_terminal()).with_filter_reloading();

@@ -1,16 +1,17 @@
 //! Nodes that cannot start, or not yet: exit codes and messages that tell the operator what to do.
 
-use std::{process::Output, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt, process::Output, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use integration_tests::sandbox::{
-    DatabaseConfig, Node, NodeConfig, Sandbox, Tether, free_port, migrate, run, run_with, scratch,
+use integration_tests::{
+    consumer::Answer,
+    sandbox::{DatabaseConfig, Node, NodeConfig, Sandbox, Tether, binary, free_port, migrate, run, run_with, scratch},
 };
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use crate::{scenario, until};
+use crate::{scenario, submit_now, until};
 
 /// Runs `duetime check` on a configuration of this text.
 async fn check(name: &str, text: &str) -> Result<(Output, String)> {
@@ -304,6 +305,30 @@ async fn a_node_that_cannot_reach_a_store_keeps_trying_and_says_so() {
             ensure!(node.is_running(), "{} exited: {}", node.name(), node.tail(20));
             node.kill();
         }
+        sandbox.settled().await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_log_cannot_be_written_works_and_stops_in_order() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let node = sandbox.node(0);
+        node.stop(Duration::from_secs(60)).await?;
+        let script = sandbox.folder().join("without-log");
+        fs::write(&script, format!("#!/bin/sh\nexec '{}' \"$@\" 2>/dev/full\n", binary()?.display()))?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+        node.set_program(Some(&script));
+        sandbox.restart(0).await?;
+        sandbox.settled().await?;
+        let policy = json!({ "settle": "reject" });
+        sandbox.consume("mail", &policy, |_| Answer::ack()).await?;
+        submit_now(&sandbox.client(0), &sandbox.ledger, "mail", &Value::Null).await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "the task is outstanding");
+        let status = node.stop(Duration::from_secs(60)).await?;
+        ensure!(status.success(), "{status}");
+        node.set_program(None);
+        sandbox.restart(0).await?;
         sandbox.settled().await
     })
     .await;

@@ -57,10 +57,8 @@ pub(super) fn say(line: impl std::fmt::Display) {
 
 /// Prints to standard error that part of the operation failed.
 pub(super) fn complain(line: impl std::fmt::Display) {
-    #[expect(clippy::print_stderr, reason = "this is where a command tells a person what went wrong")]
-    {
-        eprintln!("duetime: {line}");
-    }
+    // Without a reader, the exit code still tells.
+    let _ = writeln!(std::io::stderr(), "duetime: {line}");
 }
 
 /// Prints a warning about an operation that succeeded.

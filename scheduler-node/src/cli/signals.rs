@@ -23,8 +23,8 @@ pub fn stop_on_signal() -> std::io::Result<CancellationToken> {
             }
         };
         let signal = next().await;
-        tracing::info!(signal, "stopping");
         token.cancel();
+        tracing::info!(signal, "stopping");
         let signal = next().await;
         tracing::warn!(signal, "stopping at once; the next owner publishes the tasks in flight again");
         std::process::exit(STOPPED_HARD);
