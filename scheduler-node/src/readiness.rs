@@ -1,8 +1,8 @@
 //! Whether this node can do its work, and if not, why.
 //!
-//! A node becomes ready once it has reached everything it needs. If it loses something later, it names the loss,
-//! but stays ready while it can still accept tasks durably. A broker or an etcd that all nodes lose together must
-//! not take the API away with them.
+//! A node becomes ready once it has reached everything it needs, so that an upgrade with a wrong URL stops at its first
+//! node. If it loses something later, it names the loss, but stays ready while it can still accept tasks durably. A
+//! broker or an etcd that all running nodes lose together must not take the API away with them.
 
 use std::{
     collections::BTreeSet,
@@ -105,6 +105,12 @@ impl Readiness {
         if reasons.is_empty() {
             self.complete.store(true, Ordering::Relaxed);
         }
+        // A broker that is short of memory is reached; it takes messages again by itself.
+        let is_admitted = self.sources.admitted.borrow().is_some();
+        if is_admitted && matches!(&*self.sources.broker.borrow(), BrokerState::Up { blocked: true }) {
+            missing.insert(Lack::Amqp);
+            reasons.push("amqp: the broker has blocked the connection".to_owned());
+        }
         // Trouble with one exchange is named, and does not keep the node from being ready.
         reasons.extend(exchanges);
         // Without a standby the rest goes on: lookups, changes, and all that was accepted.
@@ -125,7 +131,7 @@ impl Readiness {
         Report { ready: self.complete.load(Ordering::Relaxed) && any_database && !leaving, missing, reasons }
     }
 
-    /// The stores that this node cannot use now, each with the reason.
+    /// The stores that this node cannot reach or use now, each with the reason.
     fn lacks(&self, fitness: &NodeFitness) -> Vec<(Lack, String)> {
         let of_database = |(database, unfit): (&DatabaseName, &Unfit)| {
             let lack = match unfit {
@@ -141,10 +147,7 @@ impl Readiness {
         match &*self.sources.broker.borrow() {
             _ if self.sources.admitted.borrow().is_none() => {}
             BrokerState::Down { reason, .. } => lacks.push((Lack::Amqp, format!("amqp: {reason}"))),
-            BrokerState::Up { blocked: true } => {
-                lacks.push((Lack::Amqp, "amqp: the broker has blocked the connection".to_owned()));
-            }
-            BrokerState::Up { blocked: false } => {}
+            BrokerState::Up { .. } => {}
         }
         let of_etcd = match (&self.sources.session.borrow().standing, &self.sources.realm.borrow().refusal) {
             (_, Some(refusal)) => Some(refusal.clone()),
@@ -204,6 +207,17 @@ mod tests {
         assert!(report.missing.is_empty(), "{report:?}");
         drop(work);
         assert_eq!(readiness.report(), content());
+    }
+
+    #[tokio::test]
+    async fn a_node_that_starts_while_the_broker_is_short_of_memory_takes_tasks() {
+        let fitness = watch::channel(NodeFitness { databases: 1, ..NodeFitness::default() }).1;
+        let (leaving, pulse) = (CancellationToken::new(), Pulse::default());
+        let mut readiness = readiness(fitness, &leaving, &pulse);
+        readiness.sources.broker = watch::channel(BrokerState::Up { blocked: true }).1;
+        let report = readiness.report();
+        assert_eq!((report.ready, report.missing), (true, [Lack::Amqp].into()));
+        assert_eq!(report.reasons, ["amqp: the broker has blocked the connection"]);
     }
 
     #[tokio::test]
