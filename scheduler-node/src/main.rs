@@ -36,8 +36,7 @@ fn raise_file_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // If the system refuses, the limit stays; the connections' own limit then takes effect later than a failing
-    // `accept`.
+    // If the system refuses, the limit stays, and the node takes fewer client connections.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
