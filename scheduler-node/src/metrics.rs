@@ -8,7 +8,7 @@ mod sums;
 use std::collections::BTreeSet;
 
 use common::{ids::QueueName, limit::Limit, task::verdict::FailureReason, time::UnixMicros};
-use prometheus::{IntCounter, Registry};
+use prometheus::{IntCounter, IntCounterVec, Registry};
 
 pub use self::{families::Metrics, sums::Lateness};
 use crate::{store::PoolKind, supervise::LoopKind};
@@ -117,17 +117,10 @@ impl Metrics {
             return;
         }
         // Each removal fails only where there is no such series.
-        for source in SOURCES {
-            let _ = self.submitted.remove_label_values(&[label, source]);
-        }
-        for outcome in OUTCOMES {
-            let _ = self.finished.remove_label_values(&[label, outcome]);
-        }
-        for reason in FailureReason::ALL {
-            let _ = self.failed.remove_label_values(&[label, reason.text()]);
+        for (family, labels) in self.counters(label) {
+            let _ = family.remove_label_values(&labels);
         }
         let _ = self.lateness.remove_label_values(&[label]);
-        let _ = self.published.remove_label_values(&[label]);
         let _ = self.failure_alert_threshold.remove_label_values(&[label]);
     }
 
@@ -189,18 +182,19 @@ impl Metrics {
         }
         known.insert(queue.clone());
         let label = queue.as_str();
-        for source in SOURCES {
-            let _ = self.submitted.with_label_values(&[label, source]);
-        }
-        for outcome in OUTCOMES {
-            let _ = self.finished.with_label_values(&[label, outcome]);
-        }
-        for reason in FailureReason::ALL {
-            let _ = self.failed.with_label_values(&[label, reason.text()]);
+        for (family, labels) in self.counters(label) {
+            let _ = family.with_label_values(&labels);
         }
         let _ = self.lateness.with_label_values(&[label]);
-        let _ = self.published.with_label_values(&[label]);
         true
+    }
+
+    /// The counters that begin and end with a queue's label: their families and labels.
+    fn counters<'a>(&'a self, label: &'a str) -> impl Iterator<Item = (&'a IntCounterVec, Vec<&'a str>)> {
+        let submitted = SOURCES.into_iter().map(move |source| (&self.submitted, vec![label, source]));
+        let finished = OUTCOMES.into_iter().map(move |outcome| (&self.finished, vec![label, outcome]));
+        let failed = FailureReason::ALL.into_iter().map(move |reason| (&self.failed, vec![label, reason.text()]));
+        submitted.chain(finished).chain(failed).chain([(&self.published, vec![label])])
     }
 }
 
