@@ -4,8 +4,7 @@
 -- single values, so they need no more than the number of rows and a rough number of different queues.
 -- Locks: SHARE UPDATE EXCLUSIVE on duetime.task, duetime.audit and each partition of the archive. It waits for no
 -- reader or writer and none waits for it. A running autovacuum of such a table ends for it after `deadlock_timeout`
--- (1 s), hence the longer wait.
-SET LOCAL lock_timeout = '5s';
+-- (1 s). Any other vacuum does not, and may take hours: the migration leaves such a table to the nodes.
 
 -- Sets the statistics target of every column of a table, and of every expression in its indexes. ANALYZE reads 300 rows
 -- for each unit of the largest target.
@@ -30,6 +29,34 @@ BEGIN
 END
 $$;
 
-SELECT duetime.spare_analyze(to_be_spared)
-  FROM unnest(ARRAY['duetime.task', 'duetime.audit']::regclass[] || ARRAY(
-           SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = 'duetime.archive'::regclass)) AS busy (to_be_spared);
+-- Spares the busy tables that are not spared yet. Leaves out a table that another transaction holds locked, and ends at
+-- the second one, so that a call takes some seconds at most. The nodes call it again every few minutes.
+-- Returns the number of tables that it has spared.
+CREATE FUNCTION duetime.spare_busy_tables() RETURNS integer LANGUAGE plpgsql VOLATILE SET lock_timeout = '1500ms' AS $$
+DECLARE
+    v_table regclass;
+    v_spared integer := 0;
+    v_locked integer := 0;
+BEGIN
+    FOR v_table IN
+        SELECT busy.oid::regclass
+          FROM (SELECT unnest(ARRAY['duetime.task', 'duetime.audit']::regclass[])::oid AS oid
+                UNION ALL
+                SELECT inhrelid FROM pg_inherits WHERE inhparent = 'duetime.archive'::regclass) AS busy
+         WHERE EXISTS (SELECT FROM pg_attribute AS a
+                        WHERE a.attrelid = busy.oid AND a.attnum > 0 AND NOT a.attisdropped
+                          AND coalesce(a.attstattarget, -1) = -1)
+    LOOP
+        BEGIN
+            PERFORM duetime.spare_analyze(v_table);
+            v_spared := v_spared + 1;
+        EXCEPTION WHEN lock_not_available OR undefined_table THEN
+            v_locked := v_locked + 1;
+            EXIT WHEN v_locked = 2;
+        END;
+    END LOOP;
+    RETURN v_spared;
+END
+$$;
+
+SELECT duetime.spare_busy_tables();

@@ -77,6 +77,15 @@ impl Database {
         Ok(turned)
     }
 
+    /// Sets how much ANALYZE reads of the busy tables that a vacuum held locked during the migration. One that is
+    /// locked now is left to the next call.
+    pub async fn partitions_spare(&self) -> Result<(), Error> {
+        self.run(StoreOp::PartitionMake, |pool| async move {
+            sqlx::query(include_str!("queries/partition_spare.sql")).execute(&pool).await.map(drop)
+        })
+        .await
+    }
+
     /// The days of the archive's partitions whose rows are still kept.
     pub async fn partition_days(&self) -> Result<Vec<NaiveDate>, Error> {
         let (today, present) = self.partitions_read().await?;

@@ -51,11 +51,8 @@ async fn partitions_are_made_ahead_once_and_dropped_when_their_day_has_passed() 
     assert_turned(&test.database.partitions_turn(60).await.unwrap(), 0, 0);
 }
 
-/// A migration that adds a column or an expression to one of these tables calls `duetime.spare_analyze` for it.
-#[tokio::test]
-async fn analyze_reads_few_rows_of_busy_tables() {
-    let test = fixture::database().await;
-    assert!(test.database.partitions_turn(60).await.unwrap().made > 0);
+/// The number of busy tables and of their indexes with expressions, and the least and the largest statistics target.
+async fn statistics_targets(test: &fixture::TestDatabase) -> (i64, i32, i32) {
     let spared = "
         WITH busy AS (
             SELECT c.oid FROM pg_class AS c
@@ -70,8 +67,33 @@ async fn analyze_reads_few_rows_of_busy_tables() {
               JOIN pg_attribute AS a ON a.attrelid = i.indexrelid AND i.indkey[a.attnum - 1] = 0
         )
         SELECT count(DISTINCT attrelid), min(coalesce(attstattarget, -1))::int, max(attstattarget)::int FROM read";
-    let (tables, least, most): (i64, i32, i32) = sqlx::query_as(spared).fetch_one(&test.pool).await.unwrap();
+    sqlx::query_as(spared).fetch_one(&test.pool).await.unwrap()
+}
+
+/// A migration that adds a column or an expression to one of these tables calls `duetime.spare_analyze` for it.
+#[tokio::test]
+async fn analyze_reads_few_rows_of_busy_tables() {
+    let test = fixture::database().await;
+    assert!(test.database.partitions_turn(60).await.unwrap().made > 0);
+    let (tables, least, most) = statistics_targets(&test).await;
     assert!(tables > 60 && (least, most) == (10, 10), "{tables} tables and indexes, targets {least} to {most}");
+}
+
+#[tokio::test]
+async fn a_busy_table_that_a_vacuum_holds_is_left_out_and_spared_later() {
+    let test = fixture::database().await;
+    let unspare = "ALTER TABLE duetime.task ALTER COLUMN id SET STATISTICS -1;
+                   ALTER TABLE duetime.audit ALTER COLUMN id SET STATISTICS -1";
+    sqlx::raw_sql(unspare).execute(&test.pool).await.unwrap();
+    let mut vacuum = test.pool.acquire().await.unwrap();
+    // A vacuum takes this lock, and PostgreSQL ends none that a person runs.
+    vacuum.execute("BEGIN; LOCK TABLE duetime.task IN SHARE UPDATE EXCLUSIVE MODE").await.unwrap();
+    let spared: i32 = sqlx::query_scalar("SELECT duetime.spare_busy_tables()").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(spared, 1);
+    vacuum.execute("COMMIT").await.unwrap();
+    assert_eq!(statistics_targets(&test).await.1, -1);
+    test.database.partitions_spare().await.unwrap();
+    assert_eq!(statistics_targets(&test).await.1, 10);
 }
 
 #[tokio::test]
