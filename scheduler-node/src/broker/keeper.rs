@@ -184,7 +184,7 @@ impl Keeper {
                     Some(Event::ConnectionUnblocked) => {
                         tracing::info!("the broker has unblocked the connection");
                         self.shared.board.up(self.role, false);
-                        link.sound_out(&mut events).await?;
+                        Box::pin(link.sound_out(&mut events)).await?;
                         self.shared.board.up(self.role, link.is_blocked());
                     }
                     // The user of a channel handles its errors.

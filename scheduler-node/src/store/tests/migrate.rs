@@ -9,7 +9,7 @@ use common::{
 };
 use integration_tests::sandbox::shared;
 use sha2::{Digest, Sha256};
-use sqlx::{Postgres, pool::PoolConnection};
+use sqlx::{Connection, Executor, Postgres, migrate::Migrator, pool::PoolConnection};
 
 use super::{fixture, until_none_waits, until_waiting};
 use crate::store::{
@@ -265,6 +265,41 @@ async fn a_migration_that_was_cut_off_is_worth_another_try() {
         () = cut => unreachable!("it never ends"),
     };
     assert!(misfit.is_unreachable(), "{misfit:?}");
+}
+
+/// The schema of the last release, with shards.
+async fn last_release() -> String {
+    let server = shared::postgres().await.unwrap();
+    let url = server.create_database(&shared::unique("released")).await.unwrap();
+    let pool = sqlx::PgPool::connect(&url).await.unwrap();
+    let last = include_str!("../../../../migrations/released.sha256").lines().count();
+    let released = migrations().iter().take(last).cloned().collect();
+    let mut released = Migrator::with_migrations(released);
+    released.create_schema("duetime");
+    released.dangerous_set_table_name("duetime.migration");
+    released.run(&pool).await.unwrap();
+    let meta = sqlx::query(include_str!("../queries/meta_put.sql")).bind(128).bind(0).bind(127);
+    meta.bind(uuid::Uuid::new_v4()).execute(&pool).await.unwrap();
+    url
+}
+
+/// A table that is written anew looks empty to a transaction whose snapshot is older.
+#[tokio::test]
+async fn a_transaction_that_was_open_during_an_upgrade_submits_all_the_same() {
+    let url = last_release().await;
+    let mut producer = sqlx::PgConnection::connect(&url).await.unwrap();
+    producer.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class").await.unwrap();
+    migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await.unwrap();
+    producer.execute("SELECT duetime.submit('q', '1')").await.unwrap();
+    producer.execute("COMMIT").await.unwrap();
+}
+
+#[tokio::test]
+async fn an_upgrade_passes_a_table_that_a_vacuum_holds() {
+    let url = last_release().await;
+    let mut vacuum = sqlx::PgConnection::connect(&url).await.unwrap();
+    vacuum.execute("BEGIN; LOCK TABLE duetime.task IN SHARE UPDATE EXCLUSIVE MODE").await.unwrap();
+    migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await.unwrap();
 }
 
 #[tokio::test]
