@@ -14,12 +14,12 @@ const REASON_CHARS: usize = 1_000;
 const MESSAGE_ID_CHARS: usize = 255;
 /// The largest headers, as JSON. Larger ones are replaced by a note of their size.
 const HEADERS_BYTES: usize = 16 << 10;
-/// The bytes of a body that are kept: enough to recognise the message. With the headers,
-/// 10,000 rows stay far below 2 GB.
+/// The bytes of a body that are kept: enough to recognise the message. With the headers or the properties, which fit
+/// into a frame of 128 KiB, 10,000 rows stay below 2 GB. The rows of the last minute come on top.
 const BODY_BYTES: usize = 64 << 10;
 /// How long a message is kept.
 pub const KEEP: Duration = Duration::from_secs(14 * 86_400);
-/// How many of the newest messages are kept.
+/// How many of the newest messages are kept. The archiver deletes older ones each minute.
 pub const KEEP_ROWS: i64 = 10_000;
 
 /// A message as stored in the quarantine.

@@ -42,11 +42,15 @@ const TURN_AGAIN: Duration = Duration::from_secs(60);
 /// The failure in a row that is logged. The first may come from another node that turns the same partitions.
 const LOGGED_FAILURE: u32 = 2;
 
-/// Rows of the audit or the quarantine deleted in one statement, which takes some 20 ms.
+/// The interval between two deletions of old rows. Unreadable messages may come quickly, so they are deleted often.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
+
+/// Rows of the audit or the quarantine deleted in one statement, which takes some 20 ms, or more with large messages.
 const FORGOTTEN: i64 = 2_000;
 
-/// The number of such statements in a row. All nodes together delete more than producers can note meanwhile.
-const FORGET_BATCHES: usize = 500;
+/// The most such statements in a row, because expired tasks wait meanwhile. The next pass deletes the rest, so each
+/// node deletes more than it can note.
+const FORGET_BATCHES: usize = 50;
 
 /// The most expired tasks that are left in place because the database refuses to archive them. Beyond it, the first
 /// of them are tried again.
@@ -67,6 +71,7 @@ impl Archiver {
     pub async fn run(self, stop: CancellationToken) {
         let mut next: Option<(Instant, u64, Option<i64>)> = None;
         let (mut failures, mut aside) = (0, Vec::new());
+        let mut forget_at = Instant::now();
         loop {
             let (keep_days, today) = (self.keep_days(), self.today());
             // A queue that keeps its tasks for longer turns the partitions at once, and so does a clock that was set to
@@ -76,7 +81,9 @@ impl Archiver {
             }) && let Some(pause) = self.turn(keep_days, &mut failures).await
             {
                 next = Some((Instant::now() + pause, keep_days, today));
-                self.forget(&stop).await;
+            }
+            if Instant::now() >= forget_at && self.forget(&stop).await {
+                forget_at = Instant::now() + FORGET_EVERY;
             }
             if let Err(error) = self.expire(&mut aside).await {
                 tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not archive expired tasks; retrying");
@@ -132,31 +139,20 @@ impl Archiver {
         Some(TURN_AGAIN)
     }
 
-    /// Deletes old audit notes and old quarantined messages, and tokens that were revoked as long ago. The next
-    /// call deletes the rest.
-    async fn forget(&self, stop: &CancellationToken) {
-        let Some(audit) = self.audit else { return };
-        let work = at_work();
-        let keep = Duration::from_secs(u64::from(audit.keep_days) * 86_400);
+    /// Deletes old quarantined messages, which every database has, and of the first database old audit notes and
+    /// tokens that were revoked as long ago. Returns whether the next call has time; otherwise it deletes the rest.
+    async fn forget(&self, stop: &CancellationToken) -> bool {
         let database = &self.database.sql;
-        // The first database keeps the quarantine too.
-        if let Err(error) = database.quarantine_forget(quarantine::KEEP, quarantine::KEEP_ROWS, FORGOTTEN).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "could not delete old quarantine rows; retrying");
-        }
-        for _ in 0..FORGET_BATCHES {
-            work.beat();
-            match tokio::try_join!(database.audit_forget(keep, FORGOTTEN), database.token_forget(keep, FORGOTTEN)) {
-                Ok((deeds, _)) if deeds == FORGOTTEN && !stop.is_cancelled() => {}
-                Ok(_) => return,
-                Err(error) => {
-                    tracing::debug!(
-                        error = &error as &dyn std::error::Error,
-                        "could not delete old audit rows; retrying"
-                    );
-                    return;
-                }
-            }
-        }
+        let messages = || database.quarantine_forget(quarantine::KEEP, quarantine::KEEP_ROWS, FORGOTTEN);
+        let is_done = forget_all("quarantine", stop, messages).await;
+        let Some(audit) = self.audit else { return is_done };
+        let keep = Duration::from_secs(u64::from(audit.keep_days) * 86_400);
+        let deeds = || async move {
+            let (deeds, _) =
+                tokio::try_join!(database.audit_forget(keep, FORGOTTEN), database.token_forget(keep, FORGOTTEN))?;
+            Ok::<_, Error>(deeds)
+        };
+        forget_all("audit", stop, deeds).await && is_done
     }
 
     async fn expire(&self, aside: &mut Vec<TaskId>) -> Result<(), Error> {
@@ -207,6 +203,26 @@ impl Archiver {
             _ => Ok(tried.answers.into_iter().flatten().collect()),
         }
     }
+}
+
+/// Repeats a deletion until it finds fewer rows than it may delete, or fails. Returns `false` if it may find more.
+async fn forget_all<F>(rows: &'static str, stop: &CancellationToken, forget: impl Fn() -> F) -> bool
+where
+    F: Future<Output = Result<i64, Error>>,
+{
+    let work = at_work();
+    for _ in 0..FORGET_BATCHES {
+        work.beat();
+        match forget().await {
+            Ok(FORGOTTEN) if !stop.is_cancelled() => {}
+            Ok(_) => return true,
+            Err(error) => {
+                tracing::debug!(rows, error = &error as &dyn std::error::Error, "could not delete old rows; retrying");
+                return true;
+            }
+        }
+    }
+    false
 }
 
 #[cfg(test)]

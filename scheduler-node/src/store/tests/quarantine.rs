@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::json;
-use sqlx::{Executor, Row};
+use sqlx::{AssertSqlSafe, Executor, Row};
 
-use super::fixture;
+use super::{explain, fixture};
 use crate::store::{error::Fault, quarantine::Quarantined};
 
 #[tokio::test]
@@ -73,4 +73,18 @@ async fn the_quarantine_forgets_what_is_old_and_what_is_too_much() {
     assert_eq!(test.database.quarantine_forget(day * 14, 5, 100).await.unwrap(), 0);
     let left = test.pool.fetch_all("SELECT message_id FROM duetime.quarantine ORDER BY id").await.unwrap();
     assert_eq!(left.len(), 4);
+}
+
+/// Otherwise each deletion would read all of a quarantine that has grown.
+#[tokio::test]
+async fn the_oldest_messages_are_found_in_the_order_of_the_primary_key() {
+    let test = fixture::database().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    for (setting, value) in crate::store::connect::PLANS {
+        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
+    }
+    let (types, values) = ("interval, bigint, bigint", "'14 days', 10000, 2000");
+    let plan = explain::plan(&mut connection, include_str!("../queries/quarantine_forget.sql"), types, values).await;
+    assert!(plan.contains("Index Scan using quarantine_pkey"), "{plan}");
+    assert!(!plan.contains("Seq Scan") && !plan.contains("Sort"), "{plan}");
 }

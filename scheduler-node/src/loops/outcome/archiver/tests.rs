@@ -58,3 +58,20 @@ async fn a_partition_that_does_not_go_is_named_in_one_line_of_the_log() {
     assert_eq!(archiver.turn(1, &mut failures).await, Some(TURN_EVERY));
     assert_eq!(log.count("archive partitions can be created and dropped again"), 1);
 }
+
+#[tokio::test]
+async fn one_run_brings_the_quarantine_of_every_database_back_to_its_bound() {
+    let loops = Loops::new().await;
+    let pool = &loops.test.pool;
+    let (first, further) = (archiver(&loops), Archiver { audit: None, ..archiver(&loops) });
+    for archiver in [first, further] {
+        pool.execute(
+            "INSERT INTO duetime.quarantine (source, reason) SELECT 'results', 'no JSON' FROM generate_series(1, 15000)",
+        )
+        .await
+        .unwrap();
+        assert!(archiver.forget(&CancellationToken::new()).await, "nothing is left for the next pass");
+        let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.quarantine").fetch_one(pool).await.unwrap();
+        assert_eq!(kept, quarantine::KEEP_ROWS);
+    }
+}
