@@ -2,7 +2,8 @@
 -- task_list.sql.
 -- Probes task_key_version queue by queue, so that a key costs the same however many tasks there are. `too_many`: a
 -- queue has more rows with the key than its share of $7, so the page is incomplete and the caller has to walk the
--- queue. $12 is not used.
+-- queue. Such rows come first, so that the limit leaves one of them: the queue may have a task that is due before the
+-- whole page. $12 is not used.
 -- $13 shards whose rows are no hits, because their place is another database.
 WITH named AS MATERIALIZED (
     SELECT $1::text AS queue WHERE $1::text IS NOT NULL
@@ -24,7 +25,7 @@ WITH named AS MATERIALIZED (
             WHERE seen.hit OR seen.many > share.look
             ORDER BY due_at, id
             LIMIT $8) AS found
-     ORDER BY found.due_at, found.id
+     ORDER BY found.too_many DESC, found.due_at, found.id
      LIMIT $8
 )
 SELECT page.hit, false AS looked_up_to, page.too_many,

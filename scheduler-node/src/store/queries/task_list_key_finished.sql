@@ -19,7 +19,7 @@ WITH named AS MATERIALIZED (
             WHERE seen.hit OR seen.many > share.look
             ORDER BY due_at, id
             LIMIT $8) AS found
-     ORDER BY found.due_at, found.id
+     ORDER BY found.too_many DESC, found.due_at, found.id
      LIMIT $8
 )
 SELECT page.hit, false AS looked_up_to, page.too_many,

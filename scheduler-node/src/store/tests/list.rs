@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
-    task::TaskState,
+    task::{BusinessKey, OnDuplicate, TaskState},
     time::UnixMicros,
     wire::ListFilter,
 };
@@ -225,6 +225,53 @@ async fn a_filter_on_what_most_tasks_do_not_have_finds_the_last_of_a_long_queue(
                 assert_eq!(walk(&test, filter.clone(), 10).await.len(), tasks, "{filter:?}");
             }
         }
+    }
+}
+
+/// Submits a task with the key `k`.
+async fn keyed(test: &TestDatabase, queue: &str, partition_key: &str, due_at: UnixMicros) -> TaskId {
+    let mut task = new_task(fixture::fresh_id());
+    (task.queue, task.due_at, task.due_now) = (QueueName::new(queue), due_at, false);
+    task.partition_key = Some(partition_key.to_owned());
+    task.keyed = Some(BusinessKey { key: "k".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+    test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
+    task.id
+}
+
+#[tokio::test]
+async fn a_list_by_key_reaches_each_task_of_a_queue_that_has_more_than_its_share_of_a_look() {
+    let test = fixture::database().await;
+    let start = fixture::now(&test.pool).await.plus(Duration::from_secs(3_600));
+    // One of 1,000 queues may look at five tasks. It does not find the seventh, which is due before all others.
+    let mut ids = Vec::new();
+    for (nth, after_s) in [100, 101, 102, 103, 104, 105, 0].into_iter().enumerate() {
+        ids.push(keyed(&test, "a", &format!("p{nth}"), start.plus(Duration::from_secs(after_s))).await);
+    }
+    for after_s in [10, 20] {
+        ids.push(keyed(&test, "b", &format!("p{after_s}"), start.plus(Duration::from_secs(after_s))).await);
+    }
+    let empty = (0..998).map(|nth| QueueName::new(format!("empty{nth}")));
+    let names: Vec<_> = [QueueName::new("a"), QueueName::new("b")].into_iter().chain(empty).collect();
+    let among = Among { names: &names, others: false };
+    ids.sort_unstable();
+    for state in [TaskState::Scheduled, TaskState::Cancelled] {
+        if state == TaskState::Cancelled {
+            for id in &ids {
+                cancel(&test, *id).await;
+            }
+        }
+        let filter = ListFilter { key: Some("k".into()), limit: Some(1), state: Some(state), ..ListFilter::default() };
+        let (mut found, mut cursor) = (Vec::new(), None);
+        loop {
+            let page = test.database.task_list(&ListFilter { cursor, ..filter.clone() }, &among).await.unwrap();
+            found.extend(keys(&page).into_iter().map(|(_, id)| id));
+            cursor = page.next;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        found.sort_unstable();
+        assert_eq!(found, ids, "{state:?}");
     }
 }
 
