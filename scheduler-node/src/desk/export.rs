@@ -1,7 +1,9 @@
 //! Exports all tasks that match a filter, one a line, over all databases.
 //!
 //! The export is no snapshot: a task that changes meanwhile appears as it is when its turn comes. Live tasks
-//! come before finished ones, so a task that finishes meanwhile appears at least once.
+//! come before finished ones, so a task that finishes meanwhile appears at least once. A dead task that is retried
+//! meanwhile may be missing: it goes back to the live tasks, which the export has passed. No second walk finds it for
+//! certain, because it may have failed again and be due at any time.
 
 use std::{
     collections::VecDeque,
