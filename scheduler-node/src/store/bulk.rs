@@ -28,6 +28,11 @@ use crate::history::Step;
 /// The most rows examined in one step: some 20 ms.
 const LOOK: i64 = 20_000;
 
+/// The smallest part of a step that is tried, a hundredth, where a tenth takes longer than a statement may too. A
+/// filter by `error` decompresses the history of each row, which may have 2 MB; a hundredth has 200 rows. The three
+/// tries end within 15 s, and clients wait for 30 s.
+const SMALLEST_PART: u16 = 100;
+
 /// The most tasks that one statement writes: some 10 ms. A claim may have to wait that long for one of them.
 pub const BATCH: usize = 500;
 
@@ -159,15 +164,28 @@ impl Database {
                 None => return Ok(WalkStep::default()),
             },
         };
-        let elsewhere = self.elsewhere();
-        let look = async |pool| look(&pool, walk, filter, &place, (most, &elsewhere)).await;
-        let (found, end) = self.run(StoreOp::BulkLook, look).await?;
+        let (found, end) = self.look_in_time(walk, filter, &place, most).await?;
         let next = match end {
             Some(end) => Some(Place { after: Some(end), ..place }),
             None if filter.queue.is_some() => None,
             None => self.next_queue(walk, place.queue.as_str()).await?.map(|queue| Place { queue, after: None }),
         };
         Ok(WalkStep { found, next })
+    }
+
+    /// Looks at a smaller part where a look runs out of its time.
+    async fn look_in_time(&self, walk: Walk, filter: &TaskFilter, place: &Place, most: usize) -> Result<Look, Error> {
+        let elsewhere = self.elsewhere();
+        let mut part = 1;
+        loop {
+            let (rows, most) = (LOOK / i64::from(part), most.div_ceil(usize::from(part)));
+            let bounds = Bounds { rows, most, elsewhere: &elsewhere };
+            let look = async |pool| look(&pool, walk, filter, place, bounds).await;
+            match self.run(StoreOp::BulkLook, look).await {
+                Err(error) if error.is_out_of_time() && part < SMALLEST_PART => part *= 10,
+                looked => return looked,
+            }
+        }
     }
 
     async fn next_queue(&self, walk: Walk, after: &str) -> Result<Option<QueueName>, Error> {
@@ -240,15 +258,27 @@ impl Database {
     }
 }
 
-/// The tasks found, at most `most` and none of the shards `elsewhere`, and the edge at which the look ended. `None`: it
-/// reached the end of the queue.
+/// The tasks found, and the edge at which the look ended. `None`: it reached the end of the queue.
+type Look = (Vec<FoundTask>, Option<Edge>);
+
+/// The limits of one look.
+#[derive(Clone, Copy, Debug)]
+struct Bounds<'a> {
+    /// The most rows that it examines.
+    rows: i64,
+    /// The most tasks that it finds.
+    most: usize,
+    /// The shards whose tasks it does not find.
+    elsewhere: &'a [i32],
+}
+
 async fn look(
     pool: &PgPool,
     walk: Walk,
     filter: &TaskFilter,
     place: &Place,
-    (most, elsewhere): (usize, &[i32]),
-) -> Result<(Vec<FoundTask>, Option<Edge>), sqlx::Error> {
+    bounds: Bounds<'_>,
+) -> Result<Look, sqlx::Error> {
     let (start, to) = walk.span(filter);
     let after = place.after.unwrap_or(start);
     let query = sqlx::query(walk.statement())
@@ -260,9 +290,9 @@ async fn look(
         .bind(filter.partition_key.as_deref())
         .bind(filter.key.as_deref())
         .bind(filter.error.as_deref())
-        .bind(LOOK)
-        .bind(i64::try_from(most).unwrap_or(i64::MAX))
-        .bind(elsewhere);
+        .bind(bounds.rows)
+        .bind(i64::try_from(bounds.most).unwrap_or(i64::MAX))
+        .bind(bounds.elsewhere);
     let query = match walk {
         Walk::Live { moved } => {
             query.bind(moved.map(|moved| moved.to.to_utc())).bind(moved.map(|moved| moved.since.to_utc()))
@@ -278,9 +308,9 @@ async fn look(
         }
     }
     let Some(last) = rows.last() else { return Ok((found, None)) };
-    let looked_up_to = last.try_get::<i64, _>("nth")? == LOOK;
+    let looked_up_to = last.try_get::<i64, _>("nth")? == bounds.rows;
     let end = Edge { due_at: super::moment(last, "due_at")?, id: super::task_id(last, "id")? };
-    Ok((found, (rows.len() == most || looked_up_to).then_some(end)))
+    Ok((found, (rows.len() == bounds.most || looked_up_to).then_some(end)))
 }
 
 fn read(row: &PgRow) -> Result<FoundTask, sqlx::Error> {

@@ -2,7 +2,11 @@
 -- walk leaves the moved tasks behind.
 -- $2 and $3 the due time and id before which the walk goes on; $4 the earliest due time. There is no $12.
 SELECT seen.id, seen.state, seen.due_at, seen.expires_at, seen.key_taken, seen.drop_on, seen.hit, seen.nth,
-       CASE WHEN seen.hit THEN (seen.other_bytes + coalesce(CASE WHEN pg_column_compression(seen.history) IS NULL THEN pg_column_size(seen.history) ELSE octet_length(seen.history::text) END, 0))::bigint END AS bytes
+       CASE WHEN seen.hit THEN (seen.other_bytes + coalesce(CASE
+           WHEN pg_column_compression(seen.history) IS NULL THEN pg_column_size(seen.history)
+           WHEN pg_column_size(seen.history) <= 8192 THEN octet_length(seen.history::text)
+           ELSE pg_column_size(seen.history)::bigint * CASE pg_column_compression(seen.history) WHEN 'pglz' THEN 88 ELSE 255 END
+       END, 0))::bigint END AS bytes
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at DESC, id DESC) AS nth
           FROM (SELECT id, state::text AS state, due_at, expires_at, false AS key_taken, NULL::date AS drop_on,
                        octet_length(payload) AS other_bytes, history,

@@ -4,7 +4,11 @@
 -- `key_taken`: as in the function duetime.task_revive, an unfinished task has the key in this version or a newer one,
 -- or a finished task has it in a newer one.
 SELECT seen.id, seen.state, seen.due_at, seen.expires_at, seen.drop_on, seen.hit, seen.nth,
-       CASE WHEN seen.hit THEN (seen.other_bytes + coalesce(CASE WHEN pg_column_compression(seen.history) IS NULL THEN pg_column_size(seen.history) ELSE octet_length(seen.history::text) END, 0))::bigint END AS bytes,
+       CASE WHEN seen.hit THEN (seen.other_bytes + coalesce(CASE
+           WHEN pg_column_compression(seen.history) IS NULL THEN pg_column_size(seen.history)
+           WHEN pg_column_size(seen.history) <= 8192 THEN octet_length(seen.history::text)
+           ELSE pg_column_size(seen.history)::bigint * CASE pg_column_compression(seen.history) WHEN 'pglz' THEN 88 ELSE 255 END
+       END, 0))::bigint END AS bytes,
        seen.hit AND seen.key IS NOT NULL
        AND (EXISTS (SELECT
                       FROM duetime.task AS t

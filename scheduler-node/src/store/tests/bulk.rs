@@ -354,3 +354,54 @@ async fn a_walk_steps_over_more_rows_than_it_looks_at_whose_columns_are_null() {
         }
     }
 }
+
+/// A live and a dead task with 1,000 failed attempts. Their errors of 1,984 characters differ, and are compressed well.
+const LONG_HISTORIES: &str = "
+WITH long AS MATERIALIZED (
+    SELECT jsonb_agg(jsonb_build_object('attempt', n, 'reason', 'failed', 'claimed_at', NULL, 'ended_at', now(),
+                                        'error', repeat(md5(n::text), 62))) AS history
+      FROM generate_series(1, 1000) AS n
+), live AS (
+    INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, history)
+    SELECT gen_random_uuid(), 0, 'long', 'scheduled', now(), now(), '', 'text/plain', history FROM long
+)
+INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, history, finished_at, drop_on)
+SELECT gen_random_uuid(), 0, 'long', 'dead', now(), now(), '', 'text/plain', history, now(), (now() AT TIME ZONE 'UTC')::date + 1
+  FROM long";
+
+/// The size is never too small, so an export reads no more at once than it may.
+#[tokio::test]
+async fn a_long_history_is_measured_without_reading_it() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(LONG_HISTORIES).execute(&test.pool).await.unwrap();
+    let sizes = "SELECT pg_column_size(history)::bigint, octet_length(history::text)::bigint FROM duetime.task";
+    let (stored, whole): (i64, i64) = sqlx::query_as(sizes).fetch_one(&test.pool).await.unwrap();
+    let (stored, whole) = (u64::try_from(stored).unwrap(), u64::try_from(whole).unwrap());
+    assert!(whole > 2_000_000 && whole > 4 * stored, "compressed: {stored} bytes of {whole}");
+    for walk in [LIVE, Walk::LiveBack, FAILED, Walk::Finished] {
+        let task = found(&test, walk, &TaskFilter::default()).await[0];
+        assert!(task.bytes > whole && task.bytes <= 255 * stored, "{walk:?}: {} bytes for {whole}", task.bytes);
+    }
+}
+
+/// Makes each look at a history take a millisecond, so that 20,000 of them take longer than a statement may.
+const SLOW_HISTORIES: &str = "
+ALTER TABLE duetime.task RENAME TO plain;
+CREATE FUNCTION duetime.slowly(history jsonb) RETURNS jsonb LANGUAGE plpgsql STABLE AS
+    'BEGIN PERFORM pg_sleep(0.001); RETURN history; END';
+CREATE VIEW duetime.task AS
+    SELECT id, shard, queue, state, due_at, expires_at, payload, key, partition_key, claimed_at, duetime.slowly(history) AS history
+      FROM duetime.plain";
+
+#[tokio::test]
+async fn a_walk_that_runs_out_of_time_goes_on_in_smaller_steps() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(super::list::LONG_AND_BARE).execute(&test.pool).await.unwrap();
+    sqlx::raw_sql(SLOW_HISTORIES).execute(&test.pool).await.unwrap();
+    let filter =
+        TaskFilter { queue: Some(QueueName::new("long")), state: Some(TaskState::Ready), ..TaskFilter::default() };
+    let step = test.database.bulk_look(LIVE, &filter, None, 500).await.unwrap();
+    assert!(step.found.is_empty());
+    let first = UnixMicros::FIRST;
+    assert!(step.next.is_some_and(|place| place.after.is_some_and(|edge| edge.due_at > first)), "it has come on");
+}
