@@ -116,23 +116,32 @@ impl Database {
         .await
     }
 
-    /// Notes how far a move is. `false`: it is called off, or has ended, and its cut must not begin.
-    pub async fn move_note(&self, shard: ShardId, node: &NodeId, note: &MoveNote<'_>) -> Result<bool, Error> {
+    /// Notes how far the move of this request is. `false`: it is called off, or has ended, and its cut must not begin.
+    pub async fn move_note(
+        &self,
+        shard: ShardId,
+        requested_at: UnixMicros,
+        node: &NodeId,
+        note: &MoveNote<'_>,
+    ) -> Result<bool, Error> {
         let page = note.page.map(|page| serde_json::to_string(page).unwrap_or_default());
         self.run(StoreOp::MoveNote, |pool| async move {
             let statement = sqlx::query(include_str!("queries/move_note.sql")).bind(i32::from(shard.number()));
             let statement = statement.bind(note.step.text()).bind(page).bind(note.rows_total);
             let statement = statement.bind(note.rows_copied).bind(note.bytes_copied).bind(node.name.as_str());
-            let done = statement.bind(note.problem).bind(note.cut_ms).execute(&pool).await?;
+            let statement = statement.bind(note.problem).bind(note.cut_ms).bind(requested_at.to_utc());
+            let done = statement.execute(&pool).await?;
             Ok(done.rows_affected() > 0)
         })
         .await
     }
 
-    pub async fn move_end(&self, shard: ShardId, outcome: MoveOutcome) -> Result<(), Error> {
+    /// Ends the move of this request.
+    pub async fn move_end(&self, shard: ShardId, requested_at: UnixMicros, outcome: MoveOutcome) -> Result<(), Error> {
         self.run(StoreOp::MoveEnd, |pool| async move {
             let statement = sqlx::query(include_str!("queries/move_end.sql")).bind(i32::from(shard.number()));
-            statement.bind(outcome.text()).bind(ENDED_KEPT).execute(&pool).await.map(drop)
+            let statement = statement.bind(outcome.text()).bind(ENDED_KEPT).bind(requested_at.to_utc());
+            statement.execute(&pool).await.map(drop)
         })
         .await
     }

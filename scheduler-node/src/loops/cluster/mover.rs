@@ -154,8 +154,10 @@ impl Begun {
     fn begin(&mut self, shared: &Arc<Shared>, plan: &MoveRow, stop: &CancellationToken) -> Work {
         self.busy.insert(plan.shard);
         let rested = self.resting.remove(&plan.shard).and_then(|resting| resting.work);
-        // Another owner may have worked on the move since, and then the work does not know how far it is.
-        let rested = rested.filter(|work| work.own_since == shared.own_since(plan));
+        // Another owner may have worked on the move since, or ended it. Then the work does not know how far it is.
+        let is_up_to_date =
+            |work: &Work| work.own_since == shared.own_since(plan) && work.requested_at == plan.requested_at;
+        let rested = rested.filter(is_up_to_date);
         rested.unwrap_or_else(|| Work::new(Arc::clone(shared), plan, stop.clone()))
     }
 

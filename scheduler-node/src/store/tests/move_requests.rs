@@ -2,15 +2,18 @@
 //! drain is written.
 
 use common::{
-    ids::{DatabaseName, Incarnation, NodeId, NodeName, ShardId},
+    ids::{DatabaseName, ShardId},
     shard::{ShardSet, Standing, move_progress::MovePhase},
     wire::shard::MoveOutcome,
 };
 use sqlx::{AssertSqlSafe, Executor};
 
-use super::fixture;
+use super::{fixture, node};
 use crate::{
-    store::move_requests::{AskedMove, ENDED_SHOWN, MoveNote, MovesAdded},
+    store::{
+        move_requests::{AskedMove, ENDED_SHOWN, MoveNote, MovesAdded},
+        move_rows::PageCursor,
+    },
     supervise::spawn_child,
 };
 
@@ -123,13 +126,39 @@ async fn no_cut_begins_once_its_move_is_called_off() {
     let test = fixture::database().await;
     test.database.move_add(&asked("0-1", "west"), "ann").await.unwrap();
     test.database.move_call_off(&set("0")).await.unwrap();
-    let node = NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
+    let node = node("a");
     let note = |step| MoveNote { step, ..MoveNote::default() };
     use MovePhase::{Copying, Cutting};
+    let rows = test.database.move_list().await.unwrap();
     for (shard, step, is_noted) in [(0, Cutting, false), (0, Copying, true), (1, Cutting, true)] {
-        let noted = test.database.move_note(ShardId::new(shard), &node, &note(step)).await.unwrap();
+        let requested_at = rows[usize::from(shard)].requested_at;
+        let noted = test.database.move_note(ShardId::new(shard), requested_at, &node, &note(step)).await.unwrap();
         assert_eq!(noted, is_noted, "shard {shard}, {step:?}");
     }
+}
+
+/// A node that was frozen may send what it knows of a move long after another node has ended that move.
+#[tokio::test]
+async fn what_comes_late_of_a_move_that_has_ended_does_nothing_to_the_next_one_of_its_shard() {
+    let test = fixture::database().await;
+    let (database, shard, late) = (&test.database, ShardId::new(0), node("late"));
+    let row = async || database.move_list().await.unwrap().remove(0);
+    database.move_add(&asked("0", "west"), "ann").await.unwrap();
+    let former = row().await;
+    database.move_end(shard, former.requested_at, MoveOutcome::CalledOff).await.unwrap();
+    database.move_add(&asked("0", "west"), "bob").await.unwrap();
+    let note = MoveNote { step: MovePhase::Copying, page: Some(&PageCursor::Done), ..MoveNote::default() };
+    assert!(!database.move_note(shard, former.requested_at, &late, &note).await.unwrap());
+    database.move_end(shard, former.requested_at, MoveOutcome::Moved).await.unwrap();
+    let next = row().await;
+    assert_eq!(
+        (next.requested_by.as_str(), next.step, next.page),
+        ("bob", MovePhase::Planned, None),
+        "nothing is copied"
+    );
+    assert_eq!(database.move_ended_list().await.unwrap().len(), 1);
+    database.move_end(shard, next.requested_at, MoveOutcome::Moved).await.unwrap();
+    assert_eq!(moving(&test).await, "");
 }
 
 #[tokio::test]

@@ -204,6 +204,7 @@ async fn a_move_whose_cut_cannot_be_noted_rests_between_its_attempts() {
     let mut moving = Moving::new().await;
     let (home, source) = (&moving.tests[0], Arc::clone(&moving.tests[0].database));
     assert_eq!(source.move_add(&[asked(SHARD, "east")], "a test").await.unwrap(), MovesAdded::All);
+    moving.work.requested_at = source.move_list().await.unwrap()[0].requested_at;
     sqlx::raw_sql(REFUSE_NOTES).execute(&home.pool).await.unwrap();
     let pool = home.pool.clone();
     moving.copy().await;

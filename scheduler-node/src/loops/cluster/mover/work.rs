@@ -8,6 +8,7 @@ use std::{
 use common::{
     ids::{DatabaseIndex, Epoch, ShardId},
     shard::{MoveStep, move_progress::MovePhase},
+    time::UnixMicros,
     wire::shard::MoveOutcome,
 };
 use tokio_util::sync::CancellationToken;
@@ -50,6 +51,8 @@ pub(super) enum Stepped {
 pub(super) struct Work {
     pub(super) shared: Arc<Shared>,
     pub(super) shard: ShardId,
+    /// With the shard, it names the move: the shard may have ended this one and begun another.
+    pub(super) requested_at: UnixMicros,
     pub(super) stop: CancellationToken,
     pub(super) page: PageCursor,
     /// The last turn of a queue that this node has noted in the target: its revision, and the queue.
@@ -81,6 +84,7 @@ impl Work {
             own_since: shared.own_since(plan),
             shared,
             shard: plan.shard,
+            requested_at: plan.requested_at,
             stop,
             page: plan.page.clone().unwrap_or(PageCursor::FIRST),
             turns_until: Default::default(),
@@ -117,8 +121,9 @@ impl Work {
         Resting { shard: self.shard, until: Instant::now() + LOOK_EVERY, work: None }
     }
 
+    /// `None`: the move has ended, although the shard may move again.
     pub(super) fn plan(&self) -> Option<MoveRow> {
-        self.shared.plans.load().get(&self.shard).cloned()
+        self.shared.plans.load().get(&self.shard).filter(|plan| plan.requested_at == self.requested_at).cloned()
     }
 
     async fn held_up(mut self, problem: String) -> Resting {
@@ -220,7 +225,7 @@ impl Work {
 
     pub(super) async fn end(&mut self, ends: &Ends, outcome: MoveOutcome) -> Result<Stepped, Error> {
         fail::fail_point!("before_move_end", |_| std::process::abort());
-        self.shared.databases.home().sql.move_end(self.shard, outcome).await?;
+        self.shared.databases.home().sql.move_end(self.shard, self.requested_at, outcome).await?;
         tracing::info!(shard = %self.shard, outcome = outcome.text(), rows = self.rows_copied, "the move of a shard has ended");
         self.shared.look().await;
         for database in [&ends.source, &ends.target] {
@@ -255,7 +260,7 @@ impl Work {
             cut_ms,
         };
         let home = &self.shared.databases.home().sql;
-        home.move_note(self.shard, &self.shared.me, &note).await.unwrap_or_else(|error| {
+        home.move_note(self.shard, self.requested_at, &self.shared.me, &note).await.unwrap_or_else(|error| {
             tracing::debug!(shard = %self.shard, error = &error as &dyn std::error::Error, "could not note how far a move is");
             false
         })
