@@ -21,7 +21,8 @@ use crate::store::{
     move_rows::{MoveChanges, MoveRows, PageCursor},
 };
 
-/// The changes are written this often during the copy, so that they do not pile up.
+/// The changes are written this often during the copy, so that they do not pile up. A round ends after
+/// this time, too, and the rows are looked at again: the move may be called off.
 const ROUND_EVERY: Duration = Duration::from_secs(1);
 
 /// A round with fewer changes than this is short: the cut can write what comes after it in a few milliseconds.
@@ -31,8 +32,20 @@ const FEW_CHANGES: usize = 200;
 /// one connection to each database.
 const PAUSE_PER_PAGE: u32 = 1;
 
+/// How a pass over the changes has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Round {
+    /// Few changes can be left.
+    Short,
+    /// The time is over, and many changes may be left.
+    Long,
+    /// Another owner fills the shard.
+    Lost,
+}
+
 impl Work {
-    /// Copies page by page for `ROUND_EVERY`, then writes the changes; after that the rows are looked at again.
+    /// Copies page by page for `ROUND_EVERY`, then writes the changes; after that the rows are looked at again. Changes
+    /// that are left over go before further pages.
     pub(super) async fn copy(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
         if !self.arrive_in_target(ends, epoch).await? {
             return Ok(Stepped::Ended);
@@ -40,8 +53,9 @@ impl Work {
         self.leaving_since.get_or_insert_with(Instant::now);
         let days = ends.source.sql.partition_days().await?;
         ends.target.sql.partitions_make(&days).await?;
-        let began = Instant::now();
-        while self.page != PageCursor::Done && began.elapsed() < ROUND_EVERY && !self.stop.is_cancelled() {
+        let (began, was_behind) = (Instant::now(), self.is_behind);
+        let may_go_on = || !was_behind && began.elapsed() < ROUND_EVERY;
+        while self.page != PageCursor::Done && may_go_on() && !self.stop.is_cancelled() {
             let page_began = Instant::now();
             let page = ends.source.sql.move_page(self.shard, &self.page, &days, true).await?;
             if !page.rows.is_empty() && !self.write(ends, epoch, &page.rows).await? {
@@ -54,8 +68,10 @@ impl Work {
             tokio::time::sleep(page_began.elapsed() * PAUSE_PER_PAGE).await;
         }
         self.write_turns(ends).await?;
-        if !self.round(ends, epoch).await? {
-            return Ok(Stepped::Ended);
+        match self.round(ends, epoch).await? {
+            Round::Lost => return Ok(Stepped::Ended),
+            Round::Long if was_behind => return Ok(self.held_up_by_changes()),
+            Round::Long | Round::Short => {}
         }
         if self.page == PageCursor::Done {
             self.note(Some(MovePhase::Copying), None).await;
@@ -63,18 +79,23 @@ impl Work {
         Ok(Stepped::On)
     }
 
-    /// Writes changes into the target until a read finds few. `false`: another owner fills the shard.
-    pub(super) async fn round(&mut self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
+    /// Writes changes into the target until a read finds few, or for `ROUND_EVERY`.
+    pub(super) async fn round(&mut self, ends: &Ends, epoch: Epoch) -> Result<Round, Error> {
+        let began = Instant::now();
         loop {
             let changes = ends.source.sql.move_changes(self.shard, 0).await?;
             if !self.write_changes(ends, epoch, &changes).await? {
-                return Ok(false);
+                return Ok(Round::Lost);
             }
             if !changes.numbers.is_empty() {
                 ends.source.sql.move_forget(self.shard, &changes.numbers).await?;
             }
-            if changes.numbers.len() < FEW_CHANGES || self.stop.is_cancelled() {
-                return Ok(true);
+            self.is_behind = changes.numbers.len() >= FEW_CHANGES;
+            if !self.is_behind {
+                return Ok(Round::Short);
+            }
+            if began.elapsed() >= ROUND_EVERY || self.stop.is_cancelled() {
+                return Ok(Round::Long);
             }
         }
     }

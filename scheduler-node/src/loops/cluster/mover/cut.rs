@@ -8,7 +8,10 @@ use common::{
 };
 use tokio::time::timeout_at;
 
-use super::work::{Ends, LEAVING_AT_LEAST, Stepped, Work};
+use super::{
+    copy::Round,
+    work::{Ends, LEAVING_AT_LEAST, Stepped, Work},
+};
 use crate::{
     store::{
         Effect, Error,
@@ -42,16 +45,16 @@ enum Cut {
 
 impl Work {
     pub(super) async fn cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        if !self.arrive_in_target(ends, epoch).await? || !self.round(ends, epoch).await? {
+        if !self.arrive_in_target(ends, epoch).await? {
             return Ok(Stepped::Ended);
+        }
+        if let Some(stepped) = self.catch_up(ends, epoch).await? {
+            return Ok(stepped);
         }
         let since = *self.leaving_since.get_or_insert_with(Instant::now);
         if let Some(left) = LEAVING_AT_LEAST.checked_sub(since.elapsed()) {
             self.note_progress().await;
-            tokio::select! {
-                () = tokio::time::sleep(left.min(Duration::from_millis(500))) => {}
-                () = self.stop.cancelled() => {}
-            }
+            let _ = tokio::time::timeout(left.min(Duration::from_millis(500)), self.stop.cancelled()).await;
             return Ok(Stepped::On);
         }
         if !self.note(Some(MovePhase::Cutting), None).await {
@@ -65,8 +68,8 @@ impl Work {
         let (shard, owned_shards) = (self.shard, &ends.source.owned_shards);
         let _ = tokio::time::timeout(IDLE_WITHIN, owned_shards.drained(&[shard])).await;
         // What came while this cut waited for its turn is not left to the time without claims.
-        if !self.round(ends, epoch).await? {
-            return Ok(Stepped::Ended);
+        if let Some(stepped) = self.catch_up(ends, epoch).await? {
+            return Ok(stepped);
         }
         // The shard may be on its way to another node.
         if !owned_shards.is_claimable(shard) {
@@ -110,6 +113,15 @@ impl Work {
                 Err(error)
             }
         }
+    }
+
+    /// Writes what has changed. `Some`: no cut can follow now.
+    async fn catch_up(&mut self, ends: &Ends, epoch: Epoch) -> Result<Option<Stepped>, Error> {
+        Ok(match self.round(ends, epoch).await? {
+            Round::Short => None,
+            Round::Long => Some(self.held_up_by_changes()),
+            Round::Lost => Some(Stepped::Ended),
+        })
     }
 
     async fn cut_without_claims(&mut self, ends: &Ends, epoch: Epoch, began: Instant) -> Result<Cut, Error> {

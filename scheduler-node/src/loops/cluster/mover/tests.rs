@@ -1,6 +1,10 @@
 //! The mover on real databases without etcd.
 
-use super::{work::Ends, *};
+use super::{
+    copy::Round,
+    work::{Ends, Stepped},
+    *,
+};
 use crate::{
     coordination::tests::{eventually, soon},
     desk::tests::{Counter, nowhere, with_two_databases, with_two_of_three_databases},
@@ -114,6 +118,52 @@ async fn what_changes_after_the_last_round_is_in_the_target_when_it_opens() {
     assert!(moving.ends.target.owned_shards.own_since(SHARD).is_some(), "the target has the shard");
     assert_eq!(moving.tests[1].state_of(id).await.as_deref(), Some("dispatching"), "the claim came over");
     assert_eq!(moving.ends.target.owned_shards.in_doubt(SHARD), [id], "a rescue looks at it there");
+}
+
+/// Tasks on [`SHARD`], of which a round reads two thousand at once, and which leave a round of few changes.
+const MANY_TASKS: &str = "
+    INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+    SELECT duetime.mint(now(), 0), 0, 'q', 'scheduled', now(), now(), '', '' FROM generate_series(1, 2100)";
+
+/// Has each write of the copy take as long as a round may.
+const SLOW_WRITES: &str = "
+    CREATE FUNCTION public.slow_write() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_sleep(1);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER slow_write AFTER INSERT ON duetime.task FOR EACH STATEMENT EXECUTE FUNCTION public.slow_write();
+";
+
+#[tokio::test]
+async fn a_shard_that_changes_faster_than_it_is_copied_is_held_up_and_moves_when_it_changes_less() {
+    let mut moving = Moving::new().await;
+    let (source, target) = (moving.tests[0].pool.clone(), moving.tests[1].pool.clone());
+    sqlx::raw_sql(MANY_TASKS).execute(&source).await.unwrap();
+    moving.copy().await;
+    sqlx::raw_sql(SLOW_WRITES).execute(&target).await.unwrap();
+    sqlx::raw_sql("UPDATE duetime.task SET priority = 5 WHERE shard = 0").execute(&source).await.unwrap();
+    let stepped = moving.work.cut(&moving.ends, moving.epoch).await.unwrap();
+    assert!(matches!(&stepped, Stepped::HeldUp(why) if why.contains("changes faster")), "{stepped:?}");
+    let changes = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM duetime.move_change");
+    assert_eq!(changes.fetch_one(&source).await.unwrap(), 100, "the round has ended before the last changes");
+    assert_eq!(moving.work.round(&moving.ends, moving.epoch).await.unwrap(), Round::Short);
+    let stepped = moving.work.cut(&moving.ends, moving.epoch).await.unwrap();
+    assert!(matches!(stepped, Stepped::On), "nothing holds it up any more: {stepped:?}");
+}
+
+#[tokio::test]
+async fn changes_that_a_round_has_left_go_before_further_pages() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    let id = fixture::fresh_id_of(SHARD);
+    moving.ends.source.sql.task_submit(&[new_task(id)], Sending::First).await.unwrap();
+    (moving.work.page, moving.work.is_behind) = (PageCursor::FIRST, true);
+    moving.work.copy(&moving.ends, moving.epoch).await.unwrap();
+    assert_eq!((&moving.work.page, moving.work.is_behind), (&PageCursor::FIRST, false));
+    assert!(moving.tests[1].state_of(id).await.is_some(), "it has caught up");
+    moving.work.copy(&moving.ends, moving.epoch).await.unwrap();
+    assert_ne!(moving.work.page, PageCursor::FIRST, "the pages go on");
 }
 
 #[tokio::test]

@@ -60,6 +60,8 @@ pub(super) struct Work {
     pub(super) rows_total: Option<i64>,
     pub(super) rows_copied: i64,
     pub(super) bytes_copied: i64,
+    /// Whether the last round has left changes over.
+    pub(super) is_behind: bool,
     /// Since when this node has seen the shard leaving.
     pub(super) leaving_since: Option<Instant>,
     /// The epoch since which no other node has owned the shard.
@@ -91,6 +93,7 @@ impl Work {
             rows_total: None,
             rows_copied: plan.rows_copied,
             bytes_copied: plan.bytes_copied,
+            is_behind: false,
             leaving_since: None,
             noted: None,
             problem: None,
@@ -136,6 +139,12 @@ impl Work {
         let until = Instant::now() + self.retry;
         self.retry = (self.retry * 2).min(LONGEST_RETRY);
         Resting { shard: self.shard, until, work: Some(self) }
+    }
+
+    /// Rests for a moment, and no longer each time: a long rest would leave more changes than a round can write.
+    pub(super) fn held_up_by_changes(&mut self) -> Stepped {
+        self.retry = RETRY;
+        Stepped::HeldUp("the shard changes faster than it can be copied".to_owned())
     }
 
     /// Looks at the rows and does what comes next.
