@@ -9,7 +9,8 @@ use sqlx::Row;
 use super::{Database, Error, StoreOp, history::Loss};
 
 impl StoreOp {
-    /// Whether a client, the outcome of a task, or the deletion of another copy relies on the commit of this statement.
+    /// Whether a client, the outcome of a task, the deletion of another copy, or the opening of a shard in another
+    /// database relies on the commit of this statement.
     pub(super) const fn is_relied_on(self) -> bool {
         use StoreOp::*;
         matches!(
@@ -46,6 +47,7 @@ impl StoreOp {
                 | TokenRevoke
                 | QuarantineAdd
                 | MoveWrite
+                | MoveClose
                 | MoveOpen
         )
     }

@@ -46,7 +46,10 @@ impl Drop for Doubt<'_> {
 impl StoreOp {
     /// Whether the statement may be a step of a task.
     const fn changes_tasks(self) -> bool {
-        let is_of_no_task = matches!(self, Self::ScheduleTurn | Self::QuarantineAdd | Self::MoveWrite | Self::MoveOpen);
+        let is_of_no_task = matches!(
+            self,
+            Self::ScheduleTurn | Self::QuarantineAdd | Self::MoveWrite | Self::MoveClose | Self::MoveOpen
+        );
         let only_claims = matches!(self, Self::TaskClaim | Self::TaskPick | Self::TaskRescue);
         only_claims || self.is_relied_on() && !is_of_no_task
     }

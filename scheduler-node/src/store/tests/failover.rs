@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use common::{
     cluster::seen::{Lsn, Seen},
-    ids::DatabaseName,
+    ids::{DatabaseName, ShardId},
 };
 use integration_tests::sandbox::{PgBouncer, Postgres, Tether, scratch, shared};
 
-use super::{LONG, fixture};
+use super::{LONG, fixture, node};
 use crate::store::{
     Database, Effect, Error, StoreOp, connect,
     history::{Refusal, ServerState},
     migrate::migrate,
+    moves::CloseWait,
     schema::Misfit,
 };
 
@@ -183,6 +184,38 @@ async fn a_restored_backup_is_used_only_after_the_loss_is_accepted() {
         assert_eq!(database.loss(), None);
         assert_eq!(port(database).await.unwrap(), server.port());
     }
+}
+
+/// The target of a move opens a shard because its source is closed.
+#[tokio::test]
+async fn a_promoted_standby_that_lacks_the_close_of_a_shard_is_not_used() {
+    let (primary, standby) = pair().await;
+    let url = primary.url_with(&standby, TASKS);
+    migrated(&url).await.unwrap();
+    let (database, shard) = (fixture::open(&url), ShardId::new(0));
+    let (_, epoch) = database.shard_acquire(&[shard], &node("owner")).await.unwrap()[0];
+    database.move_guard(&[shard], false).await.unwrap();
+    assert!(database.move_leave(shard, epoch).await.unwrap());
+    for (server, setting) in [(&primary, "synchronous_standby_names"), (&standby, "primary_conninfo")] {
+        server.execute(&format!("ALTER SYSTEM SET {setting} = ''")).await.unwrap();
+        server.execute("SELECT pg_reload_conf()").await.unwrap();
+    }
+    let cut_off = async { while standby.number("SELECT count(*) FROM pg_stat_wal_receiver").await.unwrap() > 0 {} };
+    tokio::time::timeout(LONG, cut_off).await.expect("the standby is cut off");
+
+    database.move_close(shard, epoch, CloseWait::Plain).await.unwrap().expect("the owner closes it");
+    tokio::time::timeout(LONG, database.wrote()).await.expect("the close is to be marked");
+    database.mark_position().await.unwrap();
+    primary.kill();
+    standby.promote().await.unwrap();
+    let refused = async {
+        while database.loss().is_none() {
+            database.look_out().await;
+            assert!(port(&database).await.is_err(), "the standby is not used");
+        }
+    };
+    tokio::time::timeout(LONG, refused).await.expect("the loss is recognised");
+    assert!(matches!(database.loss().unwrap().refusal, Refusal::Behind { bytes } if bytes > 0));
 }
 
 #[tokio::test]

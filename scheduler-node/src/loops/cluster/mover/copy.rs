@@ -183,6 +183,10 @@ impl Work {
             Some(since) if since < super::CLEAN_AFTER => return Ok(Stepped::Ended),
             Some(_) => {}
         }
+        // The mark after the close may have failed, and a source that is empty by now may get no other.
+        if ends.source.sql.seen().is_some() {
+            ends.source.sql.mark_position().await?;
+        }
         self.forget_changes(ends).await?;
         let days = ends.source.sql.partition_days().await?;
         let mut cursor = PageCursor::FIRST;
