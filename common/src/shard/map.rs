@@ -63,6 +63,8 @@ impl ShardMap {
     ///
     /// A shard is in the database whose row is open. While no row is open, the last part of a move is under way: the
     /// shard counts as in its source, the closed row of the highest epoch, because only its owner there can finish it.
+    /// But while a database was never read, the shard may have moved there long ago. Then it counts as in its source
+    /// only if it was known to be there.
     #[must_use]
     pub fn after(&self, looks: &[Option<Vec<FenceRow>>]) -> Self {
         let was_read = |index: usize| self.is_read.get(index).copied().unwrap_or(false);
@@ -79,6 +81,9 @@ impl ShardMap {
             if is_unread && !is_open {
                 map.put(shard, Some(place));
             }
+        }
+        if map.is_read.contains(&false) {
+            map.forget_closed(self);
         }
         for (index, rows) in looks.iter().enumerate() {
             let is_here = |shard| map.of(shard).is_some_and(|place| place.database.get() == index);
@@ -100,6 +105,14 @@ impl ShardMap {
         let place = Place { database, status: row.status, epoch: row.epoch };
         if self.of(row.shard).is_none_or(|known| rank(&place) > rank(&known)) {
             self.put(row.shard, Some(place));
+        }
+    }
+
+    /// Takes closed shards from the places at which `before` did not have them.
+    fn forget_closed(&mut self, before: &Self) {
+        for (index, place) in self.places.iter_mut().enumerate() {
+            let known = before.places.get(index).copied().flatten().map(|known| known.database);
+            place.take_if(|place| !place.status.is_open() && known != Some(place.database));
         }
     }
 
@@ -208,6 +221,21 @@ mod tests {
     fn between_the_databases_a_shard_counts_as_in_its_source() {
         assert_eq!(place(&[look(Gone, 5), look(Arriving, 0)]), Some((EAST, Gone)));
         assert_eq!(place(&[look(Arriving, 5), look(Gone, 7)]), Some((WEST, Gone)), "on the way back");
+    }
+
+    #[test]
+    fn while_a_database_was_never_read_a_closed_shard_may_be_there_unless_it_was_known_to_be_in_its_source() {
+        let first = ShardMap::default().after(&[look(Gone, 5), None]);
+        let again = first.after(&[look(Gone, 5), None]);
+        for map in [&first, &again] {
+            assert_eq!((map.of(SHARD), map.closed(EAST).count()), (None, 0));
+            assert_eq!(map.elsewhere(EAST).collect::<Vec<_>>(), [SHARD], "a list leaves out what is left over");
+        }
+        let read = |target| again.after(&[look(Gone, 5), target]).of(SHARD).map(|place| (place.database, place.status));
+        assert_eq!(read(look(Here, 6)), Some((WEST, Here)));
+        assert_eq!(read(look(Arriving, 0)), Some((EAST, Gone)), "it is between the two");
+        let joined = ShardMap::default().after(&[look(Leaving, 4)]).after(&[look(Gone, 5), None]);
+        assert_eq!(joined.of(SHARD).map(|place| (place.database, place.status)), Some((EAST, Gone)));
     }
 
     #[test]

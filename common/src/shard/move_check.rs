@@ -78,12 +78,15 @@ pub enum Refused {
     UnknownShards { shards: ShardSet, known: ShardSet },
     #[error("the shards {shards} move already; call those moves off first, or wait until they have ended")]
     UnderWay { shards: ShardSet },
+    #[error("the shards {shards} are open in no database that this node can read; try again")]
+    NotOpen { shards: ShardSet },
     #[error("the shards {shards} are in database `{name}` already")]
     AlreadyThere { shards: ShardSet, name: DatabaseName },
 }
 
 /// Checks a request to move `shards` to the database `target`. Shards that are there already do not move; the others
-/// do. A shard that moves already is refused, because a second move of it would need the end of the first.
+/// do. A shard that moves already is refused, because a second move of it would need the end of the first. A closed
+/// shard that does not move is in another database than the map shows, and no move from its former one could end.
 pub fn check(shards: &ShardSet, target: &DatabaseName, scene: Scene<'_>) -> Result<Accepted, Refused> {
     if shards.is_empty() {
         return Err(Refused::Nothing);
@@ -98,6 +101,10 @@ pub fn check(shards: &ShardSet, target: &DatabaseName, scene: Scene<'_>) -> Resu
     let moving = subset(&|shard| scene.under_way.contains_key(&shard));
     if !moving.is_empty() {
         return Err(Refused::UnderWay { shards: moving });
+    }
+    let closed = subset(&|shard| scene.map.of(shard).is_some_and(|place| !place.status.is_open()));
+    if !closed.is_empty() {
+        return Err(Refused::NotOpen { shards: closed });
     }
     let already = subset(&|shard| scene.map.of(shard).is_some_and(|place| place.database == index));
     let moves: Vec<PlannedMove> = shards

@@ -52,7 +52,7 @@ pub struct ShardLoad {
     /// Its place; of a shard that moves already, its target.
     pub database: DatabaseIndex,
     pub weight: Weight,
-    /// Whether it moves already, so that it stays where `database` says.
+    /// Whether it moves already or is closed, so that it stays where `database` says.
     pub is_fixed: bool,
 }
 

@@ -176,7 +176,8 @@ impl Desk {
     }
 
     /// Runs a statement about a task in the database that has it. If the shard is in another one by now, runs it there,
-    /// a bounded number of times. A task that `is_missing` is looked for again when the map turns out to be old.
+    /// a bounded number of times. A task that `is_missing` is looked for again when the map turns out to be old. While
+    /// its shard is closed there, it may be in a database that this node cannot read.
     async fn in_place<T, F>(
         &self,
         id: TaskId,
@@ -196,7 +197,15 @@ impl Desk {
             let answer = statement(self.database(id)?).await;
             let again = match &answer {
                 Err(error) if error.is_moved() => places.follow(refusals).await,
-                Ok(found) if is_missing(found) && refusals == 0 => places.is_elsewhere(id.shard(), place).await,
+                Ok(found) if is_missing(found) => {
+                    let is_elsewhere = refusals == 0 && places.is_elsewhere(id.shard(), place).await;
+                    if !is_elsewhere && places.of(id.shard()).is_some_and(|place| !place.status.is_open()) {
+                        let shard = id.shard();
+                        let detail = format!("shard {shard} is open in no database that this node can read; try again");
+                        return Err(Problem::unavailable(detail));
+                    }
+                    is_elsewhere
+                }
                 _ => false,
             };
             if !again {

@@ -60,7 +60,7 @@ impl Placement {
                 shard,
                 database: goes.unwrap_or(place.database),
                 weight: weights.get(&shard).copied().unwrap_or_default().weight(),
-                is_fixed: row.is_some(),
+                is_fixed: row.is_some() || !place.status.is_open(),
             }
         };
         self.map.iter().map(load).collect()

@@ -177,6 +177,7 @@ fn refusal(refused: &Refused) -> Problem {
     match refused {
         Refused::Nothing | Refused::UnknownShards { .. } => Problem::invalid_field("shards", detail),
         Refused::UnknownDatabase { .. } => Problem::invalid_field("to", detail),
+        Refused::NotOpen { .. } => Problem::unavailable(detail),
         Refused::Closed { .. } | Refused::UnderWay { .. } | Refused::AlreadyThere { .. } => Problem::conflict(detail),
     }
 }

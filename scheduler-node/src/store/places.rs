@@ -147,6 +147,12 @@ impl Places {
         self.0.facts.send_replace(Facts { shard_count: Some(shard_count), is_read: true });
     }
 
+    /// Forgets the map, as a node that starts.
+    #[cfg(test)]
+    pub(crate) fn forget(&self) {
+        self.0.map.store(Arc::default());
+    }
+
     /// Takes these rows of each database as if they were read.
     #[cfg(test)]
     pub(crate) fn tell(&self, looks: &[Option<Vec<FenceRow>>]) {

@@ -83,7 +83,10 @@ fn shards_of_a_database_that_the_master_has_not_read_get_owners_among_the_nodes_
     let names = ["main", "east"].map(DatabaseName::new);
     view.members.get_mut("a").expect("is a member").databases = Some([names[0].clone()].into());
     let row = |number| FenceRow { shard: ShardId::new(number), status: ShardStatus::Here, epoch: Epoch::NONE };
-    let map = ShardMap::default().after(&[Some((0..3).map(row).collect()), None]);
+    let left = FenceRow { status: ShardStatus::Gone, ..row(3) };
+    let map = ShardMap::default().after(&[Some((0..3).map(row).chain([left]).collect()), None]);
+    let unplaced = view.problem(&map, &names, 7).groups.pop().expect("a group").shards;
+    assert_eq!(unplaced, (3..7).map(ShardId::new).collect(), "a shard that has left `main` may be in `east`");
     let owners = ["a", "b", "c", "b", "gone", "gone", "c"];
     let before = Assignment { owners: owners.map(|name| Some(node(name))).into() };
     let next = solve(&view.problem(&map, &names, 7), &before);

@@ -62,6 +62,24 @@ fn while_no_database_could_be_read_no_shard_is_known() {
 }
 
 #[test]
+fn a_closed_shard_moves_only_by_the_move_that_has_closed_it() {
+    let row = |shard, status| FenceRow { shard: ShardId::new(shard), status, epoch: Epoch::NONE };
+    let rows = vec![row(0, ShardStatus::Here), row(1, ShardStatus::Gone)];
+    let map = ShardMap::default().after(&[Some(rows), Some(Vec::new())]);
+    let databases = ["main", "west"].map(|name| Member { name: DatabaseName::new(name), standing: Standing::Serving });
+    let asked = |target: &str, under_way: BTreeMap<ShardId, DatabaseName>| {
+        let scene = Scene { map: &map, databases: &databases, under_way: &under_way };
+        check(&"0-1".parse().unwrap(), &DatabaseName::new(target), scene)
+    };
+    let shards: ShardSet = "1".parse().unwrap();
+    for target in ["main", "west"] {
+        assert_eq!(asked(target, BTreeMap::new()), Err(Refused::NotOpen { shards: shards.clone() }));
+    }
+    let under_way = BTreeMap::from([(ShardId::new(1), DatabaseName::new("west"))]);
+    assert_eq!(asked("west", under_way), Err(Refused::UnderWay { shards }));
+}
+
+#[test]
 fn a_refusal_names_what_is_wrong() {
     for (shards, target, words) in [
         ("0", "east", "no database `east`; there are: main, west"),

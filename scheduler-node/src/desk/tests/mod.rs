@@ -240,6 +240,16 @@ pub(crate) async fn with_two_of_three_databases() -> (Counter, [TestDatabase; 2]
     (counter(databases.into_iter().chain([fixture::unreachable_database("west")]).collect(), PLAIN), tests)
 }
 
+/// A counter with three databases, of which the third has no shards.
+pub(crate) async fn with_three_databases() -> (Counter, [TestDatabase; 3]) {
+    let tests = [fixture::database().await, fixture::database().await, fixture::database().await];
+    tests[0].keep_shards(lower_half()).await;
+    tests[1].keep_shards(upper_half()).await;
+    sqlx::raw_sql("DELETE FROM duetime.shard").execute(&tests[2].pool).await.expect("deleted");
+    let named = |(name, test): (&str, &TestDatabase)| fixture::named(name, &test.url);
+    (counter(["main", "east", "west"].into_iter().zip(&tests).map(named).collect(), PLAIN), tests)
+}
+
 /// A counter whose second database does not exist.
 async fn with_one_of_two_gone() -> (Counter, TestDatabase) {
     let test = fixture::database().await;

@@ -1,16 +1,16 @@
 //! Requests while shards move from one database to another, with a map that is up to date and with an old one.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use common::{
-    ids::{Attempt, DatabaseIndex, QueueName, TaskId},
+    ids::{Attempt, DatabaseIndex, DatabaseName, QueueName, ShardId, TaskId},
     task::{NewTask, TaskState, report::ResultBody, verdict::AfterConfirm},
-    wire::{BulkRequest, ListFilter, TaskFilter},
+    wire::{BulkRequest, ListFilter, Problem, TaskFilter, shard::MoveRequest},
 };
 use futures::TryStreamExt;
 use tokio_util::sync::CancellationToken;
 
-use super::{Counter, claim, request, with_two_databases};
+use super::{Counter, claim, request, with_two_databases, with_two_of_three_databases};
 use crate::{
     loops::{
         outcome::{
@@ -222,4 +222,48 @@ async fn a_confirm_is_written_where_its_shard_is_by_then() {
     settler.run(confirms, CancellationToken::new()).await;
     assert_eq!(tests[1].state_of(id).await.as_deref(), Some("succeeded"));
     assert_eq!(tests[0].state_of(id).await.as_deref(), Some("dispatching"), "it is left over there");
+}
+
+/// Has the lower half of the shards leave the first of three databases for the third, which cannot be read. Returns the
+/// key of a task of one of them, and its shard.
+async fn left(counter: &Counter, [main, _]: &[TestDatabase; 2]) -> (String, ShardId) {
+    counter.store.places().refresh().await.expect_err("the third does not answer");
+    let (key, id) = keyed_in_main(counter, "k", r#","delay_ms":60000"#).await;
+    run(main, "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1; DELETE FROM duetime.task").await;
+    (key, id.shard())
+}
+
+/// The answers to a look for a key of the shard, and to a request to move the shard to the second database.
+async fn refusals(counter: &Counter, key: &str, shard: ShardId) -> [Problem; 2] {
+    counter.store.places().refresh().await.expect_err("the third does not answer");
+    let look = counter.desk.find("q", None, key).await.expect_err("it is not where it was");
+    let request = MoveRequest { shards: [shard].into_iter().collect(), to: DatabaseName::new("east") };
+    let move_there = counter.desk.shards_move(request, "ann").await.expect_err("it is not where it was");
+    assert_eq!(counter.desk.move_list().await.expect("read").moves.len(), 0);
+    [look, move_there]
+}
+
+#[tokio::test]
+async fn a_shard_that_may_be_in_a_database_that_was_never_read_counts_as_in_none() {
+    let (counter, tests) = with_two_of_three_databases().await;
+    let (key, shard) = left(&counter, &tests).await;
+    // As after a start of the node.
+    counter.store.places().forget();
+    let [look, move_there] = refusals(&counter, &key, shard).await;
+    assert_eq!((look.status, move_there.status), (503, 422), "{look} {move_there}");
+    assert_eq!(counter.store.places().of(shard), None);
+}
+
+#[tokio::test]
+async fn a_task_that_is_missing_in_the_closed_place_of_its_shard_may_be_in_another_one() {
+    let (counter, tests) = with_two_of_three_databases().await;
+    let (key, shard) = left(&counter, &tests).await;
+    let [look, move_there] = refusals(&counter, &key, shard).await;
+    assert_eq!((look.status, move_there.status), (503, 503), "{look} {move_there}");
+    let placement = counter.desk.placement().await.expect("the first answers");
+    let load = placement.loads(&BTreeMap::new()).into_iter().find(|load| load.shard == shard).expect("in its source");
+    assert!(load.is_fixed, "no rebalance and no drain moves it");
+    // When it is open again, what is missing does not exist.
+    run(&tests[0], "UPDATE duetime.shard SET status = 'here'").await;
+    assert_eq!(counter.desk.find("q", None, &key).await.expect_err("no row").status, 404);
 }

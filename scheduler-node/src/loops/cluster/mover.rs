@@ -236,10 +236,10 @@ impl Shared {
         self.own_since(plan).is_some()
     }
 
-    /// The epoch since which no other node has owned the shard.
+    /// The epoch since which no other node has owned the shard. It is in a third database where an old map led to the
+    /// plan.
     fn own_since(&self, plan: &MoveRow) -> Option<Epoch> {
-        let mut databases = [&plan.source, &plan.target].into_iter().filter_map(|name| self.named(name));
-        databases.find_map(|(_, database)| database.owned_shards.own_since(plan.shard))
+        self.databases.indexed().find_map(|(_, database)| database.owned_shards.own_since(plan.shard))
     }
 
     fn named(&self, name: &DatabaseName) -> Option<(DatabaseIndex, &NodeDatabase)> {

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     coordination::tests::{eventually, soon},
-    desk::tests::{Counter, nowhere, with_two_databases, with_two_of_three_databases},
+    desk::tests::{Counter, nowhere, with_three_databases, with_two_databases, with_two_of_three_databases},
     loops::cluster::session_keeper::SessionState,
     store::{
         move_requests::{AskedMove, MovesAdded},
@@ -188,6 +188,29 @@ async fn moves_to_a_database_that_is_away_leave_a_place_to_the_others() {
     eventually("the others are held up", || *shared.held_up.lock() == all_held_up).await;
     let gauges = || (shared.metrics.moves_under_way.get(), shared.metrics.moves_held_up.get());
     eventually("they show", || gauges() == (3, 3)).await;
+    stop.cancel();
+    soon("the end of the mover", task).await.unwrap();
+    drop(tests);
+}
+
+#[tokio::test]
+async fn a_move_of_a_shard_that_neither_end_has_says_so_and_ends_once_it_is_called_off() {
+    let (counter, tests) = with_three_databases().await;
+    let (me, shard) = (node("owner"), ShardId::new(64));
+    let (home, east) = (&counter.databases[DatabaseIndex::HOME], &counter.databases[DatabaseIndex::new(1)]);
+    east.owned_shards.adopt(&east.sql.shard_acquire(&[shard], &me).await.unwrap());
+    // The map of the node that was asked did not have the second database.
+    assert_eq!(home.sql.move_add(&[asked(shard, "west")], "a test").await.unwrap(), MovesAdded::All);
+    let mover = mover(me, counter.databases.clone());
+    let shared = Arc::clone(&mover.shared);
+    let stop = CancellationToken::new();
+    let task = spawn_child(mover.run(stop.clone()));
+    let problem = || shared.plans.load().get(&shard).and_then(|plan| plan.problem.clone());
+    eventually("its problem shows", || problem().is_some_and(|problem| problem.contains("contradict"))).await;
+    home.sql.move_call_off(&[shard].into_iter().collect()).await.unwrap();
+    eventually("it has ended", || shared.plans.load().is_empty()).await;
+    assert_eq!(home.sql.move_list().await.unwrap(), []);
+    assert_eq!(east.sql.move_fence(shard).await.unwrap().unwrap().status, ShardStatus::Here);
     stop.cancel();
     soon("the end of the mover", task).await.unwrap();
     drop(tests);

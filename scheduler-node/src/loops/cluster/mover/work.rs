@@ -7,7 +7,7 @@ use std::{
 
 use common::{
     ids::{DatabaseIndex, Epoch, ShardId},
-    shard::{MoveStep, move_progress::MovePhase},
+    shard::{MoveStep, ShardStatus, move_progress::MovePhase},
     time::UnixMicros,
     wire::shard::MoveOutcome,
 };
@@ -159,6 +159,9 @@ impl Work {
         let is_copied = self.page == PageCursor::Done;
         let step = fences.next(plan.called_off_at.is_some(), is_copied);
         match step {
+            MoveStep::Stuck if plan.called_off_at.is_some() && self.is_elsewhere(&fences).await? => {
+                return self.end(&ends, MoveOutcome::CalledOff).await;
+            }
             MoveStep::Stuck => return Ok(Stepped::HeldUp(stuck(&fences))),
             MoveStep::CleanSource => return self.clean_source(&ends, &fences).await,
             MoveStep::EndCalledOff => return self.end(&ends, MoveOutcome::CalledOff).await,
@@ -191,6 +194,18 @@ impl Work {
         let (source_index, source) = self.shared.named(&plan.source)?;
         let (target_index, target) = self.shared.named(&plan.target)?;
         Some(Ends { source: source.clone(), source_index, target: target.clone(), target_index })
+    }
+
+    /// Whether neither end of the plan has the shard, and this node holds its fence in a third database.
+    async fn is_elsewhere(&self, fences: &Fences) -> Result<bool, Error> {
+        let is_gone = |fence: &Option<MoveFence>| fence.as_ref().is_none_or(|fence| fence.status == ShardStatus::Gone);
+        let has_it = |database: &NodeDatabase| database.owned_shards.own_since(self.shard).is_some();
+        let owned = self.shared.databases.indexed().find(|(_, database)| has_it(database));
+        let Some((_, database)) = owned.filter(|_| is_gone(&fences.source) && is_gone(&fences.target)) else {
+            return Ok(false);
+        };
+        let fence = database.sql.move_fence(self.shard).await?;
+        Ok(fence.is_some_and(|fence| fence.status.is_open() && fence.is_of(&self.shared.me)))
     }
 
     /// Whether this node holds the fence of the source. It may have changed its epoch without an answer.
