@@ -13,6 +13,11 @@ pub(crate) const AHEAD: Duration = Duration::from_secs(3);
 /// How often a fire time that waits for the previous task checks whether that task has finished.
 pub(crate) const CHECK_AGAIN: Duration = Duration::from_millis(500);
 
+/// How long a node that is not the master leaves a due schedule to others. Without a master, fire times are decided
+/// this long and [`CHECK_AGAIN`] after each other, which must be less than the shortest interval. Otherwise two of
+/// them come due between two looks, and the rule `skip` leaves the second one out.
+pub const STAND_IN_AFTER: Duration = Duration::from_millis(400);
+
 /// The most tasks of one look; after an outage, the newest fire times get them. With the largest payloads that is a
 /// statement of 6 MiB.
 pub(crate) const MAX_MADE_UP: usize = 100;

@@ -66,6 +66,23 @@ fn skip_makes_nothing_while_the_last_task_is_unfinished() {
 }
 
 #[test]
+fn without_a_master_skip_leaves_out_no_fire_time_of_the_shortest_interval() {
+    let rules = rules(Overlap::Skip, 1, 60_000);
+    let calendar = rules.when.calendar().unwrap();
+    for begins_ms in (0..1_000).step_by(50) {
+        let mut now = at(1_000).shifted(begins_ms);
+        let (mut state, mut fires, mut skipped) = (ScheduleState::new(&calendar, now), 0, 0);
+        while now < at(1_060) {
+            let turn = FireDecision::decide(&rules, &calendar, state, false, now);
+            (state, fires, skipped) = (turn.state, fires + turn.fires.len(), skipped + turn.skipped);
+            // The statements of a look take a while.
+            now = turn.wake_at.expect("it goes on").plus(STAND_IN_AFTER).plus(Duration::from_millis(50));
+        }
+        assert!(skipped == 0 && fires >= 59, "of those after {begins_ms} ms: {fires} fired, {skipped} skipped");
+    }
+}
+
+#[test]
 fn buffer_one_keeps_the_first_and_makes_it_as_soon_as_the_last_task_is_finished() {
     let rules = rules(Overlap::BufferOne, 10, 60_000);
     let first = take(&rules, standing(100), true, 100);

@@ -18,7 +18,7 @@ use std::{
 
 use common::{
     ids::{ScheduleName, TaskId},
-    schedule::{Fire, FireDecision, Overlap, overlaps},
+    schedule::{Fire, FireDecision, Overlap, STAND_IN_AFTER, overlaps},
     shard::route::bound_to,
     task::NewTask,
     time::UnixMicros,
@@ -51,10 +51,6 @@ const SOURCE: &str = "schedule";
 
 /// A schedule that was written on any node is seen after this long: by a glance, or where none comes, by a look.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// Other nodes decide what the master has not decided after this long. Fire times are decided 3 s ahead, so there
-/// is time left.
-const STAND_IN_AFTER: Duration = Duration::from_secs(1);
 
 /// Any node takes on a decided fire time that has no task after this long. This is far longer than a healthy node
 /// takes, and still before the fire time.
