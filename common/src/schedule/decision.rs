@@ -18,6 +18,10 @@ pub(crate) const CHECK_AGAIN: Duration = Duration::from_millis(500);
 /// them come due between two looks, and the rule `skip` leaves the second one out.
 pub const STAND_IN_AFTER: Duration = Duration::from_millis(400);
 
+/// The most that `since` can be ahead of the clock. Fire times are decided ahead, and the clock of a server that takes
+/// over may be a minute behind. Beyond it, the clock was set back.
+pub const MOST_AHEAD: Duration = AHEAD.saturating_add(Duration::from_secs(60));
+
 /// The most tasks of one look; after an outage, the newest fire times get them. With the largest payloads that is a
 /// statement of 6 MiB.
 pub(crate) const MAX_MADE_UP: usize = 100;
@@ -47,6 +51,7 @@ impl ScheduleState {
 
     /// Changes the calendar from `now` on. A fire time that has come and is not decided yet stays.
     pub fn change(&mut self, calendar: &Calendar, now: UnixMicros) {
+        self.follow_clock(now);
         self.since = self.since.max(now);
         self.next_at = self.next_at.filter(|next_at| *next_at <= now);
         if self.next_at.is_none() && self.paused_at.is_none() {
@@ -65,10 +70,33 @@ impl ScheduleState {
     /// Resumes the schedule. Fire times during the pause get no tasks. If the fire times from before the pause are
     /// still undecided, the pause has no effect.
     pub fn resume(&mut self, calendar: &Calendar, now: UnixMicros) {
+        self.follow_clock(now);
         if self.paused_at.take().is_some() && self.next_at.is_none() {
             self.since = self.since.max(now);
             self.next_at = calendar.next_after(self.since);
         }
+    }
+
+    /// Corrects a state that the calendar and the clock cannot have led to, and returns whether it was one. After a
+    /// clock was set back far, fire times follow from `now` on. A fire time that was decided before has its key, so it
+    /// gets no second task while the key is kept.
+    pub fn correct(&mut self, calendar: &Calendar, now: UnixMicros) -> bool {
+        let is_set_back = self.follow_clock(now);
+        if is_set_back && self.next_at.is_none() && self.paused_at.is_none() {
+            self.next_at = calendar.next_after(self.since);
+        }
+        is_set_back
+    }
+
+    /// If the clock was set back far since the last decision: fire times follow from `now` on, and the one that was
+    /// next by the former clock is dropped. Returns whether the clock was.
+    fn follow_clock(&mut self, now: UnixMicros) -> bool {
+        let is_set_back = self.since > now.plus(MOST_AHEAD);
+        if is_set_back {
+            self.since = now;
+            self.next_at = self.next_at.filter(|next_at| *next_at <= now);
+        }
+        is_set_back
     }
 
     /// When to look next. `None`: not before a change of the schedule.

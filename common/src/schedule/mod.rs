@@ -18,7 +18,7 @@ use crate::{
     time::UnixMicros,
 };
 pub use calendar::{Calendar, When};
-pub use decision::{FireDecision, STAND_IN_AFTER, ScheduleState};
+pub use decision::{FireDecision, MOST_AHEAD, STAND_IN_AFTER, ScheduleState};
 
 /// The largest payload of a schedule: it is read at each fire time, and written once more for each task.
 pub(crate) const MAX_PAYLOAD_BYTES: usize = 64 << 10;

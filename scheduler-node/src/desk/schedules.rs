@@ -73,10 +73,13 @@ impl Desk {
         }
         let now = self.now();
         let mut standing = match &before {
-            Some(before) if before.rules.when == valid.rules.when => before.standing,
             Some(before) => {
                 let mut standing = before.standing;
-                standing.change(&valid.calendar, now);
+                if before.rules.when == valid.rules.when {
+                    standing.correct(&valid.calendar, now);
+                } else {
+                    standing.change(&valid.calendar, now);
+                }
                 standing
             }
             None => ScheduleState::new(&valid.calendar, now),

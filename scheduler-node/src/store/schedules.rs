@@ -93,6 +93,14 @@ pub struct Unreadable {
     pub why: sqlx::Error,
 }
 
+/// The number of schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScheduleCount {
+    pub schedules: i64,
+    /// Those whose `since` lies far ahead of the clock: it was set back.
+    pub ahead: i64,
+}
+
 /// The schedules that are due for a decision.
 #[derive(Debug)]
 pub struct DueSchedules {
@@ -128,7 +136,7 @@ impl ScheduleRecord {
 impl Database {
     /// Reads one schedule. `None`: there is no such schedule.
     pub async fn schedule_read(&self, name: &ScheduleName) -> Result<Option<ScheduleRecord>, Error> {
-        Ok(self.schedule_records(Some(name), None, 1, None).await?.pop())
+        Ok(self.schedule_rows(Some(name), None, 1, None, ScheduleRecord::read).await?.pop())
     }
 
     /// Lists at most `limit` schedules whose names come after `after`, by name, without their payloads. `queues`:
@@ -139,20 +147,30 @@ impl Database {
         limit: i64,
         queues: Option<&[String]>,
     ) -> Result<Vec<ScheduleRecord>, Error> {
-        self.schedule_records(None, after, limit, queues).await
+        self.schedule_rows(None, after, limit, queues, ScheduleRecord::read).await
     }
 
-    async fn schedule_records(
+    /// Lists schedules of all queues like [`Self::schedule_list`]. One that cannot be read keeps its place.
+    pub async fn schedule_page(
+        &self,
+        after: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<Result<ScheduleRecord, Unreadable>>, Error> {
+        self.schedule_rows(None, after, limit, None, readable).await
+    }
+
+    async fn schedule_rows<T>(
         &self,
         name: Option<&ScheduleName>,
         after: Option<&str>,
         limit: i64,
         queues: Option<&[String]>,
-    ) -> Result<Vec<ScheduleRecord>, Error> {
+        read: fn(&PgRow) -> Result<T, sqlx::Error>,
+    ) -> Result<Vec<T>, Error> {
         self.run(StoreOp::ScheduleRead, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_read.sql"));
             let query = query.bind(name.map(ScheduleName::as_str)).bind(after).bind(limit).bind(queues);
-            query.fetch_all(&pool).await?.iter().map(ScheduleRecord::read).collect()
+            query.fetch_all(&pool).await?.iter().map(read).collect()
         })
         .await
     }
@@ -264,9 +282,12 @@ impl Database {
         .await
     }
 
-    pub async fn schedule_count(&self) -> Result<i64, Error> {
+    /// Counts the schedules, and those whose `since` is more than `ahead` ahead of the clock.
+    pub async fn schedule_count(&self, ahead: Duration) -> Result<ScheduleCount, Error> {
         self.run(StoreOp::ScheduleCount, |pool| async move {
-            sqlx::query(include_str!("queries/schedule_count.sql")).fetch_one(&pool).await?.try_get("schedules")
+            let query = sqlx::query(include_str!("queries/schedule_count.sql")).bind(interval(ahead));
+            let row = query.fetch_one(&pool).await?;
+            Ok(ScheduleCount { schedules: row.try_get("schedules")?, ahead: row.try_get("ahead")? })
         })
         .await
     }
@@ -317,12 +338,13 @@ fn written(row: &PgRow) -> Result<ScheduleWrite, sqlx::Error> {
 }
 
 fn due(row: &PgRow) -> Result<Result<DueSchedule, Unreadable>, sqlx::Error> {
-    let (name, revision) = (schedule_name(row, "name")?, Revision(row.try_get("revision")?));
     let pending = row.try_get("pending")?;
-    Ok(match ScheduleRecord::read(row) {
-        Ok(record) => Ok(DueSchedule { record, pending }),
-        Err(why) => Err(Unreadable { name, revision, why }),
-    })
+    Ok(readable(row)?.map(|record| DueSchedule { record, pending }))
+}
+
+fn readable(row: &PgRow) -> Result<Result<ScheduleRecord, Unreadable>, sqlx::Error> {
+    let (name, revision) = (schedule_name(row, "name")?, Revision(row.try_get("revision")?));
+    Ok(ScheduleRecord::read(row).map_err(|why| Unreadable { name, revision, why }))
 }
 
 fn fire(row: &PgRow) -> Result<FireRecord, sqlx::Error> {

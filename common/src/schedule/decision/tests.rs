@@ -153,6 +153,29 @@ fn a_change_leaves_what_has_come_and_counts_from_then_on() {
     assert_eq!(turn.missed, 0);
 }
 
+#[test]
+fn after_the_clock_was_set_back_by_a_day_fire_times_go_on_at_once() {
+    let rules = rules(Overlap::Allow, 10, 60_000);
+    let calendar = rules.when.calendar().unwrap();
+    let ahead = ScheduleState { since: at(86_500), ..standing(86_510) };
+    let expected = ScheduleState { since: at(104), ..standing(110) };
+    let [mut corrected, mut changed, mut resumed] = [ahead; 3];
+    assert!(corrected.correct(&calendar, at(104)));
+    changed.change(&calendar, at(104));
+    resumed.pause(at(103));
+    assert_eq!(resumed.next_at, None);
+    resumed.resume(&calendar, at(104));
+    assert_eq!([corrected, changed, resumed], [expected; 3]);
+
+    let mut paused = ScheduleState { paused_at: Some(at(86_505)), ..ahead };
+    assert!(paused.correct(&calendar, at(104)));
+    assert_eq!((paused.next_at, paused.since), (None, at(104)));
+    // What was decided ahead is no sign of it, nor is a server whose clock is a minute behind.
+    let mut decided = ScheduleState { since: at(100), ..standing(110) };
+    assert!(!decided.correct(&calendar, at(37)));
+    assert_eq!(decided.next_at, Some(at(110)));
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Look { unfinished: bool },

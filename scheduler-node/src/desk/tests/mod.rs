@@ -3,6 +3,7 @@
 mod bulk;
 mod collect;
 pub(crate) mod drain;
+mod firer;
 mod limits;
 mod moves;
 mod queues;

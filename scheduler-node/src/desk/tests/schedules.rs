@@ -22,7 +22,7 @@ use crate::{
     working_set::failures::tests::Log,
 };
 
-fn name(text: &str) -> ScheduleName {
+pub(super) fn name(text: &str) -> ScheduleName {
     ScheduleName::new(text)
 }
 
@@ -30,12 +30,12 @@ fn schedule(json: &str) -> ScheduleRequest {
     ScheduleRequest::parse(json).expect("a schedule")
 }
 
-fn hourly(more: &str) -> ScheduleRequest {
+pub(super) fn hourly(more: &str) -> ScheduleRequest {
     schedule(&format!(r#"{{"queue":"mails","every_ms":3600000,"catch_up_ms":86400000{more}}}"#))
 }
 
 /// A firer of its own beside the desk, on the master or on another node, and its metrics.
-fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
+pub(super) fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
     let metrics = Arc::new(Metrics::register(&Registry::new()).expect("a fresh registry takes them"));
     let term = master.then(|| Term::from_revision(1));
     let firer = Firer::new(
@@ -60,7 +60,7 @@ async fn look(firer: &Firer) {
 }
 
 /// Sets the schedule back: its last `hours` fire times have passed and no firer has looked.
-async fn set_back(test: &TestDatabase, hours: i32) {
+pub(super) async fn set_back(test: &TestDatabase, hours: i32) {
     sqlx::query(
         "UPDATE duetime.schedule
             SET next_at = date_trunc('hour', clock_timestamp()) - ($1 - 1) * interval '1 hour',

@@ -10,6 +10,8 @@
 //! schedule fires although the master has died or etcd is away. If the loop stops everywhere, fire times are made
 //! up later, as far back as each schedule says.
 
+mod count;
+
 use std::{
     collections::VecDeque,
     sync::Arc,
@@ -17,7 +19,7 @@ use std::{
 };
 
 use common::{
-    ids::{ScheduleName, TaskId},
+    ids::{ScheduleName, TaskId, Term},
     schedule::{Fire, FireDecision, Overlap, STAND_IN_AFTER, overlaps},
     shard::route::bound_to,
     task::NewTask,
@@ -126,12 +128,12 @@ impl Firer {
 
     pub async fn run(self, stop: CancellationToken) {
         let mut is_logged = false;
-        let mut counted: Option<Instant> = None;
+        let (mut counted, mut corrected): (Option<Instant>, Option<Term>) = (None, None);
         let mut glances = self.store.home().glances();
         loop {
             glances.mark_unchanged();
             if counted.is_none_or(|counted| counted.elapsed() > COUNT_EVERY) {
-                self.count().await;
+                self.count(&mut corrected).await;
                 counted = Some(Instant::now());
             }
             let pause = self.look_if_fit().await.unwrap_or_else(|error| {
@@ -403,14 +405,6 @@ impl Firer {
     async fn put_aside(&self, Unreadable { name, revision, why }: Unreadable) {
         tracing::error!(schedule = %name, error = %why, "this version cannot read a schedule");
         self.postpone(&name, revision, POSTPONE_UNREADABLE).await;
-    }
-
-    async fn count(&self) {
-        let _work = at_work();
-        let schedules = if self.is_master() { self.store.home().schedule_count().await.ok() } else { Some(0) };
-        if let Some(schedules) = schedules {
-            self.metrics.schedules.set(schedules);
-        }
     }
 }
 

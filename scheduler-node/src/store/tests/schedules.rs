@@ -13,7 +13,7 @@ use super::{
     until_waiting,
 };
 use crate::{
-    store::schedules::{ScheduleContents, ScheduleQuota, ScheduleRecord, ScheduleWrite},
+    store::schedules::{ScheduleContents, ScheduleCount, ScheduleQuota, ScheduleRecord, ScheduleWrite},
     supervise::spawn_child,
 };
 
@@ -99,7 +99,12 @@ async fn a_schedule_reads_back_and_pages_go_by_name() {
         |records: Vec<ScheduleRecord>| records.into_iter().map(|record| record.name.to_string()).collect::<Vec<_>>();
     assert_eq!(names(test.database.schedule_list(None, 2, None).await.unwrap()), ["a", "b"]);
     assert_eq!(names(test.database.schedule_list(Some("b"), 2, None).await.unwrap()), ["c"]);
-    assert_eq!(test.database.schedule_count().await.unwrap(), 3);
+    sqlx::query("UPDATE duetime.schedule SET since = clock_timestamp() + interval '1 day' WHERE name = 'a'")
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    let count = test.database.schedule_count(Duration::from_secs(60)).await.unwrap();
+    assert_eq!(count, ScheduleCount { schedules: 3, ahead: 1 });
     let rules = rules("others");
     assert!(put(&test, kept.name.as_str(), &rules, NONE).await.is_none(), "one is there");
 }

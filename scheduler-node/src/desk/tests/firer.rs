@@ -1,0 +1,73 @@
+//! The firer beside a clock that was set back.
+
+use common::{schedule::ScheduleState, time::UnixMicros, wire::ScheduleRequest};
+
+use super::{
+    Counter, fresh,
+    schedules::{firer, hourly, name},
+};
+use crate::store::tests::fixture::{self, TestDatabase};
+
+const HOUR_MS: i64 = 3_600_000;
+
+/// Moves the schedules a day ahead, as a clock that is a day ahead for a moment leaves them.
+async fn set_ahead(test: &TestDatabase) {
+    sqlx::query(
+        "UPDATE duetime.schedule
+            SET next_at = next_at + interval '1 day', since = since + interval '1 day', wake_at = wake_at + interval '1 day'",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+}
+
+async fn standing(counter: &Counter) -> ScheduleState {
+    counter.store.home().schedule_read(&name("s")).await.unwrap().expect("there").standing
+}
+
+/// The schedule fires at its next hour, and a node looks at it then.
+async fn assert_on_time(counter: &Counter, test: &TestDatabase) {
+    let (standing, now) = (standing(counter).await, fixture::now(&test.pool).await);
+    let next_at = standing.next_at.expect("it goes on");
+    assert!(next_at <= now.shifted(HOUR_MS) && standing.since <= now, "{standing:?} at {now}");
+    let wake_at: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT wake_at FROM duetime.schedule").fetch_one(&test.pool).await.unwrap();
+    assert!(UnixMicros::from(wake_at) <= next_at, "{wake_at}");
+}
+
+#[tokio::test]
+async fn a_put_or_a_resume_has_a_schedule_go_on_after_the_clock_was_set_back() {
+    let (counter, test) = fresh().await;
+    let put = async |request: ScheduleRequest| counter.desk.schedule_put(name("s"), request).await.expect("put");
+    put(hourly("")).await;
+    set_ahead(&test).await;
+    put(hourly("")).await;
+    assert_on_time(&counter, &test).await;
+
+    set_ahead(&test).await;
+    put(ScheduleRequest::parse(r#"{"queue":"mails","every_ms":1800000}"#).expect("a schedule")).await;
+    assert_on_time(&counter, &test).await;
+
+    set_ahead(&test).await;
+    counter.desk.schedule_pause(name("s"), true).await.expect("paused");
+    counter.desk.schedule_pause(name("s"), false).await.expect("resumed");
+    assert_on_time(&counter, &test).await;
+}
+
+#[tokio::test]
+async fn the_master_corrects_schedules_whose_clock_was_set_back() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    let (master, _) = firer(&counter, true);
+    counter.store.home().look().await.expect("it answers");
+    let before = standing(&counter).await;
+    master.correct_all().await.expect("it answers");
+    assert_eq!(standing(&counter).await, before, "there is nothing to correct");
+    set_ahead(&test).await;
+    // This version cannot read it, and goes on with the others.
+    let unreadable = "INSERT INTO duetime.schedule (name, rules, payload, since) VALUES ('a', '{}', '', now())";
+    sqlx::query(unreadable).execute(&test.pool).await.unwrap();
+    master.correct_all().await.expect("it answers");
+    sqlx::query("DELETE FROM duetime.schedule WHERE name = 'a'").execute(&test.pool).await.unwrap();
+    assert_on_time(&counter, &test).await;
+}
