@@ -5,7 +5,7 @@
 //! hour. If the repeated hour contains it, it fires in the first of the two. Any other expression follows the clock:
 //! skipped times do not fire, and repeated times fire twice. Vixie's cron does the same.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use chrono_tz::Tz;
 use croner::{
@@ -121,6 +121,11 @@ impl Calendar {
             Self::Every { every_us } => UnixMicros::new((moment.micros().div_euclid(*every_us) + 1) * every_us),
         };
         Some(next).filter(|next| *next > moment && next.is_writable())
+    }
+
+    /// Whether `moment` is a fire time.
+    pub(super) fn fires_at(&self, moment: UnixMicros) -> bool {
+        self.next_after(moment.minus(Duration::from_micros(1))) == Some(moment)
     }
 
     /// The next `count` fire times after `moment`.

@@ -80,12 +80,18 @@ impl ScheduleState {
     /// Corrects a state that the calendar and the clock cannot have led to, and returns whether it was one. After a
     /// clock was set back far, fire times follow from `now` on. A fire time that was decided before has its key, so it
     /// gets no second task while the key is kept.
+    ///
+    /// The rules of a time zone change with a release. A `next_at` that the calendar does not have any more gives way
+    /// to the first fire time after `since`. One that is not after `since` is left of a former calendar, and stays.
     pub fn correct(&mut self, calendar: &Calendar, now: UnixMicros) -> bool {
-        let is_set_back = self.follow_clock(now);
-        if is_set_back && self.next_at.is_none() && self.paused_at.is_none() {
-            self.next_at = calendar.next_after(self.since);
+        let before = *self;
+        let is_dropped = self.follow_clock(now) && self.next_at.is_none();
+        let is_wrong = self.next_at.is_some_and(|next_at| next_at > self.since && !calendar.fires_at(next_at));
+        if is_dropped || is_wrong {
+            let until = self.paused_at.map_or(UnixMicros::LAST, |paused_at| paused_at.min(now));
+            self.next_at = calendar.next_after(self.since).filter(|next_at| *next_at <= until);
         }
-        is_set_back
+        *self != before
     }
 
     /// If the clock was set back far since the last decision: fire times follow from `now` on, and the one that was
@@ -124,7 +130,14 @@ impl FireDecision {
     /// Decides at `now`. `unfinished` says whether the schedule's last task is unfinished. A finished task stays
     /// finished, so the fire time may then be decided ahead. While the task is unfinished, the decision waits for the
     /// fire time itself.
-    pub fn decide(rules: &Rules, calendar: &Calendar, state: ScheduleState, unfinished: bool, now: UnixMicros) -> Self {
+    pub fn decide(
+        rules: &Rules,
+        calendar: &Calendar,
+        mut state: ScheduleState,
+        unfinished: bool,
+        now: UnixMicros,
+    ) -> Self {
+        state.correct(calendar, now);
         let decision = Self { fires: Vec::new(), skipped: 0, missed: 0, state, wake_at: None };
         decision.buffered(rules.overlap, unfinished).fired(rules, calendar, unfinished, now)
     }

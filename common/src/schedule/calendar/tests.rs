@@ -30,6 +30,18 @@ fn a_moment_in_the_hour_that_spring_skips_fires_once_right_after_it() {
 }
 
 #[test]
+fn a_fire_time_is_one_also_around_the_hours_that_are_skipped_or_repeated() {
+    for text in ["30 2 * * *", "0 2 * * *", "*/30 * * * *"] {
+        let calendar = cron(text, "Europe/Berlin").calendar().unwrap();
+        for from in ["2026-03-28T23:00:00Z", "2026-10-24T23:00:00Z"] {
+            for at in calendar.next_times(moment(from), 8) {
+                assert!(calendar.fires_at(at) && !calendar.fires_at(at.shifted(1)), "{text} at {at}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_moment_in_the_hour_that_autumn_repeats_fires_once() {
     assert_eq!(
         next("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00Z", 2),
@@ -140,6 +152,7 @@ proptest! {
         let gap_us = times[1].since(times[0]).as_micros() as f64;
         let between = UnixMicros::new(times[0].micros() + (gap_us * part) as i64);
         prop_assert_eq!(calendar.next_after(between), Some(times[1]));
+        prop_assert!(times.iter().all(|at| calendar.fires_at(*at)));
     }
 }
 

@@ -176,6 +176,23 @@ fn after_the_clock_was_set_back_by_a_day_fire_times_go_on_at_once() {
     assert_eq!(decided.next_at, Some(at(110)));
 }
 
+#[test]
+fn a_fire_time_that_the_calendar_does_not_have_any_more_does_not_fire() {
+    let rules = rules(Overlap::Allow, 10, 60_000);
+    let calendar = rules.when.calendar().unwrap();
+    let stale = ScheduleState { next_at: Some(at(100).shifted(500)), since: at(90), ..standing(0) };
+    let turn = take(&rules, stale, false, 101);
+    assert_eq!((turn.fires, turn.state.next_at), (vec![Fire { at: at(100), buffered: false }], Some(at(110))));
+
+    let mut corrected = stale;
+    assert!(corrected.correct(&calendar, at(91)) && !corrected.correct(&calendar, at(91)));
+    assert_eq!(corrected, ScheduleState { since: at(90), ..standing(100) });
+    // A change has left it: it had come before.
+    let mut left = ScheduleState { since: at(101), ..stale };
+    assert!(!left.correct(&calendar, at(101)));
+    assert_eq!(take(&rules, left, false, 101).fires[0].at, at(100).shifted(500));
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Look { unfinished: bool },

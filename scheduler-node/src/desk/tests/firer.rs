@@ -1,4 +1,4 @@
-//! The firer beside a clock that was set back.
+//! The firer beside a clock that was set back, and beside other rules of a time zone.
 
 use common::{schedule::ScheduleState, time::UnixMicros, wire::ScheduleRequest};
 
@@ -69,5 +69,18 @@ async fn the_master_corrects_schedules_whose_clock_was_set_back() {
     sqlx::query(unreadable).execute(&test.pool).await.unwrap();
     master.correct_all().await.expect("it answers");
     sqlx::query("DELETE FROM duetime.schedule WHERE name = 'a'").execute(&test.pool).await.unwrap();
+    assert_on_time(&counter, &test).await;
+}
+
+#[tokio::test]
+async fn the_master_corrects_a_fire_time_that_the_calendar_does_not_have_any_more() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    let before = standing(&counter).await;
+    let later = "UPDATE duetime.schedule SET next_at = next_at + interval '59 min', wake_at = wake_at + interval '59 min'";
+    sqlx::query(later).execute(&test.pool).await.unwrap();
+    counter.store.home().look().await.expect("it answers");
+    firer(&counter, true).0.correct_all().await.expect("it answers");
+    assert_eq!(standing(&counter).await, before);
     assert_on_time(&counter, &test).await;
 }

@@ -1,4 +1,5 @@
-//! The master's passes over all schedules: it counts them, and corrects those whose clock was set back.
+//! The master's passes over all schedules: it counts them, and corrects those whose clock was set back or whose time
+//! zone has other rules since an upgrade.
 
 use std::time::{Duration, Instant};
 
@@ -35,8 +36,8 @@ impl Firer {
         }
     }
 
-    /// Corrects each schedule that waits for a moment which the present clock cannot have led to. It would make no
-    /// task before that moment.
+    /// Corrects each schedule that waits for a moment which the present clock or calendar cannot have led to. Its right
+    /// fire time may be earlier, so its next look would come too late.
     pub(crate) async fn correct_all(&self) -> Result<(), Error> {
         let mut after: Option<ScheduleName> = None;
         loop {
