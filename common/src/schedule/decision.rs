@@ -105,6 +105,33 @@ impl ScheduleState {
         is_set_back
     }
 
+    /// The next `count` fire times after `now`: those that are decided, up to `last_fire_at`, and those to come.
+    pub fn next_times(
+        &self,
+        calendar: &Calendar,
+        last_fire_at: Option<UnixMicros>,
+        now: UnixMicros,
+        count: usize,
+    ) -> Vec<UnixMicros> {
+        let next_at = match self.next_at {
+            Some(next_at) if next_at <= now => calendar.next_after(now.max(self.since)),
+            next_at => next_at,
+        };
+        let last = last_fire_at.filter(|last| *last > now && next_at.is_none_or(|next_at| *last < next_at));
+        let decided = match last {
+            // Several are decided ahead where the interval is short.
+            Some(last) if calendar.fires_at(last) => {
+                let mut decided = calendar.next_times(now, count);
+                decided.retain(|at| *at <= last);
+                decided
+            }
+            // It is left of a former calendar.
+            last => last.into_iter().collect(),
+        };
+        let to_come = std::iter::successors(next_at, |last| calendar.next_after(*last));
+        decided.into_iter().chain(to_come).take(count).collect()
+    }
+
     /// When to look next. `None`: not before a change of the schedule.
     pub fn wake_at(&self, now: UnixMicros) -> Option<UnixMicros> {
         let next = self.next_at.map(|next_at| next_at.minus(AHEAD));

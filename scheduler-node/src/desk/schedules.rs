@@ -193,7 +193,8 @@ impl Desk {
     fn whole_view(&self, record: &ScheduleRecord, next: usize) -> ScheduleView {
         let paused = record.standing.paused_at.is_some();
         let calendar = record.rules.when.calendar().ok().filter(|_| !paused);
-        let now = self.now();
+        let next_times =
+            |calendar: Calendar| record.standing.next_times(&calendar, record.last_fire_at, self.now(), next);
         ScheduleView {
             name: record.name.clone(),
             rules: record.rules.clone(),
@@ -201,7 +202,7 @@ impl Desk {
             payload: None,
             payload_base64: None,
             data_hidden: false,
-            next_fire_times: calendar.map(|calendar| calendar.next_times(now, next)).unwrap_or_default(),
+            next_fire_times: calendar.map(next_times).unwrap_or_default(),
             buffered_at: record.standing.buffered_at,
             last_fire_at: record.last_fire_at,
             last_task_id: record.last_task,

@@ -193,6 +193,22 @@ fn a_fire_time_that_the_calendar_does_not_have_any_more_does_not_fire() {
     assert_eq!(take(&rules, left, false, 101).fires[0].at, at(100).shifted(500));
 }
 
+#[test]
+fn the_next_fire_times_are_those_that_come() {
+    let rules = rules(Overlap::Allow, 10, 60_000);
+    let calendar = rules.when.calendar().unwrap();
+    let next = |standing: ScheduleState, last_s: Option<i64>, now_s| {
+        let times = standing.next_times(&calendar, last_s.map(at), at(now_s), 3);
+        times.into_iter().map(|at| at.micros() / SECOND_US).collect::<Vec<_>>()
+    };
+    let decided = ScheduleState { since: at(107), ..standing(110) };
+    assert_eq!(next(decided, Some(107), 104), [107, 110, 120], "a former calendar has decided 107");
+    assert_eq!(next(ScheduleState { since: at(120), ..standing(130) }, Some(120), 104), [110, 120, 130]);
+    assert_eq!(next(ScheduleState { since: at(110), ..standing(120) }, None, 104), [120, 130, 140]);
+    assert_eq!(next(standing(110), Some(100), 115), [120, 130, 140], "110 has come");
+    assert_eq!(next(standing(110), Some(86_500), 105), [110, 120, 130], "the clock was set back");
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Look { unfinished: bool },

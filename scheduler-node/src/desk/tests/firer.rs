@@ -77,7 +77,8 @@ async fn the_master_corrects_a_fire_time_that_the_calendar_does_not_have_any_mor
     let (counter, test) = fresh().await;
     counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
     let before = standing(&counter).await;
-    let later = "UPDATE duetime.schedule SET next_at = next_at + interval '59 min', wake_at = wake_at + interval '59 min'";
+    let later =
+        "UPDATE duetime.schedule SET next_at = next_at + interval '59 min', wake_at = wake_at + interval '59 min'";
     sqlx::query(later).execute(&test.pool).await.unwrap();
     counter.store.home().look().await.expect("it answers");
     firer(&counter, true).0.correct_all().await.expect("it answers");

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use common::{
     ids::{QueueName, ScheduleName, TaskId, Term},
     queue::QueuePolicy,
+    time::UnixMicros,
     wire::{NamePage, NextQuery, QueueRequest, ScheduleRequest},
 };
 use prometheus::Registry;
@@ -16,7 +17,7 @@ use crate::{
     metrics::Metrics,
     store::{
         settle::{Finish, Report},
-        tests::fixture::TestDatabase,
+        tests::fixture::{self, TestDatabase},
     },
     supervise::spawn_child,
     working_set::failures::tests::Log,
@@ -164,6 +165,22 @@ async fn a_schedule_is_put_shown_paused_run_and_deleted() {
     }
     let never = desk.schedule_put(name("s"), schedule(r#"{"queue":"mails","cron":"0 0 30 2 *"}"#)).await;
     assert_eq!(never.expect_err("no such day").field.as_deref(), Some("cron"));
+}
+
+#[tokio::test]
+async fn the_next_fire_times_that_are_shown_are_those_that_come() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    // A fire time is decided ahead.
+    let decide = "UPDATE duetime.schedule SET since = clock_timestamp() + interval '30.5 s', last_fire_at = $1";
+    for last_fire_at in [None, Some(fixture::now(&test.pool).await.shifted(29_500))] {
+        sqlx::query(decide).bind(last_fire_at.map(UnixMicros::to_utc)).execute(&test.pool).await.unwrap();
+        let put = schedule(r#"{"queue":"mails","every_ms":1000}"#);
+        let shown = counter.desk.schedule_put(name("s"), put).await.expect("put").view.next_fire_times;
+        let next_at = counter.store.home().schedule_read(&name("s")).await.unwrap().expect("there").standing.next_at;
+        let expected: Vec<UnixMicros> = last_fire_at.into_iter().chain(next_at).collect();
+        assert_eq!(shown[..expected.len()], expected);
+    }
 }
 
 #[tokio::test]
