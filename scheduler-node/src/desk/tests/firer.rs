@@ -1,10 +1,13 @@
-//! The firer beside a clock that was set back, and beside other rules of a time zone.
+//! The firer beside a clock that was set back, other rules of a time zone, and a database that is slow.
 
-use common::{schedule::ScheduleState, time::UnixMicros, wire::ScheduleRequest};
+use std::time::Duration;
+
+use common::{ids::ShardId, schedule::ScheduleState, time::UnixMicros, wire::ScheduleRequest};
 
 use super::{
     Counter, fresh,
-    schedules::{firer, hourly, name},
+    schedules::{firer, hourly, made, name, set_back},
+    with_two_databases,
 };
 use crate::store::tests::fixture::{self, TestDatabase};
 
@@ -84,4 +87,30 @@ async fn the_master_corrects_a_fire_time_that_the_calendar_does_not_have_any_mor
     firer(&counter, true).0.correct_all().await.expect("it answers");
     assert_eq!(standing(&counter).await, before);
     assert_on_time(&counter, &test).await;
+}
+
+#[tokio::test]
+async fn a_database_that_is_silent_delays_no_schedule_whose_last_task_is_in_another() {
+    let (counter, tests) = with_two_databases().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    let add = "INSERT INTO duetime.schedule (name, rules, payload, since, last_task)
+               SELECT $1::text || g, rules, payload, since, $3::uuid
+                 FROM duetime.schedule, generate_series(1, $2::int) AS g WHERE name = 's'";
+    for (kind, count, shard) in [("slow", 80, 64), ("quick", 1, 0)] {
+        let last = fixture::fresh_id_of(ShardId::new(shard)).uuid();
+        sqlx::query(add).bind(kind).bind(count).bind(last).execute(&tests[0].pool).await.unwrap();
+    }
+    sqlx::query("DELETE FROM duetime.schedule WHERE name = 's'").execute(&tests[0].pool).await.unwrap();
+    set_back(&tests[0], 1).await;
+    let mut holder = tests[1].pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.task").execute(&mut *holder).await.unwrap();
+    let (master, metrics) = firer(&counter, true);
+    // A question about each of them, four at a time, would take 20 s.
+    let look = tokio::time::timeout(Duration::from_secs(10), master.look()).await;
+    look.expect("it asks once").expect("the first database answers");
+    assert_eq!(made(&metrics), 1);
+    let later = "SELECT count(*) FROM duetime.schedule WHERE name LIKE 'slow%' AND wake_at > now() - interval '1 min'";
+    let postponed: i64 = sqlx::query_scalar(later).fetch_one(&tests[0].pool).await.unwrap();
+    assert_eq!(postponed, 80);
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
 }

@@ -51,7 +51,7 @@ pub(super) fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
     (firer, metrics)
 }
 
-fn made(metrics: &Metrics) -> u64 {
+pub(super) fn made(metrics: &Metrics) -> u64 {
     metrics.schedule_fires.with_label_values(&["made"]).get()
 }
 

@@ -11,6 +11,7 @@
 //! up later, as far back as each schedule says.
 
 mod count;
+mod last_tasks;
 
 use std::{
     collections::VecDeque,
@@ -20,7 +21,7 @@ use std::{
 
 use common::{
     ids::{ScheduleName, TaskId, Term},
-    schedule::{Fire, FireDecision, Overlap, STAND_IN_AFTER, overlaps},
+    schedule::{Fire, FireDecision, STAND_IN_AFTER},
     shard::route::bound_to,
     task::NewTask,
     time::UnixMicros,
@@ -57,9 +58,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Any node takes on a decided fire time that has no task after this long. This is far longer than a healthy node
 /// takes, and still before the fire time.
 const HOLD: Duration = Duration::from_secs(2);
-
-/// The longest wait for the state of a schedule's last task: the other schedules wait with it.
-const HEAR_WITHIN: Duration = Duration::from_secs(1);
 
 /// The back-off of a schedule that cannot be decided at the moment.
 const POSTPONE: Duration = Duration::from_secs(1);
@@ -100,15 +98,6 @@ pub struct Firer {
     unknown: Failures,
     /// The schedules that could not be postponed, and the end of the back-off of each. A change of one ends it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
-}
-
-/// The reason why the state of a schedule's last task is unknown.
-#[derive(Debug, thiserror::Error)]
-enum LastTaskUnknown {
-    #[error("its database cannot be reached")]
-    Away,
-    #[error(transparent)]
-    Failed(#[from] Error),
 }
 
 impl Firer {
@@ -208,21 +197,28 @@ impl Firer {
     /// Decides schedules. Returns when the first of them is due again.
     async fn decide_all(&self, due: DueSchedules) -> Option<UnixMicros> {
         let (now, arrived) = (due.now, due.arrived);
-        let decided = futures::stream::iter(due.schedules)
-            .map(|schedule| async move {
-                match schedule {
-                    Ok(schedule) => self.decide(schedule, now, arrived).await,
-                    Err(unreadable) => {
-                        self.put_aside(unreadable).await;
-                        None
-                    }
-                }
-            })
+        let mut readable = Vec::with_capacity(due.schedules.len());
+        for schedule in due.schedules {
+            match schedule {
+                Ok(schedule) => readable.push(schedule),
+                Err(unreadable) => self.put_aside(unreadable).await,
+            }
+        }
+        let decided = self
+            .with_last_tasks(readable)
+            .map(|(schedule, unfinished)| self.decide(schedule, unfinished, now, arrived))
             .buffer_unordered(DECIDED_AT_ONCE);
         decided.filter_map(std::future::ready).collect::<Vec<_>>().await.into_iter().min()
     }
 
-    async fn decide(&self, due: DueSchedule, now: UnixMicros, arrived: Instant) -> Option<UnixMicros> {
+    /// Decides a schedule, unless it is unknown whether its last task is unfinished.
+    async fn decide(
+        &self,
+        due: DueSchedule,
+        unfinished: Option<bool>,
+        now: UnixMicros,
+        arrived: Instant,
+    ) -> Option<UnixMicros> {
         let name = due.record.name.clone();
         let calendar = match due.record.rules.when.calendar() {
             Ok(calendar) => calendar,
@@ -232,33 +228,14 @@ impl Firer {
                 return None;
             }
         };
-        let unfinished = match self.is_unfinished(&due).await {
-            Ok(unfinished) => unfinished,
-            Err(error) => {
-                tracing::debug!(schedule = %name, error = &error as &dyn std::error::Error, "cannot tell whether a schedule's last task is finished");
-                self.postpone(&name, due.record.revision, POSTPONE).await;
-                return None;
-            }
+        let Some(unfinished) = unfinished else {
+            self.postpone(&name, due.record.revision, POSTPONE).await;
+            return None;
         };
         let now = now.plus(arrived.elapsed());
         let turn = FireDecision::decide(&due.record.rules, &calendar, due.record.standing, unfinished, now);
         self.write(due.record, &turn).await;
         turn.wake_at
-    }
-
-    /// Whether a new task would overlap the last one.
-    async fn is_unfinished(&self, due: &DueSchedule) -> Result<bool, LastTaskUnknown> {
-        let Some(last) = due.record.last_task.filter(|_| due.record.rules.overlap != Overlap::Allow) else {
-            return Ok(false);
-        };
-        if due.pending {
-            return Ok(true);
-        }
-        let database = self.fit(last).ok_or(LastTaskUnknown::Away)?;
-        let standing = tokio::time::timeout(HEAR_WITHIN, database.task_standing(&[last])).await;
-        let standing = standing.map_err(|_| LastTaskUnknown::Away)??;
-        let book = self.books.load();
-        Ok(standing.iter().any(|task| overlaps(task.state, book.get(&task.queue).policy.settle)))
     }
 
     /// The database of a task, if the prober finds that it answers.

@@ -1,0 +1,82 @@
+//! What the databases tell about the last tasks of due schedules.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use common::{
+    ids::{DatabaseName, TaskId},
+    schedule::{Overlap, overlaps},
+};
+use futures::{
+    Stream, StreamExt,
+    stream::{self, FuturesUnordered},
+};
+
+use super::Firer;
+use crate::store::{Database, Error, schedules::DueSchedule};
+
+/// The longest wait for the states of last tasks. The schedules whose last tasks are elsewhere do not wait for them,
+/// but the next look does.
+const HEAR_WITHIN: Duration = Duration::from_secs(1);
+
+/// The reason why the states of last tasks are unknown.
+#[derive(Debug, thiserror::Error)]
+enum LastTaskUnknown {
+    #[error("their database does not answer")]
+    Silent,
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+impl Firer {
+    /// Adds to each schedule whether a new task would overlap its last one. `None`: this is unknown. Each database
+    /// answers for all of its tasks at once, so a silent one delays the schedules of no other.
+    pub(super) fn with_last_tasks(&self, due: Vec<DueSchedule>) -> impl Stream<Item = (DueSchedule, Option<bool>)> {
+        let mut known = Vec::new();
+        let mut asked: BTreeMap<DatabaseName, (Arc<Database>, Vec<(DueSchedule, TaskId)>)> = BTreeMap::new();
+        for schedule in due {
+            let may_overlap = schedule.record.rules.overlap == Overlap::Allow;
+            let Some(last) = schedule.record.last_task.filter(|_| !may_overlap) else {
+                known.push((schedule, Some(false)));
+                continue;
+            };
+            if schedule.pending {
+                known.push((schedule, Some(true)));
+            } else if let Some(database) = self.fit(last) {
+                let group = asked.entry(database.name().clone());
+                group.or_insert_with(|| (Arc::clone(database), Vec::new())).1.push((schedule, last));
+            } else {
+                known.push((schedule, None));
+            }
+        }
+        let asking =
+            asked.into_values().map(|(database, schedules)| async move { self.ask(&database, schedules).await });
+        stream::select(stream::iter(known), asking.collect::<FuturesUnordered<_>>().flat_map(stream::iter))
+    }
+
+    async fn ask(
+        &self,
+        database: &Database,
+        schedules: Vec<(DueSchedule, TaskId)>,
+    ) -> Vec<(DueSchedule, Option<bool>)> {
+        let last: Vec<TaskId> = schedules.iter().map(|(_, last)| *last).collect();
+        let unfinished = self.unfinished(database, &last).await.inspect_err(|error| {
+            let (database, schedules) = (database.name(), last.len());
+            tracing::debug!(%database, schedules, error = error as &dyn std::error::Error, "cannot tell whether the last tasks of schedules are finished");
+        });
+        let is_unfinished = |last: TaskId| unfinished.as_ref().ok().map(|unfinished| unfinished.contains(&last));
+        schedules.into_iter().map(|(schedule, last)| (schedule, is_unfinished(last))).collect()
+    }
+
+    /// The tasks among `last` which a new task would overlap.
+    async fn unfinished(&self, database: &Database, last: &[TaskId]) -> Result<BTreeSet<TaskId>, LastTaskUnknown> {
+        let standing = tokio::time::timeout(HEAR_WITHIN, database.task_standing(last)).await;
+        let standing = standing.map_err(|_| LastTaskUnknown::Silent)??;
+        let book = self.books.load();
+        let blocks = standing.iter().filter(|task| overlaps(task.state, book.get(&task.queue).policy.settle));
+        Ok(blocks.map(|task| task.id).collect())
+    }
+}
