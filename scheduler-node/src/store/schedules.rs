@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use common::{
-    ids::{ScheduleName, TaskId},
+    ids::{ScheduleName, ShardId, TaskId},
     schedule::{Fire, FireDecision, Rules, ScheduleState},
     time::UnixMicros,
 };
@@ -292,10 +292,18 @@ impl Database {
         .await
     }
 
-    /// Takes over, for `hold`, at most `most` decided fire times whose node has not written their tasks in time.
-    pub async fn fire_take(&self, hold: Duration, most: i64) -> Result<Vec<Result<FireRecord, sqlx::Error>>, Error> {
+    /// Takes over, for `hold`, at most `most` decided fire times whose node has not written their tasks in time, and
+    /// whose tasks belong to the shards in `reachable`.
+    pub async fn fire_take(
+        &self,
+        hold: Duration,
+        most: i64,
+        reachable: &[ShardId],
+    ) -> Result<Vec<Result<FireRecord, sqlx::Error>>, Error> {
+        let reachable = super::numbers(reachable);
         self.run(StoreOp::FireTake, |pool| async move {
-            let query = sqlx::query(include_str!("queries/fire_take.sql")).bind(interval(hold)).bind(most);
+            let query = sqlx::query(include_str!("queries/fire_take.sql"));
+            let query = query.bind(interval(hold)).bind(most).bind(reachable);
             Ok(query.fetch_all(&pool).await?.iter().map(fire).collect())
         })
         .await

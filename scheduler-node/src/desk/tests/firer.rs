@@ -1,15 +1,23 @@
-//! The firer beside a clock that was set back, other rules of a time zone, and a database that is slow.
+//! The firer beside a clock that was set back, other rules of a time zone, and a database that is slow or away.
 
 use std::time::Duration;
 
-use common::{ids::ShardId, schedule::ScheduleState, time::UnixMicros, wire::ScheduleRequest};
+use common::{
+    ids::{DatabaseName, ShardId},
+    schedule::ScheduleState,
+    time::UnixMicros,
+    wire::ScheduleRequest,
+};
 
 use super::{
     Counter, fresh,
-    schedules::{firer, hourly, made, name, set_back},
+    schedules::{firer, firer_among, hourly, made, name, set_back},
     with_two_databases,
 };
-use crate::store::tests::fixture::{self, TestDatabase};
+use crate::{
+    loops::upkeep::prober::{NodeFitness, Unfit},
+    store::tests::fixture::{self, TestDatabase},
+};
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -113,4 +121,24 @@ async fn a_database_that_is_silent_delays_no_schedule_whose_last_task_is_in_anot
     let postponed: i64 = sqlx::query_scalar(later).fetch_one(&tests[0].pool).await.unwrap();
     assert_eq!(postponed, 80);
     sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+}
+
+#[tokio::test]
+async fn decided_fire_times_whose_database_is_away_are_left_alone_and_the_others_are_made() {
+    let (counter, tests) = with_two_databases().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    let decide = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+                  SELECT id, name, now(), false, rules, payload, now() - $2 * interval '1 s'
+                    FROM duetime.schedule, unnest($1::uuid[]) AS id";
+    for (count, shard, overdue_s) in [(1_000, 64, 60), (1, 0, 30)] {
+        let ids: Vec<_> = (0..count).map(|_| fixture::fresh_id_of(ShardId::new(shard)).uuid()).collect();
+        sqlx::query(decide).bind(ids).bind(overdue_s).execute(&tests[0].pool).await.unwrap();
+    }
+    let away = (DatabaseName::new("east"), Unfit::away("cut off".to_owned()));
+    let fitness = NodeFitness { unfit: [away].into(), ..NodeFitness::default() };
+    let (master, _) = firer_among(&counter, true, fitness);
+    assert!(master.look().await.expect("it answers") > Duration::ZERO);
+    let overdue = "SELECT count(*) FROM duetime.fire WHERE wake_at <= now()";
+    let overdue: i64 = sqlx::query_scalar(overdue).fetch_one(&tests[0].pool).await.unwrap();
+    assert_eq!(overdue, 1_000);
 }

@@ -37,6 +37,11 @@ pub(super) fn hourly(more: &str) -> ScheduleRequest {
 
 /// A firer of its own beside the desk, on the master or on another node, and its metrics.
 pub(super) fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
+    firer_among(counter, master, NodeFitness::default())
+}
+
+/// The same on a node that reaches these databases.
+pub(super) fn firer_among(counter: &Counter, master: bool, fitness: NodeFitness) -> (Firer, Arc<Metrics>) {
     let metrics = Arc::new(Metrics::register(&Registry::new()).expect("a fresh registry takes them"));
     let term = master.then(|| Term::from_revision(1));
     let firer = Firer::new(
@@ -44,7 +49,7 @@ pub(super) fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
         counter.desk.parts().submitter.clone(),
         Arc::clone(&counter.books),
         watch::channel(Mastership { term }).1,
-        watch::channel(NodeFitness::default()).1,
+        watch::channel(fitness).1,
         Arc::clone(&metrics),
         crate::working_set::set_aside::SetAside::default(),
     );

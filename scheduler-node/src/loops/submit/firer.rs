@@ -20,7 +20,7 @@ use std::{
 };
 
 use common::{
-    ids::{ScheduleName, TaskId, Term},
+    ids::{ScheduleName, ShardId, TaskId, Term},
     schedule::{Fire, FireDecision, STAND_IN_AFTER},
     shard::route::bound_to,
     task::NewTask,
@@ -184,10 +184,11 @@ impl Firer {
         let due = home.schedule_due(lag, READ_AT_ONCE, &self.left_alone()).await?;
         let (now, arrived, next_wake_at, found) = (due.now, due.arrived, due.next_wake_at, due.schedules.len());
         let woken = self.decide_all(due).await;
-        let left = home.fire_take(HOLD, READ_AT_ONCE).await?;
-        let more = i64::try_from(found.max(left.len())).is_ok_and(|read| read >= READ_AT_ONCE);
-        self.make(left.into_iter().filter_map(readable).collect());
-        if more {
+        let left = home.fire_take(HOLD, READ_AT_ONCE, &self.reachable_shards()).await?;
+        let is_full = |read: usize| i64::try_from(read).is_ok_and(|read| read >= READ_AT_ONCE);
+        let may_be_more_left = is_full(left.len());
+        let is_making = self.make(left.into_iter().filter_map(readable).collect());
+        if is_full(found) || may_be_more_left && is_making {
             return Ok(Duration::ZERO);
         }
         let wait = |wake_at: UnixMicros| wake_at.since(now.plus(arrived.elapsed())) + lag;
@@ -241,6 +242,13 @@ impl Firer {
     /// The database of a task, if the prober finds that it answers.
     fn fit(&self, id: TaskId) -> Option<&Arc<Database>> {
         self.store.of(id.shard()).filter(|database| self.fitness.borrow().is_fit(database.name()))
+    }
+
+    /// The shards whose databases answer, as the prober finds.
+    fn reachable_shards(&self) -> Vec<ShardId> {
+        let (map, fitness) = (self.store.places().load(), self.fitness.borrow());
+        let fit = self.store.databases().indexed().filter(|(_, database)| fitness.is_fit(database.name()));
+        fit.flat_map(|(index, _)| map.in_database(index)).collect()
     }
 
     /// Writes a decision, and makes its tasks at once.
@@ -312,17 +320,18 @@ impl Firer {
     }
 
     /// Has the tasks of decided fire times written in the background. If the outcome is unknown, a node takes them
-    /// on again after the hold.
-    fn make(&self, mut fires: Vec<FireRecord>) {
+    /// on again after the hold. Returns whether any is written.
+    fn make(&self, mut fires: Vec<FireRecord>) -> bool {
         fires.retain(|fire| self.fit(fire.id).is_some());
         let Some(room) = Arc::clone(&self.making).try_acquire_owned().ok().filter(|_| !fires.is_empty()) else {
-            return;
+            return false;
         };
         let this = self.clone();
         spawn_child(async move {
             this.write_tasks(fires).await;
             drop(room);
         });
+        true
     }
 
     async fn write_tasks(&self, fires: Vec<FireRecord>) {

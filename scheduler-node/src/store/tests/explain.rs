@@ -249,6 +249,7 @@ async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment
         test.pool.execute(fill).await.unwrap();
     }
     let mut connection = test.pool.acquire().await.unwrap();
+    let taken = format!("'2 s', 100, {}", shards());
     let cases = [
         (
             include_str!("../queries/schedule_due.sql"),
@@ -257,7 +258,7 @@ async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment
             "schedule_wake",
             "schedule",
         ),
-        (include_str!("../queries/fire_take.sql"), "interval, bigint", "'2 s', 100", "fire_wake", "fire"),
+        (include_str!("../queries/fire_take.sql"), "interval, bigint, int[]", &taken, "fire_wake", "fire"),
     ];
     for (sql, types, values, index, table) in cases {
         let plan = plan(&mut connection, sql, types, values).await;

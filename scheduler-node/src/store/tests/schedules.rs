@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use common::{
-    ids::{QueueName, ScheduleName, TaskId},
+    ids::{QueueName, ScheduleName, ShardId, TaskId},
     schedule::{Fire, FireDecision, Overlap, Rules, ScheduleState, When},
     time::UnixMicros,
 };
@@ -83,6 +83,10 @@ async fn decide(test: &TestDatabase, read: &ScheduleRecord, id: TaskId) -> Optio
     test.database.schedule_turn(&read.name, read.revision, &turn(), &[id], Duration::ZERO).await.unwrap()
 }
 
+fn all_shards() -> Vec<ShardId> {
+    fixture::all_shards().iter().collect()
+}
+
 async fn decided(test: &TestDatabase) -> Vec<uuid::Uuid> {
     sqlx::query_scalar("SELECT id FROM duetime.fire").fetch_all(&test.pool).await.unwrap()
 }
@@ -159,11 +163,16 @@ async fn a_decided_fire_time_stays_as_it_was_decided_whatever_becomes_of_its_sch
     let changed = test.database.schedule_change(&read.name, turned.revision, wish(&other, standing(2)), NONE).await;
     done(changed.unwrap()).expect("changed");
     assert!(test.database.schedule_delete(&read.name, None).await.unwrap());
-    let taken = test.database.fire_take(Duration::from_secs(60), 10).await.unwrap();
+    let others: Vec<ShardId> = all_shards().into_iter().filter(|shard| *shard != id.shard()).collect();
+    assert!(test.database.fire_take(Duration::from_secs(60), 10, &others).await.unwrap().is_empty());
+    let taken = test.database.fire_take(Duration::from_secs(60), 10, &all_shards()).await.unwrap();
     let fire = taken.into_iter().next().expect("one").expect("readable");
     assert_eq!((fire.id, fire.rules, fire.payload), (id, rules("mails"), b"{}".to_vec()));
     assert_eq!(fire.fire, turn().fires[0]);
-    assert!(test.database.fire_take(Duration::ZERO, 10).await.unwrap().is_empty(), "its taker has a minute");
+    assert!(
+        test.database.fire_take(Duration::ZERO, 10, &all_shards()).await.unwrap().is_empty(),
+        "its taker has a minute"
+    );
     test.database.fire_done(&[id]).await.unwrap();
     assert!(decided(&test).await.is_empty());
 }
@@ -179,9 +188,10 @@ async fn two_that_take_on_at_the_same_moment_get_different_fire_times() {
     sqlx::query("BEGIN").execute(&mut *first).await.unwrap();
     let taking = sqlx::query(include_str!("../queries/fire_take.sql"));
     let hold = crate::store::claim::interval(Duration::from_secs(60));
-    let held: Vec<sqlx::postgres::PgRow> = taking.bind(hold).bind(1_i64).fetch_all(&mut *first).await.unwrap();
+    let held: Vec<sqlx::postgres::PgRow> =
+        taking.bind(hold).bind(1_i64).bind(crate::store::numbers(&all_shards())).fetch_all(&mut *first).await.unwrap();
     let held: TaskId = crate::store::task_id(&held[0], "id").unwrap();
-    let taken = test.database.fire_take(Duration::from_secs(60), 10).await.unwrap();
+    let taken = test.database.fire_take(Duration::from_secs(60), 10, &all_shards()).await.unwrap();
     let ids: Vec<TaskId> = taken.into_iter().map(|fire| fire.unwrap().id).collect();
     assert!(ids.len() == 1 && ids[0] != held, "it neither waits nor takes the same: {ids:?}");
     sqlx::query("COMMIT").execute(&mut *first).await.unwrap();
