@@ -165,6 +165,11 @@ impl Problem {
         }
     }
 
+    /// Whether the problem is one of the moment: nothing was accepted, and the same request may pass later.
+    pub fn is_unavailable(&self) -> bool {
+        self.slug() == "unavailable"
+    }
+
     pub fn with_state(self, state: TaskState) -> Self {
         Self { state: Some(state), ..self }
     }
@@ -257,6 +262,7 @@ mod tests {
         ];
         for (problem, status, slug) in kinds {
             assert_eq!((problem.status, problem.slug()), (status, slug));
+            assert_eq!(problem.is_unavailable(), status == 503);
             let json = serde_json::to_string(&problem).unwrap();
             assert_eq!(serde_json::from_str::<Problem>(&json).unwrap(), problem);
         }

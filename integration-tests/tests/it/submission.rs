@@ -57,6 +57,20 @@ impl Producer {
         Ok(())
     }
 
+    /// Publishes tasks of the queue `later` with the keys 0, 1, 2 ... A key decides which database a task is for.
+    async fn publish_keyed(&self, messages: i64) -> Result<()> {
+        let due_ms = now_ms() + 3_600_000;
+        for number in 0..messages {
+            let headers = [
+                ("duetime-queue", long("later")),
+                ("duetime-due-ms", AMQPValue::LongLongInt(due_ms)),
+                ("duetime-key", long(&number.to_string())),
+            ];
+            self.publish(b"{}", &headers).await?;
+        }
+        Ok(())
+    }
+
     /// Submits one task, confirmed by the broker: from then on it may not be lost.
     async fn submit(&self, sandbox: &Sandbox, queue: &str, due_ms: i64) -> Result<Number> {
         let number = sandbox.ledger.submitting(queue, due_ms);
@@ -81,6 +95,46 @@ async fn until_stored(database: &mut PgConnection, tasks: i64) -> Result<()> {
     .await
 }
 
+/// How many of the messages of [`Producer::publish_keyed`] are for this database.
+async fn of_first(first: &mut PgConnection, messages: i64) -> Result<i64> {
+    let of_first = "SELECT count(*) FROM generate_series(0, $1::bigint - 1) AS n, duetime.meta AS m
+                     WHERE duetime.shard_of('later', false, NULL, n::text, m.shard_count)
+                           IN (SELECT id FROM duetime.shard WHERE status = 'here')";
+    Ok(sqlx::query_scalar(of_first).bind(messages).fetch_one(first).await?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_wait_for_a_node_that_started_while_the_first_of_two_databases_was_away() {
+    const MESSAGES: i64 = 100;
+    let sandbox = Sandbox::builder().databases(2).nodes(1).config("[queues]\nauto_create = false\n");
+    scenario(sandbox, async |sandbox| {
+        let producer = Producer::open(sandbox).await?;
+        sandbox.put_queues(&[("later", confirm())]).await?;
+        let fault = sandbox.ledger.fault("the first database stopped");
+        sandbox.postgres(0).stop_immediately().await?;
+        sandbox.kill(0);
+        let node = sandbox.node(0);
+        node.start()?;
+        producer.publish_keyed(MESSAGES).await?;
+        until("the node has taken the messages and gives them back", SOON, async || {
+            let log = std::fs::read_to_string(node.log()).ok()?;
+            log.contains("submitted messages are returned to the broker").then_some(())
+        })
+        .await?;
+        sandbox.postgres(0).restart().await?;
+        sandbox.ledger.heal(fault);
+        let mut first = PgConnection::connect(&sandbox.database_url(0)).await?;
+        let of_first = of_first(&mut first, MESSAGES).await?;
+        until_stored(&mut first, of_first).await.context("in the first database")?;
+        let mut second = PgConnection::connect(&sandbox.database_url(1)).await?;
+        until_stored(&mut second, MESSAGES - of_first).await.context("in the second database")?;
+        let aside = producer.get("duetime.submit.invalid").await?;
+        ensure!(aside.is_none(), "a message was set aside: {aside:?}");
+        node.wait_ready(SOON).await
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_become_tasks_while_more_of_them_wait_for_a_database_that_is_away_than_a_node_usually_holds() {
     const MESSAGES: i64 = 3_000;
@@ -89,21 +143,9 @@ async fn messages_become_tasks_while_more_of_them_wait_for_a_database_that_is_aw
         sandbox.put_queues(&[("later", confirm())]).await?;
         let fault = sandbox.ledger.fault("the second database stopped");
         sandbox.postgres(1).stop_immediately().await?;
-        let due_ms = now_ms() + 3_600_000;
-        for number in 0..MESSAGES {
-            // Its key decides which database a task is for.
-            let headers = [
-                ("duetime-queue", long("later")),
-                ("duetime-due-ms", AMQPValue::LongLongInt(due_ms)),
-                ("duetime-key", long(&number.to_string())),
-            ];
-            producer.publish(b"{}", &headers).await?;
-        }
+        producer.publish_keyed(MESSAGES).await?;
         let mut first = PgConnection::connect(&sandbox.database_url(0)).await?;
-        let of_first = "SELECT count(*) FROM generate_series(0, $1::bigint - 1) AS n, duetime.meta AS m
-                         WHERE duetime.shard_of('later', false, NULL, n::text, m.shard_count)
-                               IN (SELECT id FROM duetime.shard WHERE status = 'here')";
-        let of_first: i64 = sqlx::query_scalar(of_first).bind(MESSAGES).fetch_one(&mut first).await?;
+        let of_first = of_first(&mut first, MESSAGES).await?;
         ensure!((1_000..MESSAGES - 1_000).contains(&of_first), "{of_first} of the messages are for the first database");
         until_stored(&mut first, of_first).await.context("in the first database, while the second one is away")?;
         sandbox.postgres(1).restart().await?;

@@ -1,6 +1,6 @@
 //! The problems that answer a client when a store could not do what the request asked for.
 
-use common::wire::Problem;
+use common::{ids::QueueName, wire::Problem};
 
 use crate::{
     coordination::{self, EtcdOp},
@@ -77,6 +77,13 @@ pub(crate) fn put(put: Put) -> Result<Put, Problem> {
             Err(unstored(&SubmitError::Unavailable("a task with this key is held".to_owned())))
         }
     }
+}
+
+/// The problem for a queue that the node does not know while it cannot read the queues.
+pub(super) fn unread(queue: &QueueName) -> Problem {
+    let detail =
+        format!("the queues cannot be read, and this node does not know `{queue}` yet; nothing was changed, try again");
+    Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
 fn failed(error: &Error) -> Problem {

@@ -40,8 +40,8 @@ impl Desk {
     ) -> Result<PutSchedule, Problem> {
         let valid = request.validate(self.now(), &self.limits())?;
         self.require_queue(&valid.rules.queue)?;
-        self.read_unknown([&valid.rules.queue]).await;
-        self.admit_payload(&valid.rules.queue, &valid.payload)?;
+        let unread = self.read_unknown([&valid.rules.queue]).await;
+        self.admit_payload(&valid.rules.queue, &valid.payload, &unread)?;
         if !self.create_unknown([&valid.rules.queue]).await.is_empty() {
             return Err(self.no_queue_more(&valid.rules.queue));
         }

@@ -19,6 +19,9 @@ use crate::{
 /// The label of this source in the metrics.
 const SOURCE: &str = "http";
 
+/// Queues that are not in this node's book and that the first database does not show. Each may exist, with any policy.
+pub(super) type Unread = BTreeSet<QueueName>;
+
 /// The submitter's answer for a task, and the task's queue.
 pub(super) type Answered = (QueueName, Result<Accepted, SubmitError>);
 
@@ -137,8 +140,11 @@ impl Desk {
         // A message on its way to another exchange needs no queue of its own.
         let needs_queue = |task: &&ValidTask| task.envelope.is_none();
         let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).flat_map(queues_of).collect();
-        self.read_unknown(queues).await;
-        let admit = |task: ValidTask| if task.envelope.is_none() { self.admit(&task).map(|()| task) } else { Ok(task) };
+        let unread = self.read_unknown(queues).await;
+        let admit = |task: ValidTask| match task.envelope {
+            None => self.admit(&task, &unread).map(|()| task),
+            Some(_) => Ok(task),
+        };
         let tasks: Vec<_> = tasks.into_iter().map(|task| task.and_then(admit)).collect();
         let (mut tasks, admission) = self.within_limits(tasks, limited).await;
         let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).map(|task| &task.queue).collect();
@@ -173,16 +179,23 @@ impl Desk {
     }
 
     /// Refuses a task that its queue cannot take, and one that depends on tasks whose end it cannot learn.
-    pub(super) fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
+    fn admit(&self, task: &ValidTask, unread: &Unread) -> Result<(), Problem> {
         let book = self.parts().books.load();
         let placement = |queue: &QueueName| book.get(queue).policy.placement;
-        check_colocated(&task.depends_on, &task.queue, task.partition_key.as_deref(), placement)?;
-        self.admit_payload(&task.queue, &task.content.payload)
+        let colocated = check_colocated(&task.depends_on, &task.queue, task.partition_key.as_deref(), placement);
+        // The database checks the placement of the task's own queue again when it stores the task, and no other.
+        let others = task.depends_on.iter().map(|other| &other.queue).filter(|other| **other != task.queue);
+        let mut in_doubt = others.chain(colocated.is_err().then_some(&task.queue));
+        if let Some(queue) = in_doubt.find(|queue| unread.contains(*queue)) {
+            return Err(refusal::unread(queue));
+        }
+        colocated?;
+        self.admit_payload(&task.queue, &task.content.payload, unread)
     }
 
     /// Refuses a queue that does not exist where only requests create queues, and a payload that cannot have
     /// its queue's format.
-    pub(super) fn admit_payload(&self, queue: &QueueName, payload: &[u8]) -> Result<(), Problem> {
+    pub(super) fn admit_payload(&self, queue: &QueueName, payload: &[u8], unread: &Unread) -> Result<(), Problem> {
         let book = self.parts().books.load();
         if let Some(queue) = book.find(queue) {
             return Ok(format::check(queue.policy.format, payload)?);
@@ -190,19 +203,23 @@ impl Desk {
         if self.parts().auto_create {
             return Ok(());
         }
+        if unread.contains(queue) {
+            return Err(refusal::unread(queue));
+        }
         let detail = format!("there is no queue `{queue}`, and this cluster does not create queues on submission");
         Err(Problem::invalid_field("queue", detail))
     }
 
-    /// Reads those of `queues` that are not in this node's book, if they exist.
-    pub(super) async fn read_unknown(&self, queues: impl IntoIterator<Item = &QueueName>) {
+    /// Reads those of `queues` that are not in this node's book, if they exist. Returns them if they cannot be read.
+    pub(super) async fn read_unknown(&self, queues: impl IntoIterator<Item = &QueueName>) -> Unread {
         let book = self.parts().books.load_full();
         let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
-        if !missing.is_empty()
-            && let Err(error) = self.read_missing(&missing).await
-        {
-            tracing::debug!(error = &error as &dyn std::error::Error, "the queues cannot be read");
+        if missing.is_empty() {
+            return Unread::new();
         }
+        let Err(error) = self.read_missing(&missing).await else { return Unread::new() };
+        tracing::debug!(error = &error as &dyn std::error::Error, "the queues cannot be read");
+        missing.into_iter().collect()
     }
 }
 

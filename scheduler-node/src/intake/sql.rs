@@ -200,7 +200,9 @@ impl SqlIntake {
                 (Ok(task), Some((index, _))) => {
                     parts.entry((index, index != self.index || row.leaving)).or_default().push(task);
                 }
+                // A later pass judges the row again.
                 (Ok(_), None) => {}
+                (Err(problem), _) if problem.is_unavailable() => {}
                 (Err(problem), _) => refused.push((row, problem)),
             }
         }

@@ -259,6 +259,15 @@ async fn with_one_of_two_gone() -> (Counter, TestDatabase) {
     (counter(databases, PLAIN), test)
 }
 
+/// Makes the queues of a database unreadable, or readable again. All else of it goes on.
+pub(crate) async fn hide_queues(test: &TestDatabase, are_hidden: bool) {
+    let rename = match are_hidden {
+        true => "ALTER TABLE duetime.meta RENAME COLUMN queue_revision TO hidden",
+        false => "ALTER TABLE duetime.meta RENAME COLUMN hidden TO queue_revision",
+    };
+    sqlx::raw_sql(rename).execute(&test.pool).await.unwrap();
+}
+
 pub(crate) fn request(json: &str) -> TaskRequest {
     TaskRequest::parse(json).expect("a task")
 }

@@ -14,7 +14,7 @@ use common::{
 };
 use serde_json::json;
 
-use super::{PLAIN, Setup, counter, fresh, request, with_two_databases};
+use super::{PLAIN, Setup, counter, fresh, hide_queues, request, with_two_databases};
 use crate::{store::tests::fixture, working_set::failures::tests::Log};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -89,6 +89,28 @@ async fn where_queues_are_made_by_hand_a_task_of_an_unknown_one_is_refused() {
     let name = common::ids::QueueName::new("new");
     plain.desk.queue_put(name, common::wire::QueueRequest::default()).await.expect("made on another node");
     strict.desk.submit(request(r#"{"queue":"new"}"#)).await.expect("known without waiting for the next reading");
+}
+
+#[tokio::test]
+async fn a_task_of_a_queue_that_cannot_be_read_is_not_accepted_now_and_is_once_it_can() {
+    let (plain, test) = fresh().await;
+    let queues = [("new", "{}"), ("one", r#"{"placement":"single"}"#)];
+    for (name, policy) in queues {
+        let policy = serde_json::from_str(policy).unwrap();
+        plain.desk.queue_put(common::ids::QueueName::new(name), policy).await.expect("made on another node");
+    }
+    let of_queue = r#"{"queue":"new"}"#;
+    let of_dependency = r#"{"queue":"new","key":"b","partition_key":"p","depends_on":[{"queue":"one","key":"a"}]}"#;
+    let of_single = r#"{"queue":"one","key":"b","depends_on":["a"]}"#;
+    for (auto_create, body, status) in [(false, of_queue, 200), (true, of_dependency, 422), (true, of_single, 200)] {
+        let started = counter(vec![Arc::clone(&test.database)], Setup { auto_create, ..PLAIN });
+        hide_queues(&test, true).await;
+        let problem = started.desk.submit(request(body)).await.expect_err("the node does not know the queue");
+        assert_eq!((problem.status, problem.retry_after_s), (503, Some(1)), "{body}: {problem}");
+        hide_queues(&test, false).await;
+        let answer = started.desk.submit(request(body)).await;
+        assert_eq!(answer.map_or_else(|problem| problem.status, |_| 200), status, "{body}");
+    }
 }
 
 #[tokio::test]

@@ -2,9 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use common::queue::{Placement, QueuePolicy};
 use sqlx::AssertSqlSafe;
 
 use super::*;
+use crate::desk::tests::hide_queues;
 
 /// More rows than one pass of the intake reads.
 const ROWS: i64 = 300;
@@ -39,6 +41,26 @@ async fn rows_of_an_inbox_that_are_locked_or_whose_key_is_keep_no_other_waiting(
     keyed.release().await;
     let left = "SELECT count(*) FROM duetime.inbox";
     until(|| async { sqlx::query_scalar::<_, i64>(left).fetch_one(&loops.test.pool).await.unwrap() == 0 }).await;
+}
+
+#[tokio::test]
+async fn a_row_of_an_inbox_whose_queue_cannot_be_read_is_a_task_once_it_can() {
+    let loops = Loops::new().await;
+    let orders = Queue::with_defaults(QueueName::new("orders"));
+    loops.counter.books.store(Arc::new(QueueBook::new(0, [orders])));
+    let single = QueuePolicy { placement: Placement::Single, ..QueuePolicy::default() };
+    loops.test.database.queue_add(&[QueueName::new("one")], &single, None).await.unwrap();
+    let rows = r#"SELECT duetime.submit('one', '1', key => 'b', options => '{"depends_on": ["a"]}'),
+                         duetime.submit('orders', '2', now() + interval '1 hour')"#;
+    sqlx::raw_sql(rows).execute(&loops.test.pool).await.unwrap();
+    hide_queues(&loops.test, true).await;
+    spawn_child(loops.sql_intake().run(CancellationToken::new()));
+    until(|| async { loops.test.live().await == 1 }).await;
+    let waiting = "SELECT count(*) FROM duetime.inbox WHERE error IS NULL";
+    let waiting: i64 = sqlx::query_scalar(waiting).fetch_one(&loops.test.pool).await.unwrap();
+    assert_eq!(waiting, 1, "the row is neither refused nor a task");
+    hide_queues(&loops.test, false).await;
+    until(|| async { loops.test.live().await == 2 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
