@@ -14,7 +14,7 @@ use common::{
 };
 use futures::{FutureExt, StreamExt};
 use lapin::{
-    BasicProperties, Channel, Confirmation, Consumer,
+    BasicProperties, Channel, Consumer,
     message::Delivery,
     options::{
         BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
@@ -23,10 +23,10 @@ use lapin::{
     types::{AMQPValue, FieldTable, ShortString},
 };
 use serde_json::Value;
-use tokio::sync::Mutex;
 
 use super::{
     ack::AckHandle,
+    channels::{Channels, Lease},
     connection::{ANSWER_WITHIN, Link},
     error::{Error, answer},
     hold::{MemoryHold, MessageForm},
@@ -35,7 +35,7 @@ use super::{
 };
 use crate::supervise::spawn_child;
 
-/// The longest wait for a report's confirm. Without one, the report may be lost and is sent again.
+/// The longest wait for a channel and a report's confirm. Without one, the report may be lost and is sent again.
 const REPORTED_WITHIN: Duration = Duration::from_secs(30);
 /// The interval at which a silent connection is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -93,11 +93,12 @@ pub struct Subject {
 }
 
 /// Sends reports over one connection. Clones share it.
+///
+/// The client pairs a returned message with the next confirm on its channel, whichever that is. So each report has a
+/// channel for itself until its confirm: what the broker sends back there is its own.
 #[derive(Clone)]
 pub struct Reports {
-    link: Arc<Link>,
-    /// A channel in confirm mode. The broker closes a channel on which it refuses a message.
-    channel: Arc<Mutex<Option<Channel>>>,
+    channels: Arc<Channels>,
 }
 
 /// The message of a report.
@@ -123,7 +124,7 @@ impl Worker {
     async fn try_open(login: &Login, queue: &str) -> Result<Self, Error> {
         let (link, _) = Link::open(login, &format!("duetime relay: {queue}"), MemoryHold::unlimited()).await?;
         let channel = Arc::new(link.channel().await?);
-        let reports = Reports { link: Arc::clone(&link), channel: Arc::default() };
+        let reports = Reports { channels: Arc::new(Channels::new(Arc::clone(&link))) };
         Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })
     }
 
@@ -232,6 +233,13 @@ impl Worker {
     }
 }
 
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // A report that waits for its confirm would keep the connection, and with it every task that was handed out.
+        self.link.cut("it was dropped");
+    }
+}
+
 impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Worker").field("queue", &self.queue).finish_non_exhaustive()
@@ -245,60 +253,26 @@ impl std::fmt::Debug for Reports {
 }
 
 impl Reports {
-    /// Sends a report to the cluster. `Done`: the broker has confirmed it. `Refused`: the broker refuses this very
-    /// report, now and later.
+    /// Sends a report to the cluster. `Done`: the broker has put it into the queue of results. `Refused`: the broker
+    /// refuses this very report, now and later.
     pub async fn send(&self, subject: &Subject, body: &ResultBody) -> Outcome<()> {
         let report = match Report::new(subject, body) {
             Ok(report) => report,
             Err(reason) => return Outcome::Refused(reason),
         };
-        let sent = match self.channel().await {
-            Ok(channel) => report.publish(&channel).await,
-            Err(error) => Err(error),
-        };
-        match sent {
-            // The refusal may be about another report on the channel.
-            Err(error) if error.is_refused_message() => self.send_alone(report).await,
-            sent => outcome(sent),
-        }
-    }
-
-    /// Sends a report over a channel of its own. Runs to its end even if the caller goes away: a channel that closes
-    /// over frames which still wait to be written would leave them to the next channel with its number.
-    async fn send_alone(&self, report: Report) -> Outcome<()> {
-        let link = Arc::clone(&self.link);
-        let child = spawn_child(async move {
-            let sent = match link.confirming_channel().await {
-                Ok(channel) => {
-                    let sent = report.publish(&channel).await;
-                    if matches!(sent, Err(Error::Silent { .. })) {
-                        link.cut("the broker did not confirm a report in time");
-                    }
-                    sent
-                }
-                Err(error) => Err(error),
+        let sent = async {
+            let lease = match self.channels.lease().await {
+                Ok(lease) => lease,
+                Err(error) => return Outcome::Unknown(error.explained()),
             };
-            outcome(sent)
-        });
-        child.await.unwrap_or_else(|error| Outcome::Unknown(error.to_string()))
-    }
-
-    async fn channel(&self) -> Result<Channel, Error> {
-        let mut channel = self.channel.lock().await;
-        if let Some(open) = channel.as_ref().filter(|channel| channel.status().connected()) {
-            return Ok(open.clone());
-        }
-        Ok(channel.insert(self.link.confirming_channel().await?).clone())
-    }
-}
-
-/// The outcome of a report that was sent.
-fn outcome(sent: Result<Confirmation, Error>) -> Outcome<()> {
-    match sent {
-        Ok(confirmation) if confirmation.is_ack() => Outcome::Done(()),
-        Ok(_) => Outcome::Unknown("the broker did not confirm the report".to_owned()),
-        Err(error) if error.is_refused_message() => Outcome::Refused(error.explained()),
-        Err(error) => Outcome::Unknown(error.explained()),
+            // It runs to its end even if the caller goes away, and keeps the channel until its confirm: a late one
+            // could hide the return of another report. A broker that is out of memory may confirm nothing for hours,
+            // and a new connection each time would cost every task a delivery.
+            let child = spawn_child(report.publish(lease));
+            child.await.unwrap_or_else(|error| Outcome::Unknown(error.to_string()))
+        };
+        let silent = |_| Outcome::Unknown(format!("no confirm within {REPORTED_WITHIN:?}"));
+        tokio::time::timeout(REPORTED_WITHIN, sent).await.unwrap_or_else(silent)
     }
 }
 
@@ -323,12 +297,29 @@ impl Report {
         Ok(Self { key, properties, json })
     }
 
-    async fn publish(&self, channel: &Channel) -> Result<Confirmation, Error> {
-        let (key, properties) = (self.key.clone(), self.properties.clone());
-        let confirmed = async {
-            channel.basic_publish(IN.into(), key, BasicPublishOptions::default(), &self.json, properties).await?.await
+    /// Publishes the report over a channel of its own, and waits for its confirm.
+    async fn publish(self, mut lease: Lease) -> Outcome<()> {
+        let Self { key, properties, json } = self;
+        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
+        let channel = lease.begin();
+        let confirmed = async { channel.basic_publish(IN.into(), key, options, &json, properties).await?.await };
+        let confirmation = match confirmed.await {
+            Ok(confirmation) => confirmation,
+            Err(source) => {
+                // The broker has closed the channel, or the connection is gone.
+                drop(lease.discard());
+                let error = Error::Refused { doing: "report".to_owned(), source };
+                let (is_refused, reason) = (error.is_refused_message(), error.explained());
+                return if is_refused { Outcome::Refused(reason) } else { Outcome::Unknown(reason) };
+            }
         };
-        answer(|| "report".to_owned(), REPORTED_WITHIN, confirmed).await
+        lease.give_back();
+        let is_ack = confirmation.is_ack();
+        match confirmation.take_message() {
+            Some(_) => Outcome::Unknown(format!("no queue takes reports: `{IN}` has no binding for this one")),
+            None if is_ack => Outcome::Done(()),
+            None => Outcome::Unknown("the broker did not confirm the report".to_owned()),
+        }
     }
 }
 

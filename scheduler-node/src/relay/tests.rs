@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use common::wire::amqp::{HEADER_ATTEMPT, RESULTS};
-use lapin::{BasicProperties, types::FieldTable};
+use common::wire::amqp::{HEADER_ATTEMPT, IN, RESULTS, result_key};
+use futures::future::join_all;
+use lapin::{BasicProperties, options::QueueBindOptions, types::FieldTable};
 use tokio::time::timeout;
 
 use super::*;
@@ -105,5 +106,46 @@ async fn a_report_that_shares_its_channel_with_a_refused_one_is_sent() {
     assert!(matches!(sent, (Outcome::Refused(_), Outcome::Done(()))), "{sent:?}");
     let back = bench.next().await;
     assert_eq!((back.source, back.correlation_id.as_deref()), (Source::Results, Some("good")));
+    worker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_that_no_queue_takes_is_not_sent_and_says_nothing_about_others() {
+    let (mut bench, hand, _) = bench().await;
+    publish(&hand, "good", QUEUE).await;
+    publish(&hand, "lost", "elsewhere").await;
+    let mut worker = Worker::open(&Login::new(bench.rabbit.url(&bench.vhost).into()), QUEUE).await.unwrap();
+    worker.subscribe(2).await.unwrap();
+    let mut subjects = Vec::new();
+    for _ in 0..2 {
+        let handed = timeout(LONG, worker.next()).await.expect("a task comes").unwrap();
+        subjects.push(handed.task.subject.unwrap());
+    }
+    let (reports, body) = (worker.reports(), ResultBody::new(ReportStatus::Succeeded));
+    let (channel, all, some) = (&hand.channel, result_key("#"), result_key(QUEUE));
+    channel
+        .queue_bind(RESULTS.into(), IN.into(), some.into(), QueueBindOptions::default(), FieldTable::default())
+        .await
+        .unwrap();
+    channel.queue_unbind(RESULTS.into(), IN.into(), all.clone().into(), FieldTable::default()).await.unwrap();
+    for _ in 0..20 {
+        let sent = join_all((0..CONCURRENCY).map(|number| reports.send(&subjects[usize::from(number % 2)], &body)));
+        for (number, sent) in sent.await.into_iter().enumerate() {
+            assert_eq!(matches!(sent, Outcome::Done(())), number % 2 == 0, "{number}: {sent:?}");
+            assert_eq!(matches!(sent, Outcome::Unknown(_)), number % 2 == 1, "{number}: {sent:?}");
+        }
+    }
+    channel
+        .queue_bind(RESULTS.into(), IN.into(), all.into(), QueueBindOptions::default(), FieldTable::default())
+        .await
+        .unwrap();
+    assert_eq!(reports.send(&subjects[1], &body).await, Outcome::Done(()));
+    let mut came = Vec::new();
+    while came.last().is_none_or(|task| task != "lost") {
+        let back = bench.next().await;
+        came.push(back.correlation_id.clone().unwrap());
+        back.ack.ack().await;
+    }
+    assert_eq!(came.len(), 20 * usize::from(CONCURRENCY) / 2 + 1, "each report that was sent, once");
     worker.close().await;
 }
