@@ -47,7 +47,7 @@ common::labelled! {
         Rescue = "rescue",
         /// The broker's confirm of a task.
         Confirm = "confirm",
-        /// A consumer's report, or a rejection.
+        /// A consumer's report, a rejection, or the end of an attempt whose message reaches no consumer.
         Report = "report",
         /// A deadline that has passed.
         Deadline = "deadline",

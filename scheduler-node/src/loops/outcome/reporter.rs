@@ -231,9 +231,26 @@ impl<S: Statements> Reporter<S> {
         Left { passed: passed.map(|(id, _)| id).collect(), failed }
     }
 
-    /// Applies returned messages to their tasks.
-    pub async fn returned(&self, events: Vec<(TaskId, AttemptEvent)>) -> Result<(), Error> {
-        self.apply_in_place(events).await.map(|_| ())
+    /// Ends attempts of the database at `index` whose messages reach no consumer. An attempt whose end the database
+    /// refuses is set aside. Returns the tasks that are left for another time. Changes the order of `events`.
+    pub async fn undelivered(
+        &self,
+        index: DatabaseIndex,
+        events: &mut [(TaskId, AttemptEvent)],
+    ) -> Option<(Vec<TaskId>, Error)> {
+        let database = &self.databases[index];
+        let end = |part: &[(TaskId, AttemptEvent)]| self.apply_in_place(part.to_vec());
+        let ended = |answers: &Vec<(TaskId, Reported)>| finished(answers);
+        let (_, tried) = database.suspects.try_each(StoreOp::TaskFinish, events, |(id, _)| *id, end, ended).await;
+        let mut left: Vec<(Vec<TaskId>, Error)> = Vec::new();
+        for Refused { item: (id, event), error } in tried.refused {
+            let Some(attempt) = event.attempt() else { continue };
+            if database.set_attempt_aside(Kind::Report, *id, attempt, &error).await == Aside::Open {
+                left.push((vec![*id], error));
+            }
+        }
+        left.extend(tried.left.into_iter().map(|(part, error)| (part.iter().map(|(id, _)| *id).collect(), error)));
+        left.into_iter().reduce(|(ids, _), (more, error)| ([ids, more].concat(), error))
     }
 
     /// Reads, decides and writes. Several events of one task are applied one after the other. An event that

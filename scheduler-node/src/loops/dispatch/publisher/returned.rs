@@ -28,6 +28,9 @@ use crate::{
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
+/// The ends of attempts whose messages reach no consumer, by the databases of their tasks.
+pub(super) type Ending = BTreeMap<DatabaseIndex, Vec<(TaskId, AttemptEvent)>>;
+
 /// A returned or refused message, and the fate of its task.
 #[derive(Debug)]
 pub(super) struct Returned {
@@ -104,7 +107,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         for refused in [false, true] {
             log(queue, exchange, returned.iter().filter(|one| one.refusal.is_some() == refused));
         }
-        let mut ending: BTreeMap<DatabaseIndex, Vec<(TaskId, AttemptEvent)>> = BTreeMap::new();
+        let mut ending = Ending::new();
         for one in returned {
             if one.rule == Unroutable::Drop {
                 self.metrics.publish_dropped.inc();
@@ -119,17 +122,23 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             let event = AttemptEvent::Returned { attempt: one.attempt, rule: one.rule, why: one.why(exchange) };
             ending.entry(one.database).or_default().push((one.id, event));
         }
-        for (index, events) in ending {
+        self.end_undelivered(queue, ending).await;
+    }
+
+    /// Ends attempts whose messages reach no consumer. Those whose end cannot be written now are published again.
+    pub(super) async fn end_undelivered(&self, queue: &QueueName, ending: Ending) {
+        for (index, mut events) in ending {
             let database = &self.databases[index];
-            let ids: Vec<TaskId> = events.iter().map(|(id, _)| *id).collect();
-            match self.reporter.returned(events).await {
-                Ok(()) => database.owned_shards.end(ids),
-                Err(error) => {
+            let left = match self.reporter.undelivered(index, &mut events).await {
+                Some((left, error)) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(%queue, error, "could not store returned messages; publishing them again");
-                    database.look_again(ids, LONGEST_HOLD);
+                    tracing::warn!(%queue, tasks = left.len(), error, "could not store the end of undelivered messages; trying them again");
+                    left
                 }
-            }
+                None => Vec::new(),
+            };
+            database.owned_shards.end(events.iter().map(|(id, _)| *id).filter(|id| !left.contains(id)));
+            database.look_again(left, LONGEST_HOLD);
         }
     }
 }

@@ -2,15 +2,14 @@
 
 use common::{
     field::FieldError,
+    ids::QueueName,
     queue::{Format, Queue},
     task::{Delivery, report::ResultBody},
     wire::format::{self, Shaped},
 };
 
-use futures::future::join_all;
-
-use super::{Dispatch, LONGEST_HOLD, Publisher};
-use crate::{broker::Publish, history::Step, store::Statements};
+use super::{Dispatch, Publisher, returned::Ending};
+use crate::{broker::Publish, history::Step, loops::outcome::reporter::AttemptEvent, store::Statements};
 
 impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Brings each message into its queue's format. A message that does not fit would not fit the next time either,
@@ -30,22 +29,21 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             let tasks = unfit.len();
             tracing::warn!(queue = %queue.name, tasks, %error, "payloads do not fit their queue's format; the tasks \
                                                                 are dead");
-            join_all(unfit.iter().map(|(dispatch, error)| self.give_up(dispatch, error))).await;
+            self.give_up(&queue.name, unfit).await;
         }
         fit
     }
 
-    /// Discards a task as a consumer does that reports `discard`.
-    async fn give_up(&self, dispatch: &Dispatch, why: &FieldError) {
-        let Delivery { id, attempt, .. } = dispatch.delivery;
-        self.history.record(Step::Unfit { task: id, attempt });
-        let database = &self.databases[dispatch.database];
-        match self.reporter.report(id, attempt, ResultBody::discard(why.to_string())).await {
-            Ok(_) => database.owned_shards.end([id]),
-            Err(error) => {
-                tracing::debug!(task = %id, error = &error as &dyn std::error::Error, "could not store the outcome; retrying");
-                database.look_again([id], LONGEST_HOLD);
-            }
+    /// Discards tasks as a consumer does that reports `discard`.
+    async fn give_up(&self, queue: &QueueName, unfit: Vec<(Dispatch, FieldError)>) {
+        let mut ending = Ending::new();
+        for (Dispatch { database, delivery, .. }, why) in unfit {
+            let Delivery { id, attempt, .. } = delivery;
+            self.history.record(Step::Unfit { task: id, attempt });
+            let body = Box::new(ResultBody::discard(why.to_string()));
+            let event = AttemptEvent::Reported { attempt, body, from: None };
+            ending.entry(database).or_default().push((id, event));
         }
+        self.end_undelivered(queue, ending).await;
     }
 }

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use common::{
     outbox::{HOLD, MANY, SPAN},
-    queue::QueueBook,
+    queue::{Format, QueueBook, Unroutable},
     wire::amqp::{HEADER_MAX_ATTEMPTS, HeaderValue},
 };
 use tokio::sync::watch;
@@ -175,6 +175,62 @@ async fn what_was_claimed_too_long_ago_is_not_published_before_its_row_is_read_a
     publisher(&loops, bench.broker.clone(), &queue, Duration::ZERO).publish(&queue.name, vec![dispatch]).await;
     assert_eq!(bench.hand().await.take_all("orders").await.len(), there, "an old claim was published");
     assert_eq!(loops.counter.databases.home().owned_shards.heap_len(), 1, "it is looked at again");
+}
+
+/// A broker that returns every message.
+#[derive(Debug)]
+struct Unbound;
+
+impl Publish for Unbound {
+    fn state(&self) -> watch::Receiver<BrokerState> {
+        watch::channel(BrokerState::Up { blocked: false }).1
+    }
+
+    async fn publish(&self, _route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
+        let returned = |Outgoing { delivery, .. }: Outgoing| Published {
+            id: delivery.id,
+            attempt: delivery.attempt,
+            sent_at: Some(Instant::now()),
+            outcome: Outcome::Refused(NotTaken::Unroutable),
+        };
+        batch.into_iter().map(returned).collect()
+    }
+}
+
+/// Publishes three tasks of `queue` that reach no consumer, while the archive refuses the second one.
+async fn ends_around_a_refused_one(queue: Queue) {
+    let loops = Loops::new().await;
+    let ids = loops.three(|task| task.queue = queue.name.clone()).await;
+    let (database, owned_shards, open) = (&loops.test.database, &loops.database().owned_shards, BTreeSet::new());
+    let claimed = database.task_claim(&ids, &loops.fences, Duration::ZERO, &open, i64::MAX).await.unwrap();
+    owned_shards.begin(ids);
+    database.ping().await.unwrap();
+    loops.test.refuse("INSERT", "archive", "id", &ids[1].uuid().to_string()).await;
+    let batch = claimed.deliveries.into_iter().map(of).collect();
+    publisher(&loops, Unbound, &queue, LONG).publish(&queue.name, batch).await;
+    for (id, state) in ids.into_iter().zip(["dead", "dispatching", "dead"]) {
+        assert_eq!(loops.test.state_of(id).await.as_deref(), Some(state));
+    }
+    assert_eq!(loops.test.quarantine().await, [("report".to_owned(), Some(format!("{}:1", ids[1])))]);
+    assert_eq!((owned_shards.in_flight(), owned_shards.heap_len()), (0, 0), "no rescue publishes it again");
+    let next = crate::store::tests::node("b");
+    let taken = database.shard_acquire(&[ids[1].shard()], &next).await.unwrap().into_iter().collect();
+    assert_eq!(database.task_takeover(&taken, 100).await.unwrap(), [], "the next owner leaves it alone");
+}
+
+#[tokio::test]
+async fn neighbours_of_a_returned_task_whose_end_is_refused_are_dead_and_it_is_set_aside() {
+    let mut queue = Queue::with_defaults(QueueName::new("orders"));
+    queue.policy.exchange = Some("events".to_owned());
+    queue.policy.unroutable = Unroutable::SetAside;
+    ends_around_a_refused_one(queue).await;
+}
+
+#[tokio::test]
+async fn neighbours_of_a_task_that_does_not_fit_and_whose_end_is_refused_are_dead_and_it_is_set_aside() {
+    let mut queue = Queue::with_defaults(QueueName::new("orders"));
+    queue.policy.format = Format::Celery;
+    ends_around_a_refused_one(queue).await;
 }
 
 /// A broker that confirms every message at once.
