@@ -5,6 +5,7 @@ use std::process::{Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
+    client::Client,
     load::Load,
     sandbox::{Sandbox, binary, free_port, run_with},
 };
@@ -70,6 +71,32 @@ impl Terminal {
     pub(crate) async fn submitted(&self, words: &[&str]) -> Result<String> {
         let task = self.json(&[&["submit"], words].concat()).await?;
         Ok(task["id"].as_str().context("an id")?.to_owned())
+    }
+
+    /// Cancels new tasks after those of `refused`, with this standard output and error. All must be cancelled, and the
+    /// command must end with `code`.
+    async fn cancels_all_but(
+        &self,
+        refused: &[&str],
+        output: Stdio,
+        errors: Stdio,
+        client: &Client,
+        code: i32,
+    ) -> Result<()> {
+        let mut ids = Vec::new();
+        for _ in refused.len()..3 {
+            ids.push(client.submit(&json!({ "queue": "mail", "delay_ms": 3_600_000 })).await?.id);
+        }
+        let mut cancel = tokio::process::Command::new(binary()?);
+        cancel.arg("cancel").args(refused).args(&ids);
+        cancel.env("DUETIME_URLS", &self.urls).env("DUETIME_TOKEN", &self.token);
+        // `output` would put pipes of its own in the place of ours.
+        let ended = cancel.stdout(output).stderr(errors).spawn()?.wait_with_output().await?;
+        ensure!(ended.status.code() == Some(code), "{ended:?} instead of {code}");
+        for id in &ids {
+            ensure!(client.get(id).await?.state == "cancelled", "{id}: {ended:?}");
+        }
+        Ok(())
     }
 }
 
@@ -419,21 +446,17 @@ async fn a_mistake_in_the_words_ends_with_two_and_asks_nobody() -> Result<()> {
 async fn a_command_goes_on_when_its_output_cannot_be_written() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
         let (terminal, client) = (Terminal::of(sandbox), sandbox.client(0));
-        let full_disk = std::fs::File::options().write(true).open("/dev/full")?;
-        let (_, without_reader) = std::io::pipe()?;
-        for (output, code) in [(Stdio::from(full_disk), 3), (Stdio::from(without_reader), 0)] {
-            let mut ids = Vec::new();
-            for _ in 0..3 {
-                ids.push(client.submit(&json!({ "queue": "mail", "delay_ms": 3_600_000 })).await?.id);
-            }
-            let mut cancel = tokio::process::Command::new(binary()?);
-            cancel.arg("cancel").args(&ids).env("DUETIME_URLS", &terminal.urls).env("DUETIME_TOKEN", &terminal.token);
-            // `output` would put a pipe of its own in the place of ours.
-            let ended = cancel.stdout(output).stderr(Stdio::piped()).spawn()?.wait_with_output().await?;
-            ensure!(ended.status.code() == Some(code), "{ended:?} instead of {code}");
-            for id in &ids {
-                ensure!(client.get(id).await?.state == "cancelled", "{id}: {ended:?}");
-            }
+        let full_disk = || std::fs::File::options().write(true).open("/dev/full");
+        let without_reader = || std::io::pipe().map(|(_, writer)| writer);
+        for (output, code) in [(Stdio::from(full_disk()?), 3), (Stdio::from(without_reader()?), 0)] {
+            terminal.cancels_all_but(&[], output, Stdio::piped(), &client, code).await?;
+        }
+        // It is delivered, so its cancel is refused, and the reason cannot be printed.
+        terminal.text(&["queue", "set", "busy", "settle=result"]).await?;
+        let busy = terminal.submitted(&["busy"]).await?;
+        in_state(&client, &busy, "delivered").await?;
+        for errors in [Stdio::from(full_disk()?), Stdio::from(without_reader()?)] {
+            terminal.cancels_all_but(&[&busy], Stdio::piped(), errors, &client, 1).await?;
         }
         Ok(())
     })
