@@ -1,6 +1,11 @@
 //! Nodes that cannot start, or not yet: exit codes and messages that tell the operator what to do.
 
-use std::{fs, os::unix::fs::PermissionsExt, process::Output, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    process::{Output, Stdio},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
@@ -274,6 +279,30 @@ async fn migrate_tells_what_stays_from_what_may_pass() {
             ensure!(output.status.code() == Some(code), "{what}: exit {:?}, not {code}: {said}", output.status.code());
             ensure!(!said.is_empty() && !said.contains("wrong@"), "{what}: {said}");
         }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn migrate_goes_on_to_the_last_database_without_a_reader() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let mut config = cluster_apart(sandbox, &["unread"]).await?[0].config().clone();
+        let url = sandbox.postgres(0).create_database(&format!("{}_unread_second", sandbox.vhost())).await?;
+        config.databases[0].shards = "0-63".into();
+        config.databases.push(DatabaseConfig { name: "second".into(), url, shards: "64-127".into() });
+        let node = Node::new(scratch(), config, Tether::Tethered)?;
+        let file = node.file().to_str().context("paths are UTF-8")?;
+
+        let (_, without_reader) = std::io::pipe()?;
+        let mut command = tokio::process::Command::new(binary()?);
+        command.args(["migrate", "--config", file]).stdout(without_reader).stderr(Stdio::piped());
+        // `output` would put a pipe of its own in the place of ours.
+        let ended = command.spawn()?.wait_with_output().await?;
+        ensure!(ended.status.code() == Some(0), "{ended:?}");
+        let again = run(&["migrate", "--config", file]).await?;
+        let said = String::from_utf8_lossy(&again.stdout);
+        ensure!(said.matches(" already, ").count() == 2, "a database was left out: {said}");
         Ok(())
     })
     .await;

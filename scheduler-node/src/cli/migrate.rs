@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{
     config_file::ConfigArgs,
     error::Error,
-    output::{Form, say},
+    output::{Form, go_on_without_reader, say},
 };
 use crate::{
     settings,
@@ -21,6 +21,8 @@ const NO_PRODUCER: &str =
 
 /// Migrates one database after the other and prints a line for each. Stops at the first failure.
 pub async fn migrate(args: &ConfigArgs) -> Result<(), Error> {
+    // A line is printed between two databases.
+    go_on_without_reader();
     let config = args.file.load()?;
     let (asked, stated) = (config.first_shard_count(), config.stated_shard_count());
     let mut membership: Option<Membership> = None;
