@@ -20,7 +20,8 @@ pub(super) use self::failure::{Failure, sentence};
 use self::pieces::Pieces;
 use crate::causes::explained;
 
-/// The client tries the next node when one has not accepted the connection within this time.
+/// The client tries the next node when one has not accepted the connection within this time, or half the time for an
+/// answer. With the whole of it, the request would time out first, and one that was never sent would count as unknown.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
 
 /// A streamed answer is bounded piece by piece; in total it may take a week.
@@ -114,7 +115,7 @@ impl Client {
             // The token goes only to the addresses that the caller named, never to a redirect's target.
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
-            .connect_timeout(CONNECTS_WITHIN.min(timeout))
+            .connect_timeout(CONNECTS_WITHIN.min(timeout / 2))
             .timeout(timeout);
         if nodes.iter().all(|node| node.scheme() == "http") {
             // A machine without CA certificates can still use plain http.
@@ -207,7 +208,51 @@ fn lost(node: &Url, method: &Method, error: reqwest::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpSocket, TcpStream},
+    };
+
     use super::*;
+
+    /// A listener that drops each further connection, as a host behind a firewall does: it accepts none, and its
+    /// backlog is full.
+    async fn silent() -> (TcpListener, Vec<TcpStream>) {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+        let listener = socket.listen(1).expect("it listens");
+        let address = listener.local_addr().expect("an address");
+        let mut waiting = Vec::new();
+        while let Ok(connected) = tokio::time::timeout(Duration::from_secs(1), TcpStream::connect(address)).await {
+            waiting.push(connected.expect("a connection"));
+        }
+        (listener, waiting)
+    }
+
+    fn url(listener: &TcpListener) -> Url {
+        let address = listener.local_addr().expect("an address");
+        Url::parse(&format!("http://{address}")).expect("an address")
+    }
+
+    #[tokio::test]
+    async fn a_host_that_drops_packets_is_passed_over_however_short_the_timeout() {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let (silent, _waiting) = silent().await;
+        let node = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let client = Client::new(vec![url(&silent), url(&node)], None, CONNECTS_WITHIN).expect("a client");
+        let answers = async {
+            let (mut asked, _) = node.accept().await.expect("a connection");
+            assert!(asked.read(&mut [0; 1_024]).await.expect("a request") > 0);
+            asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.expect("an answer");
+            asked
+        };
+        let request = Request::post(&["v1", "tasks"]).body("{}".to_owned());
+        let (answer, _asked) = tokio::join!(client.send(&request), async {
+            // A client that gives up leaves nothing to accept.
+            tokio::time::timeout(3 * CONNECTS_WITHIN, answers).await.expect("the next node is asked")
+        });
+        assert_eq!(answer.expect("an answer").text, "{}");
+    }
 
     #[test]
     fn names_that_lead_elsewhere_in_a_path_are_refused() {
