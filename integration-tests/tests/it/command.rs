@@ -10,6 +10,7 @@ use integration_tests::{
     sandbox::{Sandbox, binary, free_port, run_with},
 };
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{flows, in_state, scenario, stream::Stream};
 
@@ -438,6 +439,27 @@ async fn a_mistake_in_the_words_ends_with_two_and_asks_nobody() -> Result<()> {
     }
     let help = terminal.text(&["submit", "--help"]).await?;
     ensure!(help.contains("Examples:") && help.contains("DUETIME_TOKEN"), "{help}");
+    Ok(())
+}
+
+/// A file, a node and a proxy can hold bytes that a terminal obeys.
+#[tokio::test]
+async fn a_complaint_has_no_byte_that_a_terminal_obeys() -> Result<()> {
+    let terminal = Terminal { urls: String::new(), token: "hush-hush".into() };
+    let task = format!("{{\"id\":\"{NOBODY}\",\"queue\":\"q\",\"state\":\"\\u001b[2J\"}}\n");
+    let (_, error) = terminal.ends(1, &["import", "-"], &task).await?;
+    ensure!(error.contains("\\u{1b}[2J") && !error.contains('\u{1b}'), "{error:?}");
+
+    let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let behind = Terminal { urls: format!("http://{}", proxy.local_addr()?), token: "hush-hush".into() };
+    let answers = async {
+        let (mut asked, _) = proxy.accept().await?;
+        ensure!(asked.read(&mut [0; 1_024]).await? > 0, "no request");
+        asked.write_all(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 5\r\n\r\n\x1b[2Jx").await?;
+        anyhow::Ok(asked)
+    };
+    let (ended, _asked) = tokio::try_join!(behind.ends(3, &["get", NOBODY], ""), answers)?;
+    ensure!(ended.1.contains("\\u{1b}[2Jx") && !ended.1.contains('\u{1b}'), "{:?}", ended.1);
     Ok(())
 }
 

@@ -56,12 +56,35 @@ pub(super) fn say(line: impl std::fmt::Display) {
 }
 
 /// Prints to standard error that part of the operation failed.
-pub(super) fn complain(line: impl std::fmt::Display) {
+pub(super) fn complain(text: impl std::fmt::Display) {
     // Without a reader, the exit code still tells.
-    let _ = writeln!(std::io::stderr(), "duetime: {line}");
+    let _ = writeln!(std::io::stderr(), "duetime: {}", printable_lines(&text.to_string()));
 }
 
 /// Prints a warning about an operation that succeeded.
 pub(super) fn warn(line: impl std::fmt::Display) {
     complain(format_args!("warning: {line}"));
+}
+
+/// Escapes control characters, which a terminal would obey. Payloads and messages come from other parties.
+pub(super) fn printable(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
+}
+
+/// Escapes control characters, but leaves a text of several lines its lines.
+fn printable_lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_a_terminal_obeys_gets_through() {
+        assert_eq!(printable("a\u{1b}[2Jb\u{9b}c\nd"), "a\\u{1b}[2Jb\\u{9b}c\\nd");
+        assert_eq!(printable("größer"), "größer");
+        assert_eq!(printable_lines("a\u{1b}[2J\r\n\tb\n"), "a\\u{1b}[2J\\r\n\\tb\n");
+    }
 }

@@ -2,6 +2,7 @@
 
 use comfy_table::{Table, presets};
 
+pub(super) use super::output::printable;
 use super::output::{Form, say};
 
 /// A table: one line for each row, with the column names on top.
@@ -31,12 +32,6 @@ fn plain(mut table: Table) -> String {
         column.set_padding((0, 2));
     }
     table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
-}
-
-/// Escapes control characters, which a terminal would obey. Payloads and messages come from other parties.
-pub(super) fn printable(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(shown).collect()
 }
 
 /// A stream of JSON values: one document with the list under its name, or one value a line.
@@ -84,11 +79,5 @@ mod tests {
     fn a_sheet_leaves_out_what_is_not_there() {
         let fields = vec![("id", Some("7".to_owned())), ("result", None), ("state", Some("ready".to_owned()))];
         assert_eq!(sheet(fields), "id     7\nstate  ready");
-    }
-
-    #[test]
-    fn nothing_a_terminal_obeys_gets_through() {
-        assert_eq!(printable("a\u{1b}[2Jb\u{9b}c\nd"), "a\\u{1b}[2Jb\\u{9b}c\\nd");
-        assert_eq!(printable("größer"), "größer");
     }
 }

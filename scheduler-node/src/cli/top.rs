@@ -24,7 +24,7 @@ use super::{
     client::{Client, Request},
     error::Error,
     invocation::Invocation,
-    output::{Form, say},
+    output::{Form, printable, say},
 };
 use crate::clock;
 
@@ -108,7 +108,7 @@ async fn live(mut watch: Watch) -> Result<(), Error> {
         }
         last = match watch.look().await {
             Ok(picture) => picture.text(),
-            Err(error) => format!("{error}\n\n{last}"),
+            Err(error) => format!("{}\n\n{last}", printable(&error.to_string())),
         };
     }
 }

@@ -13,7 +13,9 @@ use super::is_on_its_way;
 use crate::cli::{
     client::{Client, Request},
     error::Error,
-    moment, progress,
+    moment,
+    print::printable,
+    progress,
 };
 
 /// A move takes seconds to hours; this interval shows its progress.
@@ -52,7 +54,7 @@ async fn none_left(client: &Client, shards: &ShardSet, progress: &ProgressBar) -
 /// Shows how many moves are left, and the progress of those that copy.
 pub(in crate::cli) fn show(left: &[&MoveView], progress: &ProgressBar) {
     progress.set_position(u64::try_from(left.len()).unwrap_or(u64::MAX));
-    progress.set_message(described(left));
+    progress.set_message(printable(&described(left)));
 }
 
 /// The copied rows of the moves that know their number, the time of the slowest, and the first problem.
