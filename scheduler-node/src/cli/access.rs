@@ -105,11 +105,20 @@ pub(super) fn node(text: &str) -> Result<Url, Error> {
 }
 
 /// Whether a request to this address crosses the network unencrypted.
-pub(super) fn is_readable_on_the_way(node: &Url) -> bool {
+fn is_readable_on_the_way(node: &Url) -> bool {
+    node.scheme() == "http" && !is_here(node)
+}
+
+/// Whether both addresses are on one host and are spoken to alike. All of loopback is one host.
+pub(super) fn is_same_host(one: &Url, other: &Url) -> bool {
+    one.scheme() == other.scheme() && (one.host() == other.host() || is_here(one) && is_here(other))
+}
+
+/// Whether a request to this address stays on this machine.
+fn is_here(node: &Url) -> bool {
     let host = node.host_str().unwrap_or_default();
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    let stays = host == "localhost" || address.is_ok_and(|address| address.is_loopback());
-    node.scheme() == "http" && !stays
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -178,6 +187,17 @@ mod tests {
         for url in ["http://127.0.0.1:1", "http://127.9.9.9", "http://localhost", "http://[::1]:1", "https://10.0.0.1"]
         {
             assert!(!readable(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn ports_and_the_names_of_loopback_are_of_one_host() {
+        let same =
+            |one: &str, other: &str| is_same_host(&node(one).expect("an address"), &node(other).expect("an address"));
+        assert!(same("https://a.example.org", "https://A.example.org:8080/x"));
+        assert!(same("http://localhost:1", "http://127.0.0.1:2") && same("http://[::1]:1", "http://127.0.0.1:2"));
+        for other in ["https://b.example.org", "http://a.example.org", "https://example.org", "https://127.0.0.1"] {
+            assert!(!same("https://a.example.org", other), "{other}");
         }
     }
 }

@@ -20,7 +20,7 @@ use self::{
     screen::Screen,
 };
 use super::{
-    access::{is_readable_on_the_way, node},
+    access::{is_same_host, node},
     client::{Client, Request},
     error::Error,
     invocation::Invocation,
@@ -145,20 +145,21 @@ impl Watch {
         for member in &report.nodes {
             match member.url.as_deref().map(node) {
                 Some(Ok(url)) if self.may_know_the_token(&url) => nodes.push((member.name.to_string(), url)),
-                Some(Ok(url)) => {
-                    self.notes
-                        .push(format!("node {} is skipped: the token would be sent to {url} unencrypted", member.name));
-                }
+                Some(Ok(url)) => self.notes.push(format!(
+                    "node {} has no figures: its address {url} was not given, so it does not get the token; give it \
+                     with --url",
+                    member.name
+                )),
                 _ => self.notes.push(format!("node {} advertises no usable address", member.name)),
             }
         }
         nodes
     }
 
-    /// Whether the token may be sent to a node that the caller did not name: never over a connection that others can
-    /// read.
+    /// Whether the token may be sent to an address that the cluster's report names. A node's record in etcd holds it,
+    /// so only the hosts that the caller gave may: another one could be that of a thief, with TLS or without.
     fn may_know_the_token(&self, node: &Url) -> bool {
-        !self.client.has_token() || self.client.nodes().contains(node) || !is_readable_on_the_way(node)
+        !self.client.has_token() || self.client.nodes().iter().any(|given| is_same_host(given, node))
     }
 
     async fn given(&mut self) -> Vec<(String, Url)> {
@@ -192,4 +193,35 @@ fn growth(looks: &VecDeque<Look>) -> Growth {
         }
     }
     growth
+}
+
+#[cfg(test)]
+mod tests {
+    use reqwest::header::HeaderValue;
+
+    use super::*;
+
+    fn may_know_the_token(token: Option<HeaderValue>, given: &str, named: &str) -> bool {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let address = |url: &str| node(url).expect("an address");
+        let client = Client::new(vec![address(given)], token, ANSWER_WITHIN).expect("a client");
+        let watch = Watch { client, names: BTreeMap::new(), looks: VecDeque::new(), notes: Vec::new() };
+        watch.may_know_the_token(&address(named))
+    }
+
+    #[test]
+    fn the_token_goes_to_the_hosts_that_were_given_only() {
+        let token = || Some(HeaderValue::from_static("Bearer hush"));
+        assert!(may_know_the_token(token(), "http://localhost:8080", "http://127.0.0.1:8081"));
+        assert!(may_know_the_token(token(), "http://node-1.example.org", "http://node-1.example.org:8080"));
+        for (given, named) in [
+            ("http://10.0.0.1:8080", "https://thief.example.org"),
+            ("http://10.0.0.1:8080", "http://127.0.0.1:1"),
+            ("http://localhost:8080", "http://10.0.0.1:8080"),
+            ("http://10.0.0.1:8080", "http://10.0.0.2:8080"),
+        ] {
+            assert!(!may_know_the_token(token(), given, named), "{given} {named}");
+            assert!(may_know_the_token(None, given, named), "{given} {named}");
+        }
+    }
 }
