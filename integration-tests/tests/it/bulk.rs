@@ -1,16 +1,23 @@
 //! Bulk operations: tasks cancelled and moved while they come due, exported to another cluster and back.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, process::Stdio, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use axum::{Router, routing::post};
 use integration_tests::{
     client::Client,
     clock::now_ms,
     ledger::{Ledger, Number},
-    sandbox::Sandbox,
+    sandbox::{Sandbox, binary},
 };
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpListener,
+    process::{Child, Command},
+    sync::{Semaphore, mpsc},
+};
 
 use crate::{command::Terminal, confirm, id_of, in_state, scenario, submit};
 
@@ -258,6 +265,59 @@ async fn what_an_import_refuses_is_kept_and_can_be_imported_again() {
         Ok(())
     })
     .await;
+}
+
+/// An import of standard input at a node that accepts all tasks of a batch once `answers` lets it, and tells when it
+/// has one.
+async fn held_import(answers: &Arc<Semaphore>) -> Result<(Child, mpsc::Receiver<()>)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let (received, receives) = mpsc::channel(1);
+    let (url, answers) = (format!("http://{}", listener.local_addr()?), Arc::clone(answers));
+    let route = post(move |body: String| {
+        let (received, answers) = (received.clone(), Arc::clone(&answers));
+        async move {
+            received.send(()).await.expect("the test waits for it");
+            answers.acquire().await.expect("open").forget();
+            let tasks: Vec<Value> = serde_json::from_str(&body).expect("a batch");
+            json!({ "results": vec![json!({}); tasks.len()] }).to_string()
+        }
+    });
+    let app = Router::new().route("/v1/tasks/batch", route);
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let mut command = Command::new(binary()?);
+    command.args(["import", "-", "--url", &url]).kill_on_drop(true);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ok((command.spawn()?, receives))
+}
+
+/// Its standard input stays open: the process that writes it may go on for hours.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_that_gets_a_signal_ends_after_its_answers_and_says_how_far_it_came() -> Result<()> {
+    let answers = Arc::new(Semaphore::new(0));
+    let (mut import, mut receives) = held_import(&answers).await?;
+    let task = concat!(
+        r#"{"id":"00000000-0000-0000-0000-00000abc0005","queue":"q","state":"scheduled","due_at":"2033-05-18T03:33:20Z","#,
+        r#""created_at":"1970-01-01T00:00:00Z","attempt":0,"priority":3,"payload":1,"content_type":"application/json"}"#,
+        "\n"
+    );
+    // A chunk of a thousand, and one that is not full yet.
+    let mut input = import.stdin.take().context("a pipe")?;
+    input.write_all(task.repeat(1_500).as_bytes()).await?;
+    receives.recv().await.context("a batch")?;
+    let pid = import.id().context("it runs")?.to_string();
+    ensure!(Command::new("kill").args(["-s", "TERM", &pid]).status().await?.success(), "no signal");
+    let mut errors = BufReader::new(import.stderr.take().context("a pipe")?);
+    let mut said = String::new();
+    errors.read_line(&mut said).await?;
+    ensure!(said.contains("stopping"), "{said}");
+    answers.add_permits(1);
+    let ended = tokio::time::timeout(SOON, import.wait_with_output()).await.context("it waits for its input")??;
+    errors.read_to_string(&mut said).await?;
+    let out = String::from_utf8(ended.stdout)?;
+    ensure!(ended.status.code() == Some(3) && out.starts_with("1,000 imported"), "{}: {out}{said}", ended.status);
+    ensure!(said.contains("stopped by a signal") && said.contains("--from-line 1001"), "{said}");
+    drop(input);
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,6 +11,7 @@ use common::{
 use indicatif::HumanCount;
 use serde::Serialize;
 use serde_with::skip_serializing_none;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     client::{Client, Request, sentence},
@@ -20,6 +21,7 @@ use super::{
     moment,
     output::{Form, complain, say},
     progress,
+    signals::end_on_signal,
     task::Due,
 };
 use crate::causes::explained;
@@ -90,7 +92,7 @@ pub(super) async fn bulk(invocation: &Invocation<Args>) -> Result<(), Error> {
     if !args.dry_run && !args.yes && !is_meant(&client, args).await? {
         return Err(Error::Refused("nothing was changed".into()));
     }
-    let (sum, broken) = to_the_end(&client, args, args.dry_run).await?;
+    let (sum, broken) = to_the_end(&client, args, args.dry_run, &end_on_signal()?).await?;
     match invocation.form() {
         Form::Text => say(summary(&sum)),
         Form::Json | Form::Jsonl => say(serde_json::to_string(&sum).map_err(Error::Unwritable)?),
@@ -114,7 +116,8 @@ async fn is_meant(client: &Client, args: &Args) -> Result<bool, Error> {
             "cannot ask for confirmation without a terminal: use --yes, or --dry-run to count only".into(),
         ));
     }
-    let (sum, broken) = to_the_end(client, args, true).await?;
+    // A signal ends the count at once: it changes nothing.
+    let (sum, broken) = to_the_end(client, args, true, &CancellationToken::new()).await?;
     if let Some(why) = broken {
         return Err(Error::Broken(why));
     }
@@ -126,7 +129,12 @@ async fn is_meant(client: &Client, args: &Args) -> Result<bool, Error> {
 }
 
 /// Sends request after request. Returns the sum of the answers, and the reason if it stopped before the end.
-async fn to_the_end(client: &Client, args: &Args, dry_run: bool) -> Result<(BulkAnswer, Option<String>), Error> {
+async fn to_the_end(
+    client: &Client,
+    args: &Args,
+    dry_run: bool,
+    stop: &CancellationToken,
+) -> Result<(BulkAnswer, Option<String>), Error> {
     let progress = progress::of_tasks();
     let mut sum: Option<BulkAnswer> = None;
     let broken = loop {
@@ -147,6 +155,9 @@ async fn to_the_end(client: &Client, args: &Args, dry_run: bool) -> Result<(Bulk
         sum = Some(next);
         if interrupted.is_some() || is_over {
             break interrupted;
+        }
+        if stop.is_cancelled() {
+            break Some("stopped by a signal".to_owned());
         }
     };
     progress.finish_and_clear();
@@ -198,81 +209,4 @@ fn summary(sum: &BulkAnswer) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use clap::Parser;
-    use common::{task::bulk::SkipReason, wire::BulkRequest};
-
-    use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Bulked {
-        #[command(flatten)]
-        args: Args,
-    }
-
-    fn args(words: &[&str]) -> Result<Args, clap::Error> {
-        Bulked::try_parse_from([&["bulk"], words].concat()).map(|bulked| bulked.args)
-    }
-
-    #[test]
-    fn what_is_typed_is_what_a_node_understands() {
-        for words in [
-            ["cancel", "--queue", "mails", "--state", "ready"].as_slice(),
-            &["retry", "--error", "no route", "--due-after", "1700000000000", "--due-before", "2030-01-31T09:00:00Z"],
-            &["run", "--key", "k", "--partition-key", "p"],
-            &["move", "--all", "--shift", "-5m"],
-            &["move", "--all", "--delay", "5m", "--dry-run", "--yes"],
-        ] {
-            let args = args(words).expect("understood");
-            let body = Body {
-                action: args.action,
-                filter: &args.filter,
-                all: args.all,
-                dry_run: args.dry_run,
-                delay_ms: args.due.delay,
-                due_at: args.due.at,
-                shift_ms: args.shift,
-                cursor: None,
-            };
-            let body = serde_json::to_string(&body).expect("JSON");
-            BulkRequest::parse(&body).and_then(|request| request.validate(UnixMicros::new(0))).expect(&body);
-        }
-        assert_eq!(args(&["move", "--all", "--shift", "-5m"]).expect("understood").shift, Some(-300_000));
-    }
-
-    #[test]
-    fn what_does_not_go_together_is_a_mistake_of_the_caller() {
-        for words in [
-            [].as_slice(),
-            &["forget"],
-            &["move", "--all", "--shift", "5m", "--delay", "5m"],
-            &["move", "--all", "--shift", "soon"],
-            &["cancel", "--state", "asleep"],
-        ] {
-            assert_eq!(args(words).expect_err("refused").exit_code(), 2, "{words:?}");
-        }
-    }
-
-    #[test]
-    fn a_person_reads_what_was_left_and_why() {
-        let action = common::wire::bulk::Action::Cancel;
-        let refused = BTreeMap::from([(SkipReason::InFlight, 1_200)]);
-        let answer = BulkAnswer {
-            action,
-            dry_run: false,
-            matched: 2_500,
-            done: 1_300,
-            no_further_attempts: 7,
-            refused,
-            next_cursor: None,
-            interrupted: None,
-        };
-        let sum = add(Some(answer.clone()), BulkAnswer { matched: 1, done: 1, ..answer });
-        assert_eq!(
-            summary(&sum),
-            "cancel: 2,501 found, 1,301 done (14 of them between two attempts), 2,400 left: in flight"
-        );
-    }
-}
+mod tests;

@@ -3,19 +3,22 @@
 mod chunk;
 mod import_counts;
 mod line;
+mod rest;
 
-use std::path::PathBuf;
+use std::{cell::Cell, path::PathBuf};
 
 use common::wire::{ExportEnd, Problem};
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio_util::sync::CancellationToken;
 
 use self::{
     chunk::Chunk,
     import_counts::{ImportCounts, Outcome},
     line::{Choice, Line},
+    rest::{Fault, Rest},
 };
 use super::{
     client::{Client, Request},
@@ -23,6 +26,7 @@ use super::{
     invocation::Invocation,
     output::{Form, complain},
     progress,
+    signals::end_on_signal,
 };
 
 /// Chunks in flight at one time: the command reads the next ones while a node commits one.
@@ -136,7 +140,13 @@ pub(super) async fn import(invocation: &Invocation<Args>) -> Result<(), Error> {
     let (client, args) = (invocation.client()?, &invocation.args);
     let unreadable = |error| Error::Usage(format!("`{}` cannot be read: {error}", args.file.display()));
     if args.file.as_os_str() == "-" {
-        return send_all(invocation.form(), &client, args, BufReader::new(tokio::io::stdin())).await;
+        let done = send_all(invocation.form(), &client, args, BufReader::new(tokio::io::stdin())).await;
+        if let Err(error) = &done {
+            // The runtime would wait for a read of standard input, which may never end.
+            complain(error.explained());
+            std::process::exit(error.exit_code().into());
+        }
+        return done;
     }
     let opened = tokio::fs::File::open(&args.file).await.map_err(unreadable)?;
     send_all(invocation.form(), &client, args, BufReader::new(opened)).await
@@ -147,78 +157,79 @@ async fn send_all(form: Form, client: &Client, args: &Args, lines: impl AsyncBuf
     let choice = Choice::new(args.key_from_id, args.all_states);
     let (from_line, number, tasks) = (args.from_line, 0, 0);
     let source = Source { lines, choice, from_line, number, tasks, end: None, over: false, broken: None };
-    let chunks = futures::stream::try_unfold(source, async |mut source| {
-        Ok::<_, Error>(source.chunk().await?.map(|chunk| (chunk, source)))
-    });
-    // Answers are handled in the order of the lines, and so is a failure to read one: `try_buffered` would tell of it
-    // before the chunks in flight are answered.
-    let sent = chunks.map(|chunk| async move { send(client, chunk?).await });
-    let mut answered = std::pin::pin!(sent.buffered(IN_FLIGHT));
-    let progress = progress::of_tasks();
-    let broken = loop {
-        match answered.try_next().await {
-            Ok(None) => break None,
-            Ok(Some((chunk, outcomes))) => progress.suspend(|| counts.note(&chunk, outcomes))?,
-            Err(error) => break Some(error),
-        }
-        progress.set_position(counts.lines());
-    };
-    progress.finish_and_clear();
-    counts.end(form, broken)
+    let sent = send_lines(client, source, &mut counts, &end_on_signal()?).await;
+    counts.end(form, sent.err())
 }
 
-async fn send(client: &Client, chunk: Chunk) -> Result<(Chunk, Vec<Outcome>), Error> {
+/// Sends all lines, or those up to the first answer that is missing. The answers to the chunks in flight count all the
+/// same.
+async fn send_lines<R: AsyncBufRead + Unpin>(
+    client: &Client,
+    source: Source<R>,
+    counts: &mut ImportCounts,
+    stop: &CancellationToken,
+) -> Result<(), Error> {
+    let (mut rest, mut unreadable) = (Rest::new(source.from_line), None);
+    let (is_over, enough) = (&Cell::new(false), stop.child_token());
+    let chunks = futures::stream::try_unfold(source, |mut source| async move {
+        let chunk = source.chunk().await?;
+        is_over.set(chunk.is_none());
+        Ok::<_, Error>(chunk.map(|chunk| (chunk, source)))
+    });
+    let chunks = chunks.take_until(enough.cancelled());
+    // Answers are handled in the order of the lines, and so is a failure to read one: `try_buffered` would tell of it
+    // before the chunks in flight are answered.
+    let sent = chunks.map(|chunk| async move {
+        let chunk = chunk?;
+        let answer = send(client, &chunk).await;
+        Ok::<_, Error>((chunk, answer))
+    });
+    let mut answered = std::pin::pin!(sent.buffered(IN_FLIGHT));
+    let progress = progress::of_tasks();
+    while let Some(next) = answered.next().await {
+        match next {
+            Ok((chunk, answer)) => {
+                if let Ok(outcomes) = &answer {
+                    progress.suspend(|| counts.note(&chunk, outcomes));
+                }
+                if let Some(span) = chunk.span {
+                    rest.note(span, answer.err());
+                }
+            }
+            Err(error) => unreadable = Some(error),
+        }
+        if rest.is_broken() || counts.is_cut_off() {
+            enough.cancel();
+        }
+        progress.set_position(counts.lines());
+    }
+    progress.finish_and_clear();
+    match unreadable {
+        _ if rest.is_broken() => Err(rest.broken("")),
+        Some(error) => Err(error),
+        None if is_over.get() => Ok(()),
+        None if counts.is_cut_off() => Err(rest.broken("stopped because `--refused` cannot be written")),
+        None => Err(rest.broken("stopped by a signal")),
+    }
+}
+
+async fn send(client: &Client, chunk: &Chunk) -> Result<Vec<Outcome>, Fault> {
     #[derive(Deserialize)]
     struct Results {
         results: Vec<Box<RawValue>>,
     }
-    let (Some((first, _)), Some((last, _))) = (chunk.lines.first(), chunk.lines.last()) else {
-        return Ok((chunk, Vec::new()));
-    };
-    let broken = |why: String| {
-        Error::Broken(format!(
-            "lines {first} to {last}: {why}; all lines before are imported but those that were said to fail, some after may be: \
-             continue with --from-line {first}"
-        ))
-    };
+    if chunk.lines.is_empty() {
+        return Ok(Vec::new());
+    }
     let request = Request::post(&["v1", "tasks", "batch"]).body(format!("{}]", chunk.body));
-    let answer = client.send(&request).await.map_err(|failure| broken(failure.to_string()))?;
-    let Results { results } = answer.read()?;
+    let Results { results } = client.send(&request).await?.read()?;
     if results.len() != chunk.lines.len() {
-        return Err(broken(format!("the node sent {} answers for {} tasks", results.len(), chunk.lines.len())));
+        let why = format!("the node sent {} answers for {} tasks", results.len(), chunk.lines.len());
+        return Err(Fault { why, is_refusal: false });
     }
     let read = |result: Box<RawValue>| serde_json::from_str(result.get()).unwrap_or_default();
-    let outcomes = results.into_iter().map(read).collect();
-    Ok((chunk, outcomes))
+    Ok(results.into_iter().map(read).collect())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TASK: &[u8] = br#"{"id":"00000000-0000-0000-0000-00000abc0005","queue":"q","state":"scheduled","due_at":"2033-05-18T03:33:20Z","created_at":"1970-01-01T00:00:00Z","attempt":0,"priority":3,"payload":1,"content_type":"application/json"}
-"#;
-
-    fn source(lines: &[u8]) -> Source<&[u8]> {
-        let choice = Choice::new(false, false);
-        Source { lines, choice, from_line: 1, number: 0, tasks: 0, end: None, over: false, broken: None }
-    }
-
-    #[tokio::test]
-    async fn a_line_that_is_not_utf8_is_refused_and_its_neighbours_are_sent() {
-        let text = [TASK, b"\xff\n", TASK].concat();
-        let chunk = source(&text).chunk().await.expect("read").expect("lines");
-        assert_eq!(chunk.lines.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 3]);
-        assert_eq!(chunk.refused.iter().map(|(number, ..)| *number).collect::<Vec<_>>(), [2]);
-    }
-
-    #[tokio::test]
-    async fn the_lines_before_one_that_cannot_be_read_are_sent_first() {
-        let text = [TASK, &vec![b'x'; LINE_BYTES + 1], TASK].concat();
-        let mut source = source(&text);
-        let chunk = source.chunk().await.expect("read").expect("a line");
-        assert_eq!(chunk.lines.len(), 1);
-        let error = source.chunk().await.expect_err("refused");
-        assert!(error.to_string().starts_with("line 2 cannot be read"), "{error}");
-    }
-}
+mod tests;

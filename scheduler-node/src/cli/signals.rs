@@ -4,13 +4,37 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use super::{error::Error, output::complain};
 use crate::supervise;
 
 /// Exit code of a node that received a second signal.
 const STOPPED_HARD: i32 = 1;
+/// Exit code of a command that received a second signal: the outcome of its requests is unknown.
+const GAVE_UP: i32 = 3;
 
 /// Returns a token that the first signal cancels.
 pub fn stop_on_signal() -> std::io::Result<CancellationToken> {
+    on_signals(
+        |signal| tracing::info!(signal, "stopping"),
+        |signal| {
+            tracing::warn!(signal, "stopping at once; the next owner publishes the tasks in flight again");
+            std::process::exit(STOPPED_HARD);
+        },
+    )
+}
+
+/// Returns a token that the first signal cancels, for a command of many requests. It sends no more of them then, and
+/// says how far it came.
+pub(super) fn end_on_signal() -> Result<CancellationToken, Error> {
+    let first =
+        |_| complain("stopping after the requests that wait for their answers; a second signal ends it at once");
+    on_signals(first, |_| std::process::exit(GAVE_UP)).map_err(Error::Signals)
+}
+
+fn on_signals(
+    first: impl FnOnce(&'static str) + Send + 'static,
+    second: impl FnOnce(&'static str) + Send + 'static,
+) -> std::io::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -24,10 +48,8 @@ pub fn stop_on_signal() -> std::io::Result<CancellationToken> {
         };
         let signal = next().await;
         token.cancel();
-        tracing::info!(signal, "stopping");
-        let signal = next().await;
-        tracing::warn!(signal, "stopping at once; the next owner publishes the tasks in flight again");
-        std::process::exit(STOPPED_HARD);
+        first(signal);
+        second(next().await);
     });
     Ok(stop)
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{BufWriter, Write},
+    io::{self, BufWriter, Write},
     path::Path,
 };
 
@@ -21,6 +21,9 @@ use crate::cli::{
 /// This many refusals are reported one by one; the rest is only counted.
 const MAX_REPORTED: usize = 100;
 
+/// The number, the text and the problem of a refused line.
+type Refused<'a> = (u64, &'a str, &'a Problem);
+
 /// The outcomes of the lines so far.
 #[derive(Debug, Default)]
 pub(super) struct ImportCounts {
@@ -31,6 +34,8 @@ pub(super) struct ImportCounts {
     /// Tasks that a node could not serve at the moment.
     failed: u64,
     file: Option<BufWriter<File>>,
+    /// Whether the file could not be written: it lacks refused lines.
+    is_cut_off: bool,
 }
 
 /// The relevant part of one answer of a batch: accepted when there is no error.
@@ -51,29 +56,41 @@ impl ImportCounts {
         Ok(Self { file: refused.map(create).transpose()?, ..Self::default() })
     }
 
+    /// Counts whose refused lines go to an open file.
+    #[cfg(test)]
+    pub(super) fn on(file: File) -> Self {
+        Self { file: Some(BufWriter::new(file)), ..Self::default() }
+    }
+
     /// Records the answers to a chunk, in the order of its lines.
-    pub(super) fn note(&mut self, chunk: &Chunk, outcomes: Vec<Outcome>) -> Result<(), Error> {
+    pub(super) fn note(&mut self, chunk: &Chunk, outcomes: &[Outcome]) {
         self.skipped += chunk.skipped;
-        for ((number, text), outcome) in chunk.lines.iter().zip(outcomes) {
-            self.take(text, *number, outcome)?;
+        for outcome in outcomes.iter().filter(|outcome| outcome.error.is_none()) {
+            if outcome.duplicate {
+                self.duplicates += 1;
+            } else {
+                self.accepted += 1;
+            }
         }
-        chunk.refused.iter().try_for_each(|(number, text, problem)| self.refuse(*number, text, problem))
+        let answered = chunk.lines.iter().zip(outcomes);
+        let answered = answered.filter_map(|((number, text), outcome)| Some((*number, text, outcome.error.as_ref()?)));
+        let unsent = chunk.refused.iter().map(|(number, text, problem)| (*number, text, problem));
+        let refused: Vec<Refused<'_>> =
+            answered.chain(unsent).map(|(number, text, problem)| (number, text.as_str(), problem)).collect();
+        refused.iter().for_each(|(number, _, problem)| self.refuse(*number, problem));
+        self.keep(&refused);
     }
 
     pub(super) const fn lines(&self) -> u64 {
         self.accepted + self.duplicates + self.skipped + self.refused + self.failed
     }
 
-    fn take(&mut self, text: &str, number: u64, outcome: Outcome) -> Result<(), Error> {
-        match outcome.error {
-            Some(problem) => return self.refuse(number, text, &problem),
-            None if outcome.duplicate => self.duplicates += 1,
-            None => self.accepted += 1,
-        }
-        Ok(())
+    /// Whether the file of refused lines lacks some.
+    pub(super) const fn is_cut_off(&self) -> bool {
+        self.is_cut_off
     }
 
-    fn refuse(&mut self, number: u64, text: &str, problem: &Problem) -> Result<(), Error> {
+    fn refuse(&mut self, number: u64, problem: &Problem) {
         if problem.status < 500 {
             self.refused += 1;
         } else {
@@ -86,17 +103,26 @@ impl ImportCounts {
         if reported == MAX_REPORTED + 1 {
             complain("more lines were refused; --refused keeps them all");
         }
-        let Some(file) = &mut self.file else { return Ok(()) };
-        let unwritable = |error| Error::Broken(format!("`--refused` cannot be written: {error}"));
-        let line = line::refused(number, problem, text).map_err(Error::Unwritable)?;
-        writeln!(file, "{line}").map_err(unwritable)
+    }
+
+    /// Writes refused lines to the file, chunk by chunk, so that a command that is killed leaves them there.
+    fn keep(&mut self, refused: &[Refused<'_>]) {
+        let (Some(file), Some(first)) = (&mut self.file, refused.iter().map(|(number, ..)| *number).min()) else {
+            return;
+        };
+        let mut write = |(number, text, problem): &Refused<'_>| -> io::Result<()> {
+            writeln!(file, "{}", line::refused(*number, problem, text)?)
+        };
+        if let Err(error) = refused.iter().try_for_each(&mut write).and_then(|()| file.flush()) {
+            complain(format_args!(
+                "`--refused` cannot be written: {error}; it lacks refused lines from line {first} on"
+            ));
+            (self.file, self.is_cut_off) = (None, true);
+        }
     }
 
     pub(super) fn end(self, form: Form, broken: Option<Error>) -> Result<(), Error> {
-        let Self { accepted, duplicates, skipped, refused, failed, file } = self;
-        if let Some(Err(error)) = file.map(|mut file| file.flush()) {
-            return Err(Error::Broken(format!("`--refused` cannot be written: {error}")));
-        }
+        let Self { accepted, duplicates, skipped, refused, failed, is_cut_off, .. } = self;
         match form {
             Form::Text => say(format_args!(
                 "{} imported, {} already there, {} finished and skipped, {} refused, {} failed or unknown",
@@ -114,6 +140,7 @@ impl ImportCounts {
         let all = accepted + duplicates + refused + failed;
         match broken {
             Some(error) => Err(error),
+            None if is_cut_off => Err(Error::Broken("`--refused` lacks some of the refused lines".to_owned())),
             None if failed > 0 => Err(Error::Broken(format!("{failed} of {all} failed, or their outcome is unknown"))),
             None if refused > 0 => Err(Error::SomeRefused { refused: count(refused), all: count(all) }),
             None => Ok(()),

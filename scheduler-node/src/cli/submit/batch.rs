@@ -172,10 +172,10 @@ async fn send(client: &Client, batch: Batch, counts: &mut BatchCounts, progress:
         }
         _ => Error::Broken(format!("{}: {failure}; the lines after these were not sent", of_lines())),
     })?;
-    let Results { results } = answer.read()?;
+    let unknown = |why: String| Error::Broken(format!("{}: {why}; their outcome is unknown", of_lines()));
+    let Results { results } = answer.read().map_err(|failure| unknown(failure.to_string()))?;
     if results.len() != lines.len() {
-        let why = format!("the node sent {} answers for {} tasks", results.len(), lines.len());
-        return Err(Error::Broken(format!("{}: {why}; their outcome is unknown", of_lines())));
+        return Err(unknown(format!("the node sent {} answers for {} tasks", results.len(), lines.len())));
     }
     for (number, result) in lines.iter().zip(results) {
         match serde_json::from_str::<Outcome>(result.get()).map(|outcome| outcome.error) {

@@ -1,0 +1,125 @@
+//! Tests of bulk actions, with a node that answers as each test wants.
+
+use std::collections::BTreeMap;
+
+use axum::http::StatusCode;
+use clap::Parser;
+use common::{
+    task::bulk::SkipReason,
+    wire::{
+        BulkRequest,
+        bulk::{self, Position},
+    },
+};
+
+use super::*;
+use crate::cli::client::tests::client_of;
+
+#[derive(Debug, Parser)]
+struct Bulked {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn args(words: &[&str]) -> Result<Args, clap::Error> {
+    Bulked::try_parse_from([&["bulk"], words].concat()).map(|bulked| bulked.args)
+}
+
+#[test]
+fn what_is_typed_is_what_a_node_understands() {
+    for words in [
+        ["cancel", "--queue", "mails", "--state", "ready"].as_slice(),
+        &["retry", "--error", "no route", "--due-after", "1700000000000", "--due-before", "2030-01-31T09:00:00Z"],
+        &["run", "--key", "k", "--partition-key", "p"],
+        &["move", "--all", "--shift", "-5m"],
+        &["move", "--all", "--delay", "5m", "--dry-run", "--yes"],
+    ] {
+        let args = args(words).expect("understood");
+        let body = Body {
+            action: args.action,
+            filter: &args.filter,
+            all: args.all,
+            dry_run: args.dry_run,
+            delay_ms: args.due.delay,
+            due_at: args.due.at,
+            shift_ms: args.shift,
+            cursor: None,
+        };
+        let body = serde_json::to_string(&body).expect("JSON");
+        BulkRequest::parse(&body).and_then(|request| request.validate(UnixMicros::new(0))).expect(&body);
+    }
+    assert_eq!(args(&["move", "--all", "--shift", "-5m"]).expect("understood").shift, Some(-300_000));
+}
+
+#[test]
+fn what_does_not_go_together_is_a_mistake_of_the_caller() {
+    for words in [
+        [].as_slice(),
+        &["forget"],
+        &["move", "--all", "--shift", "5m", "--delay", "5m"],
+        &["move", "--all", "--shift", "soon"],
+        &["cancel", "--state", "asleep"],
+    ] {
+        assert_eq!(args(words).expect_err("refused").exit_code(), 2, "{words:?}");
+    }
+}
+
+#[test]
+fn a_person_reads_what_was_left_and_why() {
+    let action = bulk::Action::Cancel;
+    let refused = BTreeMap::from([(SkipReason::InFlight, 1_200)]);
+    let answer = BulkAnswer {
+        action,
+        dry_run: false,
+        matched: 2_500,
+        done: 1_300,
+        no_further_attempts: 7,
+        refused,
+        next_cursor: None,
+        interrupted: None,
+    };
+    let sum = add(Some(answer.clone()), BulkAnswer { matched: 1, done: 1, ..answer });
+    assert_eq!(
+        summary(&sum),
+        "cancel: 2,501 found, 1,301 done (14 of them between two attempts), 2,400 left: in flight"
+    );
+}
+
+/// The answer about one task that was moved, with a cursor.
+fn moved_one() -> (StatusCode, String) {
+    let position = Position {
+        action: bulk::Action::Move,
+        began_at: UnixMicros::new(0),
+        database: 0,
+        name: None,
+        walked: Vec::new(),
+        map: 0,
+        place: None,
+    };
+    let answer = BulkAnswer {
+        action: bulk::Action::Move,
+        dry_run: false,
+        matched: 1,
+        done: 1,
+        no_further_attempts: 0,
+        refused: BTreeMap::new(),
+        next_cursor: Some(BulkCursor(position)),
+        interrupted: None,
+    };
+    (StatusCode::OK, serde_json::to_string(&answer).expect("JSON"))
+}
+
+#[tokio::test]
+async fn a_signal_ends_it_after_the_answer_with_the_sum_and_the_cursor() {
+    let stop = CancellationToken::new();
+    let signal = stop.clone();
+    let client = client_of("/v1/tasks/bulk", move |_| {
+        signal.cancel();
+        std::future::ready(moved_one())
+    })
+    .await;
+    let args = args(&["move", "--all", "--delay", "5m", "--yes"]).expect("understood");
+    let (sum, broken) = to_the_end(&client, &args, false, &stop).await.expect("an answer");
+    assert_eq!((sum.done, broken.as_deref()), (1, Some("stopped by a signal")));
+    assert!(sum.next_cursor.is_some());
+}

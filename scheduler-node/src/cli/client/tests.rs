@@ -1,0 +1,82 @@
+//! Tests of the client, and a client of a node that tests make up.
+
+use axum::{Router, http::StatusCode, routing::post};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpSocket, TcpStream},
+};
+
+use super::*;
+use crate::supervise;
+
+/// An answer takes as long as the test lets it take, and no test waits for this.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+
+/// A client of a node that gives these answers to the bodies of requests to `path`.
+pub(in crate::cli) async fn client_of<A: Future<Output = (StatusCode, String)> + Send + 'static>(
+    path: &str,
+    answer: impl Fn(String) -> A + Clone + Send + Sync + 'static,
+) -> Client {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let node = url(&listener);
+    let app = Router::new().route(path, post(answer));
+    supervise::spawn_child(async move { axum::serve(listener, app).await });
+    Client::new(vec![node], None, ANSWERS_WITHIN).expect("a client")
+}
+
+/// A listener that drops each further connection, as a host behind a firewall does: it accepts none, and its
+/// backlog is full.
+async fn silent() -> (TcpListener, Vec<TcpStream>) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+    let listener = socket.listen(1).expect("it listens");
+    let address = listener.local_addr().expect("an address");
+    let mut waiting = Vec::new();
+    while let Ok(connected) = tokio::time::timeout(Duration::from_secs(1), TcpStream::connect(address)).await {
+        waiting.push(connected.expect("a connection"));
+    }
+    (listener, waiting)
+}
+
+fn url(listener: &TcpListener) -> Url {
+    let address = listener.local_addr().expect("an address");
+    Url::parse(&format!("http://{address}")).expect("an address")
+}
+
+#[tokio::test]
+async fn a_host_that_drops_packets_is_passed_over_however_short_the_timeout() {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let (silent, _waiting) = silent().await;
+    let node = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let client = Client::new(vec![url(&silent), url(&node)], None, CONNECTS_WITHIN).expect("a client");
+    let answers = async {
+        let (mut asked, _) = node.accept().await.expect("a connection");
+        assert!(asked.read(&mut [0; 1_024]).await.expect("a request") > 0);
+        asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.expect("an answer");
+        asked
+    };
+    let request = Request::post(&["v1", "tasks"]).body("{}".to_owned());
+    let (answer, _asked) = tokio::join!(client.send(&request), async {
+        // A client that gives up leaves nothing to accept.
+        tokio::time::timeout(3 * CONNECTS_WITHIN, answers).await.expect("the next node is asked")
+    });
+    assert_eq!(answer.expect("an answer").text, "{}");
+}
+
+#[test]
+fn names_that_lead_elsewhere_in_a_path_are_refused() {
+    assert!(["", ".", ".."].iter().all(|name| path_part(name).is_err()));
+    assert_eq!(path_part("west"), Ok("west".to_owned()));
+}
+
+#[test]
+fn a_path_is_put_together_from_its_parts_and_nothing_breaks_out_of_them() {
+    let url = |node: &str, path: &[&str]| Request::get(path).url(&Url::parse(node).expect("an address")).to_string();
+    assert_eq!(url("http://a:1", &["v1", "tasks"]), "http://a:1/v1/tasks");
+    assert_eq!(url("http://a:1/behind/", &["v1", "tasks"]), "http://a:1/behind/v1/tasks");
+    assert_eq!(url("http://a:1", &["v1", "queues", "a/b?c"]), "http://a:1/v1/queues/a%2Fb%3Fc");
+    let query = Request::get(&["v1", "tasks"]).query(vec![("partition_key", "a b&c".to_owned())]);
+    let url = query.url(&Url::parse("http://a:1").expect("an address"));
+    assert_eq!(url.as_str(), "http://a:1/v1/tasks?partition_key=a+b%26c");
+}
