@@ -267,6 +267,24 @@ async fn what_an_import_refuses_is_kept_and_can_be_imported_again() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_warns_of_tasks_that_wait_for_others_outside_the_file() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let (terminal, client) = (Terminal::of(sandbox), sandbox.client(0));
+        client.submit(&json!({ "queue": "pay", "key": "k", "partition_key": "p", "delay_ms": 3_600_000 })).await?;
+        let waits = json!({ "queue": "ship", "partition_key": "p", "depends_on": [{ "queue": "pay", "key": "k" }] });
+        client.submit(&waits).await?;
+        let (part, whole) = (terminal.text(&["export", "--queue", "ship"]).await?, terminal.text(&["export"]).await?);
+        terminal.text(&["bulk", "cancel", "--all", "--yes"]).await?;
+        let (_, error) = terminal.ends(0, &["import", "-"], &part).await?;
+        ensure!(error.contains("warning: 1 tasks wait for tasks that are not in this file"), "{error}");
+        let (_, error) = terminal.ends(0, &["import", "-"], &whole).await?;
+        ensure!(!error.contains("not in this file"), "{error}");
+        Ok(())
+    })
+    .await;
+}
+
 /// An import of standard input at a node that accepts all tasks of a batch once `answers` lets it, and tells when it
 /// has one.
 async fn held_import(answers: &Arc<Semaphore>) -> Result<(Child, mpsc::Receiver<()>)> {

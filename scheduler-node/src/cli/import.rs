@@ -1,6 +1,7 @@
 //! `duetime import`: submits exported tasks again, several batches at a time. Each line gets its own answer.
 
 mod chunk;
+mod dependencies;
 mod import_counts;
 mod line;
 mod rest;
@@ -24,7 +25,7 @@ use super::{
     client::{Client, Request},
     error::Error,
     invocation::Invocation,
-    output::{Form, complain},
+    output::{Form, complain, warn},
     progress,
     signals::end_on_signal,
 };
@@ -124,8 +125,11 @@ impl<R: AsyncBufRead + Unpin> Source<R> {
         Ok(Some(String::from_utf8(bytes).map_err(std::string::FromUtf8Error::into_bytes)))
     }
 
-    /// Warns when the file is not a whole export. Its lines are imported all the same.
+    /// Warns when the file is not a whole export, or its tasks wait for others. Its lines are imported all the same.
     fn check_end(&self) {
+        if let Some(text) = self.choice.dependencies().warning() {
+            warn(text);
+        }
         match self.end {
             Some(end) if end.exported == self.tasks => {}
             Some(end) => complain(format_args!("{} tasks were exported, the file has {}", end.exported, self.tasks)),

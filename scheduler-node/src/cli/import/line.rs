@@ -1,10 +1,10 @@
 //! One line of the input: a task as `export` wrote it, or as an earlier import refused it.
 
-use std::cell::Cell;
-
 use common::wire::{ExportEnd, ExportedTask, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+
+use super::dependencies::Dependencies;
 
 /// What to do with a line.
 #[derive(Debug)]
@@ -23,7 +23,9 @@ pub(super) enum Line {
 pub(super) struct Choice {
     key_from_id: bool,
     all_states: bool,
-    refused_before: Cell<bool>,
+    refused_before: bool,
+    /// Those of the tasks that were chosen.
+    dependencies: Dependencies,
 }
 
 /// A line that an earlier import refused.
@@ -37,15 +39,19 @@ struct RefusedBefore<'a> {
 
 impl Choice {
     pub(super) fn new(key_from_id: bool, all_states: bool) -> Self {
-        Self { key_from_id, all_states, refused_before: Cell::new(false) }
+        Self { key_from_id, all_states, refused_before: false, dependencies: Dependencies::default() }
     }
 
     /// Whether the input had lines that an earlier import refused.
     pub(super) fn was_refused_before(&self) -> bool {
-        self.refused_before.get()
+        self.refused_before
     }
 
-    pub(super) fn of(&self, text: &str) -> Line {
+    pub(super) fn dependencies(&self) -> &Dependencies {
+        &self.dependencies
+    }
+
+    pub(super) fn of(&mut self, text: &str) -> Line {
         let text = text.trim_ascii();
         if text.is_empty() {
             return Line::Blank;
@@ -55,7 +61,7 @@ impl Choice {
         }
         let task = inner(text).map_or(text, RawValue::get);
         if task.len() < text.len() {
-            self.refused_before.set(true);
+            self.refused_before = true;
         }
         match serde_json::from_str(task) {
             Ok(task) => self.request(&task),
@@ -63,7 +69,7 @@ impl Choice {
         }
     }
 
-    fn request(&self, task: &ExportedTask) -> Line {
+    fn request(&mut self, task: &ExportedTask) -> Line {
         if task.state.is_final() && !self.all_states {
             return Line::Finished;
         }
@@ -72,6 +78,7 @@ impl Choice {
                 "a message of a delay exchange cannot be submitted as a task; publish it to its exchange again";
             return Line::Refused(Box::new(Problem::invalid_field("envelope", detail)));
         }
+        self.dependencies.note(task);
         match serde_json::to_string(&task.resubmission(self.key_from_id)) {
             Ok(request) => Line::Task(request),
             Err(error) => Line::Refused(Box::new(Problem::malformed(error.to_string()))),
@@ -131,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_was_refused_before_is_tried_as_it_was() {
-        let choice = Choice::new(false, false);
+        let mut choice = Choice::new(false, false);
         let kept = refused(7, &Problem::too_many("no"), &format!("{TASK}\n")).expect("JSON");
         assert!(kept.contains(TASK), "byte for byte: {kept}");
         assert_eq!(
@@ -145,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_submitted_is_refused_with_the_reason() {
-        let choice = Choice::new(false, false);
+        let mut choice = Choice::new(false, false);
         let envelope = TASK.replacen('{', r#"{"envelope":{"exchange":"e","routing_key":"k","properties":{}},"#, 1);
         for (text, why) in
             [(envelope.as_str(), "delay exchange"), ("{", "not an exported task"), ("7", "not an exported task")]
