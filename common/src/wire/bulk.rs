@@ -27,7 +27,8 @@ pub use self::cursor::{BulkCursor, Edge, Place, Position};
 
 /// The most tasks that one request may find: about as many as an action covers in the time that an answer may take.
 pub(crate) const MAX_LIMIT: u32 = 100_000;
-pub(crate) const DEFAULT_LIMIT: u32 = 10_000;
+/// The most tasks of a request that names no limit.
+pub const DEFAULT_LIMIT: u32 = 10_000;
 /// The longest shift: a hundred years. A longer one is a mistake.
 const LONGEST_SHIFT_MS: i64 = 3_155_760_000_000;
 

@@ -6,7 +6,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use clap::ValueEnum;
 use common::{
     time::UnixMicros,
-    wire::{BulkAnswer, BulkCursor},
+    wire::{BulkAnswer, BulkCursor, bulk::DEFAULT_LIMIT},
 };
 use indicatif::HumanCount;
 use serde::Serialize;
@@ -87,6 +87,41 @@ struct Body<'a> {
     cursor: Option<String>,
 }
 
+/// Why the work stopped before its end.
+#[derive(Debug)]
+struct Broken {
+    why: String,
+    /// Whether the last request, which has no answer, may have changed tasks from the cursor on.
+    may_be_done: bool,
+}
+
+impl Broken {
+    /// The last request has its answer, which tells where the next one continues.
+    const fn before_the_next(why: String) -> Self {
+        Self { why, may_be_done: false }
+    }
+
+    /// The last request has no answer that could be read.
+    fn of(error: &Error) -> Self {
+        let had_no_effect = matches!(error, Error::Call(failure) if failure.had_no_effect());
+        Self { why: explained(error), may_be_done: !had_no_effect }
+    }
+
+    /// The reason, and how to go on. A shift is the only action that tasks notice when it is done twice.
+    fn told(&self, sum: &BulkAnswer, is_shift: bool) -> String {
+        let why = &self.why;
+        match &sum.next_cursor {
+            Some(cursor) if self.may_be_done && is_shift => format!(
+                "{why}; up to {} tasks may be shifted already, and --cursor {cursor} would shift them again: look at \
+                 their due times first",
+                HumanCount(u64::from(DEFAULT_LIMIT))
+            ),
+            Some(cursor) => format!("{why}; continue with --cursor {cursor}"),
+            None => why.clone(),
+        }
+    }
+}
+
 pub(super) async fn bulk(invocation: &Invocation<Args>) -> Result<(), Error> {
     let (client, args) = (invocation.client()?, &invocation.args);
     if !args.dry_run && !args.yes && !is_meant(&client, args).await? {
@@ -97,9 +132,8 @@ pub(super) async fn bulk(invocation: &Invocation<Args>) -> Result<(), Error> {
         Form::Text => say(summary(&sum)),
         Form::Json | Form::Jsonl => say(serde_json::to_string(&sum).map_err(Error::Unwritable)?),
     }
-    if let Some(why) = broken {
-        let cursor = sum.next_cursor.map(|cursor| format!("; continue with --cursor {cursor}")).unwrap_or_default();
-        return Err(Error::Broken(format!("{why}{cursor}")));
+    if let Some(broken) = broken {
+        return Err(Error::Broken(broken.told(&sum, args.shift.is_some() && !args.dry_run)));
     }
     let refused = sum.refused.values().sum::<u64>();
     if refused > 0 && !args.dry_run {
@@ -118,7 +152,7 @@ async fn is_meant(client: &Client, args: &Args) -> Result<bool, Error> {
     }
     // A signal ends the count at once: it changes nothing.
     let (sum, broken) = to_the_end(client, args, true, &CancellationToken::new()).await?;
-    if let Some(why) = broken {
+    if let Some(Broken { why, .. }) = broken {
         return Err(Error::Broken(why));
     }
     complain(summary(&sum));
@@ -134,7 +168,7 @@ async fn to_the_end(
     args: &Args,
     dry_run: bool,
     stop: &CancellationToken,
-) -> Result<(BulkAnswer, Option<String>), Error> {
+) -> Result<(BulkAnswer, Option<Broken>), Error> {
     let progress = progress::of_tasks();
     let mut sum: Option<BulkAnswer> = None;
     let broken = loop {
@@ -146,7 +180,7 @@ async fn to_the_end(
             (Ok(answer), _) => answer,
             (Err(error), None) => return Err(error),
             // The work done so far is reported all the same.
-            (Err(error), Some(_)) => break Some(explained(&error)),
+            (Err(error), Some(_)) => break Some(Broken::of(&error)),
         };
         let interrupted = answer.interrupted.as_ref().map(sentence);
         let next = add(sum, answer);
@@ -154,10 +188,10 @@ async fn to_the_end(
         let is_over = next.next_cursor.is_none();
         sum = Some(next);
         if interrupted.is_some() || is_over {
-            break interrupted;
+            break interrupted.map(Broken::before_the_next);
         }
         if stop.is_cancelled() {
-            break Some("stopped by a signal".to_owned());
+            break Some(Broken::before_the_next("stopped by a signal".to_owned()));
         }
     };
     progress.finish_and_clear();

@@ -1,6 +1,12 @@
 //! Tests of bulk actions, with a node that answers as each test wants.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use axum::http::StatusCode;
 use clap::Parser;
@@ -120,6 +126,32 @@ async fn a_signal_ends_it_after_the_answer_with_the_sum_and_the_cursor() {
     .await;
     let args = args(&["move", "--all", "--delay", "5m", "--yes"]).expect("understood");
     let (sum, broken) = to_the_end(&client, &args, false, &stop).await.expect("an answer");
-    assert_eq!((sum.done, broken.as_deref()), (1, Some("stopped by a signal")));
-    assert!(sum.next_cursor.is_some());
+    let told = broken.expect("it is not through").told(&sum, true);
+    assert!(sum.done == 1 && told.starts_with("stopped by a signal; continue with --cursor "), "{told}");
+}
+
+/// The end of an action whose second request gets this answer.
+async fn broken_by(words: &[&str], status: StatusCode) -> String {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let client = client_of("/v1/tasks/bulk", move |_| {
+        let is_first = requests.fetch_add(1, Ordering::Relaxed) == 0;
+        std::future::ready(if is_first { moved_one() } else { (status, "gone".to_owned()) })
+    })
+    .await;
+    let args = args(words).expect("understood");
+    let (sum, broken) = to_the_end(&client, &args, false, &CancellationToken::new()).await.expect("an answer");
+    broken.expect("it is not through").told(&sum, args.shift.is_some())
+}
+
+#[tokio::test]
+async fn no_cursor_is_recommended_that_would_shift_tasks_twice() {
+    let shift = ["move", "--all", "--shift", "5m", "--yes"];
+    for lost in [StatusCode::BAD_GATEWAY, StatusCode::OK] {
+        let told = broken_by(&shift, lost).await;
+        assert!(told.contains("up to 10,000 tasks") && !told.contains("continue with --cursor"), "{told}");
+        let told = broken_by(&["move", "--all", "--delay", "5m", "--yes"], lost).await;
+        assert!(told.contains("; continue with --cursor "), "what is done again has no effect: {told}");
+    }
+    let told = broken_by(&shift, StatusCode::TOO_MANY_REQUESTS).await;
+    assert!(told.contains("; continue with --cursor "), "a refused request shifts nothing: {told}");
 }

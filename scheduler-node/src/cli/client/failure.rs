@@ -31,6 +31,11 @@ impl Failure {
         matches!(self, Self::Refused(_))
     }
 
+    /// Whether the request surely took no effect. What a node that failed says about that is for a person.
+    pub(in crate::cli) fn had_no_effect(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Unreachable(_))
+    }
+
     /// The problem document as the node wrote it.
     pub(in crate::cli) fn problem(&self) -> Option<&str> {
         match self {
