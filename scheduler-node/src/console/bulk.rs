@@ -18,6 +18,7 @@ use common::{
     time::UnixMicros,
     wire::{BulkRequest, ChangeRequest, Problem, bulk::Action},
 };
+use serde_json::{Value, json};
 
 use super::{
     extract::PostedForm,
@@ -25,7 +26,7 @@ use super::{
     frame::{Frame, PageProblem, show},
     task_query::{FILTERS, PAGE, TaskQuery, utc},
 };
-use crate::desk::Desk;
+use crate::{desk::Desk, http::AuditDetails};
 
 /// Minutes to milliseconds.
 const MINUTE_MS: i64 = 60_000;
@@ -110,12 +111,9 @@ async fn answer(posted: &PostedForm) -> Result<BulkPage, Problem> {
     if !confirmed {
         return Ok(page(posted, &form, Stage::Confirm, &counts));
     }
-    let on = match &form.selected {
-        Some(ids) => ids.iter().map(TaskId::to_string).collect::<Vec<_>>().join(" "),
-        None => form.on().join(", "),
-    };
-    let outcome = format!("{} of {} done", counts.done, counts.matched);
-    posted.record(&on, Ok(&format!("{}: {outcome}", form.action)));
+    let AuditDetails { target, detail } =
+        AuditDetails::of_bulk(counts.matched, counts.done, &form.as_request().to_string());
+    posted.record(&target, Ok(detail.as_deref().unwrap_or("done")));
     let stage = if counts.cursor.is_some() { Stage::GoOn } else { Stage::Done };
     Ok(page(posted, &form, stage, &counts))
 }
@@ -145,6 +143,27 @@ impl BulkForm {
             (Action::Cancel, _) => BulkAction::Cancel,
             (Action::Retry, _) => BulkAction::Retry,
         }
+    }
+
+    /// The form as the API's request, for the audit log. Selected ids stand in place of the filter, with blanks between
+    /// them: so those of a full page fit into a note.
+    fn as_request(&self) -> Value {
+        let mut request = json!({ "action": self.action });
+        match self.target {
+            Some(Target::At(moment)) => request["due_at"] = json!(moment),
+            Some(Target::By { shift_ms }) => request["shift_ms"] = json!(shift_ms),
+            None => {}
+        }
+        let field = |(name, value): &(&'static str, String)| {
+            let value = if name.starts_with("due_") { utc(value) } else { value.clone() };
+            ((*name).to_owned(), Value::String(value))
+        };
+        match &self.selected {
+            Some(ids) => request["ids"] = ids.iter().map(TaskId::to_string).collect::<Vec<_>>().join(" ").into(),
+            None if self.task_query.fields().is_empty() => request["all"] = true.into(),
+            None => request["filter"] = Value::Object(self.task_query.fields().iter().map(field).collect()),
+        }
+        request
     }
 
     fn on(&self) -> Vec<String> {
@@ -178,7 +197,7 @@ pub(super) fn target(to: Option<&str>, by_min: Option<&str>, now: UnixMicros) ->
     match (to, by_min) {
         (None, None) => Ok(None),
         (Some(to), None) => {
-            let read = serde_json::from_value::<UnixMicros>(serde_json::Value::String(utc(to)));
+            let read = serde_json::from_value::<UnixMicros>(Value::String(utc(to)));
             let moment =
                 read.map_err(|_| Problem::invalid_field("to", "write the time as 2030-01-31 08:00, in UTC"))?;
             Ok(Some(Target::At(moment.max(now))))

@@ -23,6 +23,7 @@ use super::{
     frame::{Frame, PageProblem, show},
     visitor::Visitor,
 };
+use crate::http::AuditDetails;
 
 /// The ended moves that the page shows; the API has more.
 const ENDED_SHOWN: usize = 20;
@@ -93,33 +94,40 @@ pub(super) async fn databases(visitor: Visitor, uri: Uri) -> Result<Response, Pa
 pub(super) async fn act(posted: PostedForm) -> Result<Response, PageProblem> {
     let (visitor, by) = (&posted.visitor, &posted.visitor.caller.name);
     let (desk, field) = (&visitor.desk, |name| posted.field(name).unwrap_or_default());
+    let of_database = |view: DatabaseView| AuditDetails { target: view.name.to_string(), detail: None };
     let (target, done) = match field("action") {
         "move" => (field("shards"), shift(&posted).await),
-        "call_off" => {
-            let done = match shards(&posted) {
-                Ok(shards) => desk.shards_call_off(shards, by).await.map(drop),
-                Err(problem) => Err(problem),
-            };
-            (field("shards"), done)
+        "call_off" => (field("shards"), call_off(&posted).await),
+        "rebalance" => {
+            let done = desk.shards_rebalance(RebalanceRequest::default(), by).await;
+            ("all", done.map(|answer| AuditDetails::of_rebalance(&answer)))
         }
-        "rebalance" => ("all", desk.shards_rebalance(RebalanceRequest::default(), by).await.map(drop)),
-        "drain" => (field("database"), desk.database_drain(field("database"), by).await.map(drop)),
-        "undrain" => (field("database"), desk.database_undrain(field("database"), by).await.map(drop)),
-        "remove" => (field("database"), desk.database_remove(field("database"), by).await.map(drop)),
+        "drain" => (field("database"), desk.database_drain(field("database"), by).await.map(of_database)),
+        "undrain" => (field("database"), desk.database_undrain(field("database"), by).await.map(of_database)),
+        "remove" => (field("database"), desk.database_remove(field("database"), by).await.map(of_database)),
         _ => {
             let detail = "choose an action: move, call_off, rebalance, drain, undrain or remove";
             ("", Err(Problem::invalid_field("action", detail)))
         }
     };
-    posted.record(target, done.as_ref().map(|()| "done"));
+    match &done {
+        Ok(AuditDetails { target, detail }) => posted.record(target, Ok(detail.as_deref().unwrap_or("done"))),
+        Err(problem) => posted.record(target, Err(problem)),
+    }
     done.map_err(|problem| PageProblem::at(visitor, problem))?;
     Ok(Redirect::to("/console/databases").into_response())
 }
 
-async fn shift(posted: &PostedForm) -> Result<(), Problem> {
+async fn shift(posted: &PostedForm) -> Result<AuditDetails, Problem> {
     let to = DatabaseName::new(posted.field("to").unwrap_or_default());
     let request = MoveRequest { shards: shards(posted)?, to };
-    posted.visitor.desk.shards_move(request, &posted.visitor.caller.name).await.map(drop)
+    let answer = posted.visitor.desk.shards_move(request, &posted.visitor.caller.name).await?;
+    Ok(AuditDetails::of_move(&answer))
+}
+
+async fn call_off(posted: &PostedForm) -> Result<AuditDetails, Problem> {
+    let answer = posted.visitor.desk.shards_call_off(shards(posted)?, &posted.visitor.caller.name).await?;
+    Ok(AuditDetails { target: answer.called_off.to_string(), detail: None })
 }
 
 fn shards(posted: &PostedForm) -> Result<ShardSet, Problem> {

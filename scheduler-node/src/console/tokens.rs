@@ -21,6 +21,7 @@ use super::{
     frame::{Frame, PageProblem, show},
     visitor::Visitor,
 };
+use crate::http::AuditDetails;
 
 /// Tokens on one page.
 const PAGE: u32 = 100;
@@ -65,7 +66,9 @@ pub(super) async fn act(posted: PostedForm) -> Result<Response, PageProblem> {
         "revoke" => visitor.desk.token_revoke(name, by).await,
         _ => Err(Problem::invalid_field("action", "choose an action: create or revoke")),
     };
-    posted.record(name, done.as_ref().map(|_| "done"));
+    let granted =
+        done.as_ref().ok().filter(|_| action == "create").and_then(|made| AuditDetails::of_token(made).detail);
+    posted.record(name, done.as_ref().map(|_| granted.as_deref().unwrap_or("done")));
     let view = done.map_err(|problem| PageProblem::at(visitor, problem))?;
     match view.token {
         Some(token) => page(visitor, None, Some((view.name, token))).await,

@@ -16,7 +16,10 @@ use axum::{
 };
 use common::{
     access::Caller,
-    wire::{AuditList, ListAnswer, ScheduleView, TaskView},
+    wire::{
+        AuditList, ListAnswer, ScheduleView, TaskView, TokenView,
+        shard::{MoveAnswer, MoveGroup, RebalanceAnswer},
+    },
 };
 
 use super::{ROUTES, Route, Scoped, query, refusal::Refusal};
@@ -33,10 +36,43 @@ pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<AuditList>, Re
 }
 
 /// The target and details of an action that the path does not name. A handler puts them into the answer's extensions.
+/// The console records its forms itself, with the same details.
 #[derive(Clone, Debug)]
-pub(super) struct AuditDetails {
-    pub(super) target: String,
-    pub(super) detail: Option<String>,
+pub(crate) struct AuditDetails {
+    pub(crate) target: String,
+    pub(crate) detail: Option<String>,
+}
+
+impl AuditDetails {
+    /// A token that was made: its role and queues.
+    pub(crate) fn of_token(made: &TokenView) -> Self {
+        let queues = made.queues.as_ref().map_or_else(|| "all queues".to_owned(), |queues| queues.join(", "));
+        Self { target: made.name.clone(), detail: Some(format!("{}, {queues}", made.role)) }
+    }
+
+    /// Shards that move from now on, and their target.
+    pub(crate) fn of_move(answer: &MoveAnswer) -> Self {
+        Self { target: answer.shards.to_string(), detail: Some(format!("to {}", answer.to)) }
+    }
+
+    /// A rebalance with its moves.
+    pub(crate) fn of_rebalance(answer: &RebalanceAnswer) -> Self {
+        let group = |group: &MoveGroup| format!("{} to {}", group.shards, group.to);
+        let moves: Vec<String> = answer.moves.iter().map(group).collect();
+        let detail = if answer.dry_run {
+            "dry run".to_owned()
+        } else if moves.is_empty() {
+            "no moves".to_owned()
+        } else {
+            moves.join("; ")
+        };
+        Self { target: "all".to_owned(), detail: Some(detail) }
+    }
+
+    /// One action on many tasks: the counts, and the request as JSON.
+    pub(crate) fn of_bulk(matched: u64, done: u64, request: &str) -> Self {
+        Self { target: "tasks".to_owned(), detail: Some(format!("matched {matched}, done {done}: {request}")) }
+    }
 }
 
 /// What a page of the console does for the note of its request. The shell does not know who sent such a request, so it

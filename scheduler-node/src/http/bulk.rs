@@ -21,11 +21,7 @@ pub(super) async fn act(
 ) -> Result<(Extension<AuditDetails>, Json<BulkAnswer>), Refusal> {
     let text = body.text(api.limits.single_bytes).await?;
     let answer = scoped.desk.bulk(BulkRequest::parse(text.as_str())?).await?;
-    let BulkAnswer { matched, done, .. } = answer;
-    let details = AuditDetails {
-        target: "tasks".to_owned(),
-        detail: Some(format!("matched {matched}, done {done}: {}", text.as_str())),
-    };
+    let details = AuditDetails::of_bulk(answer.matched, answer.done, text.as_str());
     Ok((Extension(details), Json(answer)))
 }
 

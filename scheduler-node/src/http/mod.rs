@@ -46,7 +46,7 @@ use prometheus::Registry;
 
 pub(crate) use self::routes::{Audited, Requirement, routes};
 pub(crate) use self::{
-    audit::PageNote,
+    audit::{AuditDetails, PageNote},
     auth::{Authenticator, Caller},
     memory::Reservation,
     metrics::{ConnectionMetrics, HttpMetrics},

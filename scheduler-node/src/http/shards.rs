@@ -5,7 +5,7 @@ use axum::{
     http::Uri,
     response::{IntoResponse, Response},
 };
-use common::wire::shard::{DatabaseList, DatabaseView, MoveGroup, MoveList, MoveRequest, RebalanceRequest, ShardList};
+use common::wire::shard::{DatabaseList, DatabaseView, MoveList, MoveRequest, RebalanceRequest, ShardList};
 
 use super::{AROUND_PAYLOAD_BYTES, PathPart, Scoped, audit::AuditDetails, body::UnreadBody, query, refusal::Refusal};
 
@@ -20,8 +20,7 @@ pub(super) async fn moves(scoped: Scoped) -> Result<Json<MoveList>, Refusal> {
 pub(super) async fn add_moves(scoped: Scoped, body: UnreadBody) -> Result<Response, Refusal> {
     let text = body.text(AROUND_PAYLOAD_BYTES).await?;
     let answer = scoped.desk.shards_move(MoveRequest::parse(text.as_str())?, &scoped.caller.name).await?;
-    let details = AuditDetails { target: answer.shards.to_string(), detail: Some(format!("to {}", answer.to)) };
-    Ok((Extension(details), Json(answer)).into_response())
+    Ok((Extension(AuditDetails::of_move(&answer)), Json(answer)).into_response())
 }
 
 pub(super) async fn call_off(scoped: Scoped, uri: Uri) -> Result<Response, Refusal> {
@@ -34,11 +33,7 @@ pub(super) async fn rebalance(scoped: Scoped, body: UnreadBody) -> Result<Respon
     let text = body.text(AROUND_PAYLOAD_BYTES).await?;
     let request = RebalanceRequest::parse(text.or_empty_object())?;
     let answer = scoped.desk.shards_rebalance(request, &scoped.caller.name).await?;
-    let group = |group: &MoveGroup| format!("{} to {}", group.shards, group.to);
-    let moves: Vec<String> = answer.moves.iter().map(group).collect();
-    let detail = if answer.dry_run { "dry run".to_owned() } else { moves.join("; ") };
-    let details = AuditDetails { target: "all".to_owned(), detail: Some(detail) };
-    Ok((Extension(details), Json(answer)).into_response())
+    Ok((Extension(AuditDetails::of_rebalance(&answer)), Json(answer)).into_response())
 }
 
 pub(super) async fn databases(scoped: Scoped, uri: Uri) -> Result<Json<DatabaseList>, Refusal> {

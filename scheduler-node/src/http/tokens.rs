@@ -12,9 +12,7 @@ use super::{AROUND_PAYLOAD_BYTES, PathPart, Scoped, audit::AuditDetails, body::U
 pub(super) async fn add(scoped: Scoped, body: UnreadBody) -> Result<Response, Refusal> {
     let text = body.text(AROUND_PAYLOAD_BYTES).await?;
     let made = scoped.desk.token_add(TokenRequest::parse(text.as_str())?, &scoped.caller.name).await?;
-    let queues = made.queues.as_ref().map_or_else(|| "all queues".to_owned(), |queues| queues.join(", "));
-    let details = AuditDetails { target: made.name.clone(), detail: Some(format!("{}, {queues}", made.role)) };
-    Ok((StatusCode::CREATED, Extension(details), Json(made)).into_response())
+    Ok((StatusCode::CREATED, Extension(AuditDetails::of_token(&made)), Json(made)).into_response())
 }
 
 pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<TokenList>, Refusal> {

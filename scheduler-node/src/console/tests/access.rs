@@ -24,9 +24,9 @@ async fn a_token_is_made_shown_once_and_revoked_and_all_of_it_is_noted() {
     assert!(browser.page("/console/tokens").await.contains("revoked"));
     let mut noted = Vec::new();
     while let Ok(note) = browser.counter.notes.try_recv() {
-        noted.push((note.event.action.text(), note.event.target, note.event.status));
+        noted.push((note.event.action.text(), note.event.target, note.event.status, note.event.detail));
     }
-    let deeds: Vec<_> = noted.iter().map(|(action, target, status)| (*action, target.as_str(), *status)).collect();
+    let deeds: Vec<_> = noted.iter().map(|(action, target, status, _)| (*action, target.as_str(), *status)).collect();
     assert_eq!(
         deeds,
         [
@@ -36,6 +36,7 @@ async fn a_token_is_made_shown_once_and_revoked_and_all_of_it_is_noted() {
             ("token.revoke", "shop", 200)
         ]
     );
+    assert_eq!(noted[1].3.as_deref(), Some("console: producer, orders, shop.*"), "what was granted");
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 
 use super::{between, browser, browser_at};
-use crate::{config::Role, desk::tests::shards::divided};
+use crate::{audit::AuditAction, config::Role, desk::tests::shards::divided};
 
 #[tokio::test]
 async fn an_operator_moves_calls_off_and_drains_by_forms_and_others_only_look() {
@@ -49,18 +49,37 @@ async fn an_operator_moves_calls_off_and_drains_by_forms_and_others_only_look() 
 
     let mut noted = Vec::new();
     while let Ok(note) = browser.counter.notes.try_recv() {
-        noted.push((note.event.action.text(), note.event.target, note.event.status));
+        let event = note.event;
+        noted.push((event.action.text(), event.target, event.status, event.detail.unwrap_or_default()));
     }
-    let noted: Vec<_> = noted.iter().map(|(action, target, status)| (*action, target.as_str(), *status)).collect();
-    for expected in [
-        ("shard.move", "0-3", 200),
-        ("shard.call_off", "0-1", 200),
-        ("shard.move", "9-3", 422),
-        ("database.drain", "east", 200),
-        ("database.remove", "east", 409),
-        ("database.undrain", "east", 200),
+    for (action, target, status, detail) in [
+        ("shard.move", "0-3", 200, "console: to east"),
+        ("shard.call_off", "0-1", 200, "console: done"),
+        ("shard.move", "9-3", 422, "console: "),
+        ("database.drain", "east", 200, "console: done"),
+        ("database.remove", "east", 409, "console: "),
+        ("database.undrain", "east", 200, "console: done"),
     ] {
-        assert!(noted.contains(&expected), "{expected:?}: {noted:?}");
+        let is_it = |note: &&(&str, String, u16, String)| (note.0, note.1.as_str(), note.2) == (action, target, status);
+        let found = noted.iter().find(is_it).unwrap_or_else(|| panic!("{action} {target}: {noted:?}"));
+        assert!(found.3.starts_with(detail), "{found:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_rebalance_by_a_form_is_noted_with_its_moves() {
+    let (counter, [main, _east]) = divided().await;
+    let fill = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+                SELECT gen_random_uuid(), g % 64, 'q', 'scheduled', now(), now(), '{}', 'x' FROM generate_series(1, 640) AS g";
+    sqlx::query(fill).execute(&main.pool).await.expect("written");
+    let mut browser = browser_at(counter, main, &[], true, None);
+    for expected in [" to east", "no moves"] {
+        let done = browser.post("/console/databases", &[("action", "rebalance")]).await;
+        assert_eq!(done.status, StatusCode::SEE_OTHER, "{}", done.html);
+        let event = browser.counter.notes.try_recv().expect("noted").event;
+        assert_eq!((event.action, event.target.as_str()), (AuditAction::ShardRebalance, "all"));
+        let detail = event.detail.expect("the moves");
+        assert!(detail.starts_with("console: ") && detail.ends_with(expected), "{detail}");
     }
 }
 

@@ -267,6 +267,34 @@ async fn many_are_moved_once_it_was_said_where_to() {
 }
 
 #[tokio::test]
+async fn what_a_form_did_to_many_tasks_is_noted_with_the_counts_and_the_request() {
+    let mut browser = browser(&[], true).await;
+    let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
+    submit(&browser, r#"{"queue":"b","delay_ms":1000000}"#).await;
+    let (id, path) = (id.to_string(), "/console/tasks/bulk");
+    for (fields, expected) in [
+        (
+            [("action", "move"), ("scope", "all"), ("queue", "a"), ("to", "2099-01-02 03:04")],
+            r#"1, done 1: {"action":"move","due_at":"2099-01-02T03:04:00.000000Z","filter":{"queue":"a"}}"#.to_owned(),
+        ),
+        (
+            [("action", "move"), ("scope", "selected"), ("id", id.as_str()), ("by_min", "60")],
+            format!(r#"1, done 1: {{"action":"move","ids":"{id}","shift_ms":3600000}}"#),
+        ),
+        (
+            [("action", "cancel"), ("scope", "all"), ("queue", ""), ("error", "")],
+            r#"2, done 2: {"action":"cancel","all":true}"#.to_owned(),
+        ),
+    ] {
+        let fields: Vec<_> = fields.into_iter().chain([("confirmed", "yes")]).collect();
+        browser.post(path, &fields).await;
+        let noted = browser.counter.notes.try_recv().expect("noted").event;
+        assert_eq!((noted.action, noted.target.as_str(), noted.status), (AuditAction::TaskBulk, "tasks", 200));
+        assert_eq!(noted.detail, Some(format!("console: matched {expected}")));
+    }
+}
+
+#[tokio::test]
 async fn dead_tasks_are_grouped_and_a_group_is_retried() {
     let browser = browser(&[], true).await;
     let mut timed_out = Vec::new();
