@@ -76,6 +76,15 @@ struct Look {
     came_to: Result<Arc<Found>, String>,
 }
 
+impl Look {
+    /// Whether the result is valid for a sign-in of the time `now`. One from after that time is valid when the sign-in
+    /// had only waited meanwhile, and not when the clock was set back.
+    fn holds(&self, kept_for: Duration, now: UnixMicros) -> bool {
+        let kept_for = if self.came_to.is_ok() { kept_for } else { LOOK_AGAIN };
+        now.since(self.at) < kept_for && self.at.since(now) < LOOK_AGAIN
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Discovery {
     issuer: String,
@@ -104,10 +113,8 @@ impl Discovery {
         now: UnixMicros,
     ) -> Result<Arc<Found>, Refusal> {
         let mut last = self.last.lock().await;
-        if let Some(Look { at, came_to }) = &*last
-            && now.since(*at) < if came_to.is_ok() { kept_for } else { LOOK_AGAIN }
-        {
-            return came_to.clone().map_err(Refusal::Away);
+        if let Some(look) = last.as_ref().filter(|look| look.holds(kept_for, now)) {
+            return look.came_to.clone().map_err(Refusal::Away);
         }
         let came_to = self.look(client).await.map(Arc::new);
         let was_away = last.as_ref().is_some_and(|look| look.came_to.is_err());

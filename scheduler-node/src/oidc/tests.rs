@@ -191,6 +191,21 @@ async fn a_provider_that_comes_back_is_asked_again_after_a_while() {
 }
 
 #[tokio::test]
+async fn after_the_clock_was_set_back_the_provider_is_asked_again() {
+    let (node, idp) = pair().await;
+    let year = Duration::from_secs(365 * 24 * 60 * 60);
+    idp.lie(Lie::Away);
+    let before = node.begin("/console", clock::now().plus(year)).await.expect_err("it is away");
+    assert!(matches!(before, Refusal::Away(_)), "{before}");
+    idp.lie(Lie::None);
+    sign_in(&node).await.expect("let in");
+    node.begin("/console", clock::now().plus(year)).await.expect("begun");
+    idp.lie(Lie::NewKey);
+    idp.publish_the_new_key();
+    sign_in(&node).await.expect("the keys of that discovery are gone");
+}
+
+#[tokio::test]
 async fn a_provider_that_is_away_or_another_one_is_said_to_be() {
     let away = node("http://127.0.0.1:9");
     let refusal = away.begin("/console", clock::now()).await.expect_err("refused");
