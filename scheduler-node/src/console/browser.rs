@@ -90,6 +90,11 @@ pub(super) fn is_from_here(headers: &HeaderMap) -> bool {
     origin.is_some_and(|(_, host)| Some(host) == text(header::HOST))
 }
 
+/// Whether the browser states that another site led to this request. Cookies that are `Strict` do not come with it.
+pub(super) fn is_from_another_site(headers: &HeaderMap) -> bool {
+    headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site")
+}
+
 /// A parameter of the page's URL, when it is present and not empty.
 pub(super) fn parameter(uri: &Uri, name: &str) -> Option<String> {
     form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())

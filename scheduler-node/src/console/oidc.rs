@@ -7,11 +7,10 @@
 
 use std::net::SocketAddr;
 
-use askama::Template;
 use axum::{
     Extension,
     extract::{ConnectInfo, State},
-    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
+    http::{HeaderMap, HeaderValue, Uri, header},
     response::{AppendHeaders, IntoResponse, Redirect, Response},
 };
 use common::{
@@ -22,9 +21,8 @@ use common::{
 use super::{
     Console,
     actor::Actor,
-    browser::{BY_PROVIDER, SESSION, Theme, cookie, cookie_value, next_of, sign_in_url},
-    frame::{Frame, show},
-    sign_in::not_signed_in,
+    browser::{BY_PROVIDER, SESSION, cookie, cookie_value, next_of, sign_in_url},
+    sign_in::{not_signed_in, onward},
 };
 use crate::{
     clock,
@@ -92,18 +90,9 @@ pub(super) async fn callback(
     response
 }
 
-#[derive(Template)]
-#[template(path = "signed_in.html")]
-struct SignedInPage<'a> {
-    frame: Frame,
-    next: &'a str,
-}
-
 fn signed_in_page(provider: &Provider, headers: &HeaderMap, signed_in: &SignedIn) -> Response {
     let SignedIn { session, left_s, next, .. } = signed_in;
     let session =
         cookie_value(&format!("{SESSION}={BY_PROVIDER}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
-    let page = SignedInPage { frame: Frame::outside("Signed in", Theme::of(headers)), next };
-    let lead = [(header::SET_COOKIE, session), (header::REFRESH, format!("0; url={next}"))];
-    (AppendHeaders(lead), show(StatusCode::OK, &page)).into_response()
+    (AppendHeaders([(header::SET_COOKIE, session)]), onward("Signed in", headers, next)).into_response()
 }

@@ -7,7 +7,7 @@ use axum::{
     Extension,
     body::Body,
     extract::{ConnectInfo, State},
-    http::{HeaderMap, StatusCode, Uri},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     response::{IntoResponse, Redirect, Response},
 };
 use common::{access::Permission, wire::Problem};
@@ -15,10 +15,14 @@ use common::{access::Permission, wire::Problem};
 use super::{
     Console,
     actor::Actor,
-    browser::{BY_TOKEN, SESSION, Theme, is_from_here, next_of, safe_next, with_cookie},
+    browser::{
+        BY_TOKEN, SESSION, Theme, is_from_another_site, is_from_here, next_of, parameter, safe_next, sign_in_url,
+        with_cookie,
+    },
     extract::PostedForm,
     frame::{Frame, PageProblem, show, with_retry_after},
     session::SESSION_S,
+    visitor::Visitor,
 };
 use crate::{
     clock,
@@ -27,6 +31,9 @@ use crate::{
 
 /// A token takes a fraction of it; the rest is for the path to return to.
 const SIGN_IN_BYTES: usize = 8 << 10;
+
+/// Marks the URL of a sign-in page to which a page of this console has led.
+const FROM_HERE: &str = "from_here";
 
 #[derive(Template)]
 #[template(path = "sign_in.html")]
@@ -45,12 +52,32 @@ pub(super) fn begin_url(next: &str) -> String {
     format!("/console/sign-in/oidc?{query}")
 }
 
-pub(super) async fn sign_in_page(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
-    let next = next_of(&uri);
-    if console.authenticator.anonymous().is_some() {
-        return Redirect::to(&next).into_response();
+/// A visitor with a session needs no form. A link on another site brings no session, because its cookie is `Strict`.
+/// So such a visitor first gets a page that leads here again: that request comes from this origin. It happens once, as
+/// the URL says, even for a browser that names the other site again.
+pub(super) async fn sign_in_page(State(console): State<Console>, parts: Parts) -> Response {
+    let (headers, next) = (&parts.headers, next_of(&parts.uri));
+    match Visitor::of(&parts, &console) {
+        Ok(Some(_)) => Redirect::to(&next).into_response(),
+        Ok(None) if is_from_another_site(headers) && parameter(&parts.uri, FROM_HERE).is_none() => {
+            onward("The console", headers, &format!("{}&{FROM_HERE}=yes", sign_in_url(&next)))
+        }
+        Ok(None) => ask(&console, headers, &next, StatusCode::OK, None),
+        Err(problem) => not_signed_in(&console, headers, &next, &problem),
     }
-    ask(&console, &headers, &next, StatusCode::OK, None)
+}
+
+#[derive(Template)]
+#[template(path = "onward.html")]
+struct OnwardPage<'a> {
+    frame: Frame,
+    next: &'a str,
+}
+
+/// A page that leads on to `next` without a redirect, which would be a request of the site that led here.
+pub(super) fn onward(title: &str, headers: &HeaderMap, next: &str) -> Response {
+    let page = OnwardPage { frame: Frame::outside(title, Theme::of(headers)), next };
+    ([(header::REFRESH, format!("0; url={next}"))], show(StatusCode::OK, &page)).into_response()
 }
 
 /// The sign-in page with the reason of the failure, where the person may try again.

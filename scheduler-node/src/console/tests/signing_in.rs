@@ -19,7 +19,7 @@ use futures::{StreamExt, stream};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
-use super::{between, browser, browser_at_start, keys};
+use super::{Answer, Browser, between, browser, browser_at_start, keys};
 use crate::{
     access::{Token, TokenBook},
     config::Role,
@@ -56,6 +56,49 @@ async fn with_tokens_every_page_asks_for_one_and_leads_back() {
     assert!(browser.page("/console").await.contains("the viewer"));
     let out = browser.post("/console/sign-out", &[]).await;
     assert!(out.set_cookie.expect("a cookie").starts_with("duetime_session=; Max-Age=0"));
+}
+
+/// Follows a link. `site` is what the browser states of the page that led there.
+async fn follow(browser: &Browser, path: &str, site: &str) -> Answer {
+    browser.send(Request::get(path).header("sec-fetch-site", site).body(Body::empty()).expect("a request")).await
+}
+
+#[tokio::test]
+async fn a_link_on_another_site_opens_its_page_with_a_session_and_else_the_form() {
+    let mut browser = browser(&Role::ALL, true).await;
+    browser.sign_in("viewer").await;
+    // A browser keeps a strict cookie back from a link on another site.
+    let session = browser.cookie.take();
+    let path = "/console/tasks?state=dead";
+    let led = follow(&browser, path, "cross-site").await.location.expect("to sign in");
+    let page = follow(&browser, &led, "cross-site").await;
+    assert_eq!(page.status, StatusCode::OK, "{}", page.html);
+    assert!(!page.html.contains("name=\"token\""), "{}", page.html);
+    let again = page.headers[header::REFRESH].to_str().expect("text");
+    let again = again.strip_prefix("0; url=").expect("at once").to_owned();
+    assert!(page.html.contains(&again.replace('&', "&#38;")), "{}", page.html);
+    // A browser that names the other site again is not led round in a circle.
+    for site in ["same-origin", "cross-site"] {
+        let form = follow(&browser, &again, site).await;
+        assert!(form.html.contains("name=\"token\"") && form.html.contains("tasks?state=dead"), "{}", form.html);
+        assert_eq!(form.headers.get(header::REFRESH), None, "{site}");
+    }
+    browser.cookie = session;
+    for at in [again.as_str(), led.as_str()] {
+        assert_eq!(follow(&browser, at, "same-origin").await.location.as_deref(), Some(path), "{at}");
+    }
+}
+
+#[tokio::test]
+async fn a_page_that_leads_on_leads_to_no_other_site() {
+    let mut browser = browser(&Role::ALL, true).await;
+    let path = "/console/sign-in?next=https%3A%2F%2Fevil.example";
+    let page = follow(&browser, path, "cross-site").await;
+    assert_eq!(page.headers[header::REFRESH], "0; url=/console/sign-in?next=%2Fconsole&from_here=yes");
+    browser.cookie = Some("duetime_session=token.guessed".to_owned());
+    assert_eq!(browser.get(path).await.status, StatusCode::OK, "the form");
+    browser.sign_in("viewer").await;
+    assert_eq!(browser.get(path).await.location.as_deref(), Some("/console"));
 }
 
 #[tokio::test]
