@@ -1,10 +1,39 @@
 //! Forms with the fields of an API request: the same names, each with its meaning and default. A mistake appears
 //! beside its field.
 
-use common::wire::Problem;
+use common::{time::UnixMicros, wire::Problem};
 use serde_json::{Map, Value};
 
 use super::extract::PostedForm;
+use crate::desk::{SEEN, Seen};
+
+/// The value of the field [`SEEN`] where the queue or the schedule does not exist yet.
+const NEW: &str = "new";
+
+/// The value of the field [`SEEN`] on a page of a queue or a schedule that was last changed then. `None`: it does not
+/// exist yet.
+pub(super) fn seen_value(updated_at: Option<UnixMicros>) -> String {
+    updated_at.map_or_else(|| NEW.to_owned(), |at| at.to_string())
+}
+
+/// The state that the page of the form showed. `None`: the page is of a node of an earlier version.
+pub(super) fn seen(posted: &PostedForm) -> Result<Option<Seen>, Problem> {
+    match posted.field(SEEN) {
+        None => Ok(None),
+        Some(NEW) => Ok(Some(Seen::Absent)),
+        Some(text) => match serde_json::from_value(Value::from(text)) {
+            Ok(at) => Ok(Some(Seen::Changed(at))),
+            Err(_) => Err(Problem::invalid_field(SEEN, "the form does not say which state it changes; send it again")),
+        },
+    }
+}
+
+/// The value of the field [`SEEN`] on a page that shows a form again with a problem. It becomes that of the stored
+/// state, `now`, once the problem says that this is another one. Before that the old one stays.
+pub(super) fn seen_again(posted: &PostedForm, problem: &Problem, now: String) -> String {
+    let seen = posted.field(SEEN).filter(|_| problem.field.as_deref() != Some(SEEN));
+    seen.map_or(now, str::to_owned)
+}
 
 /// One field of a form.
 #[derive(Clone, Copy, Debug)]

@@ -95,6 +95,8 @@ struct QueuePage {
     /// `None`: the queue does not exist yet.
     there: Option<ExistingQueue>,
     fields: Vec<Field>,
+    /// The stored state that the form changes.
+    seen: String,
     /// A mistake that concerns no single field.
     wrong: Option<String>,
     may_act: bool,
@@ -150,6 +152,7 @@ fn policy_of(queue: &QueueView) -> Result<Value, Problem> {
 
 fn page(visitor: &Visitor, name: QueueName, there: Option<QueueView>, fields: Vec<Field>, uri: &Uri) -> QueuePage {
     let now = visitor.desk.now();
+    let seen = form::seen_value(there.as_ref().and_then(|queue| queue.updated_at));
     let there = there.map(|queue| ExistingQueue {
         paused: queue.paused,
         counts: ShownCounts::of(&queue.counts),
@@ -157,7 +160,7 @@ fn page(visitor: &Visitor, name: QueueName, there: Option<QueueView>, fields: Ve
         flow: flow(&visitor.desk.node_figures(), &name, uri),
     });
     let frame = Frame::new(format!("Queue {name}"), visitor);
-    QueuePage { frame, name, there, fields, wrong: None, may_act: visitor.may(Permission::Operate) }
+    QueuePage { frame, name, there, fields, seen, wrong: None, may_act: visitor.may(Permission::Operate) }
 }
 
 /// The earlier view's figures are in the URL, because no node stores them.
@@ -208,7 +211,8 @@ pub(super) async fn act(Path(name): Path<String>, uri: Uri, posted: PostedForm) 
             let wrong = form::blame(&mut fields, &problem);
             let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNPROCESSABLE_ENTITY);
             let page = page(visitor, name, there, fields, &uri);
-            Ok(show(status, &QueuePage { wrong, ..page }))
+            let seen = form::seen_again(&posted, &problem, page.seen);
+            Ok(show(status, &QueuePage { wrong, seen, ..page }))
         }
         Err(problem) => Err(as_page(problem)),
     }
@@ -216,7 +220,8 @@ pub(super) async fn act(Path(name): Path<String>, uri: Uri, posted: PostedForm) 
 
 async fn set(name: &QueueName, posted: &PostedForm) -> Result<(), Problem> {
     let body = Value::Object(form::read(&specs(), posted)?);
-    posted.visitor.desk.queue_put(name.clone(), QueueRequest::parse(&body.to_string())?).await.map(drop)
+    let request = QueueRequest::parse(&body.to_string())?;
+    posted.visitor.desk.queue_put_seen(name.clone(), request, form::seen(posted)?).await.map(drop)
 }
 
 pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, PageProblem> {

@@ -77,6 +77,8 @@ struct SchedulePage {
     there: Option<ExistingSchedule>,
     fields: Vec<Field>,
     payload_hidden: bool,
+    /// The stored state that the form changes.
+    seen: String,
     /// A mistake that concerns no single field.
     wrong: Option<String>,
     may_act: bool,
@@ -153,12 +155,14 @@ async fn page(
     fields: Vec<Field>,
 ) -> SchedulePage {
     let payload_hidden = there.as_ref().is_some_and(|view| view.data_hidden || !console.show_payloads);
+    let seen = form::seen_value(there.as_ref().map(|view| view.updated_at));
     let there = match there {
         Some(view) => Some(shown(&visitor.desk, &view).await),
         None => None,
     };
     let frame = Frame::new(format!("Schedule {name}"), visitor);
-    SchedulePage { frame, name, there, fields, payload_hidden, wrong: None, may_act: visitor.may(Permission::Operate) }
+    let may_act = visitor.may(Permission::Operate);
+    SchedulePage { frame, name, there, fields, payload_hidden, seen, wrong: None, may_act }
 }
 
 async fn shown(desk: &Desk, view: &ScheduleView) -> ExistingSchedule {
@@ -217,7 +221,8 @@ pub(super) async fn act(
             let wrong = form::blame(&mut fields, &problem);
             let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNPROCESSABLE_ENTITY);
             let page = page(&console, visitor, name, there, fields).await;
-            Ok(show(status, &SchedulePage { wrong, ..page }))
+            let seen = form::seen_again(&posted, &problem, page.seen);
+            Ok(show(status, &SchedulePage { wrong, seen, ..page }))
         }
         Err(problem) => Err(as_page(problem)),
     }
@@ -235,7 +240,7 @@ async fn set(console: &Console, name: &ScheduleName, posted: &PostedForm) -> Res
         // The payload stays as written, so that no number in it loses a digit.
         None => request.payload = posted.field("payload").map(json).transpose()?,
     }
-    posted.visitor.desk.schedule_put(name.clone(), request).await.map(drop)
+    posted.visitor.desk.schedule_put_seen(name.clone(), request, form::seen(posted)?).await.map(drop)
 }
 
 fn json(text: &str) -> Result<Box<RawValue>, Problem> {

@@ -23,6 +23,7 @@ mod receive;
 pub(crate) mod refusal;
 mod schedules;
 mod scope;
+mod seen;
 mod shards;
 mod submit;
 mod tasks;
@@ -62,6 +63,7 @@ pub(crate) use figures::NodeFigures;
 pub(crate) use overview::{Bucket, DEAD_LOOK, Outlook};
 pub(crate) use queues::Census;
 pub(crate) use receive::ReceiveOutcome;
+pub(crate) use seen::{SEEN, Seen};
 
 /// The parts of the node that the desk uses.
 #[derive(Debug)]

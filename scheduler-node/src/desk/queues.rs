@@ -13,7 +13,10 @@ use common::{
     },
 };
 
-use super::{Desk, run_to_end};
+use super::{
+    Desk, run_to_end,
+    seen::{self, Seen},
+};
 use crate::{
     loops::upkeep::queue_reader::catch_up,
     store::{
@@ -36,6 +39,16 @@ impl Desk {
     /// Sets a queue's policy. The policy is in force, on every node, for every task accepted after the answer
     /// (G12). While a database cannot be reached, nothing is changed.
     pub(crate) async fn queue_put(&self, name: QueueName, request: QueueRequest) -> Result<QueueView, Problem> {
+        self.queue_put_seen(name, request, None).await
+    }
+
+    /// Like [`Self::queue_put`], unless the stored queue is not as the caller has `seen` it.
+    pub(crate) async fn queue_put_seen(
+        &self,
+        name: QueueName,
+        request: QueueRequest,
+        seen: Option<Seen>,
+    ) -> Result<QueueView, Problem> {
         self.require_queue(&name)?;
         let paused = request.paused;
         let policy = request.into_policy()?;
@@ -43,6 +56,7 @@ impl Desk {
         run_to_end(async move {
             let home = desk.parts().store.home();
             let record = home.queue_find(&name).await?;
+            check_seen(seen, record.as_ref(), &name)?;
             let before = record.map(|record| record.queue.policy);
             desk.refuse_to_leave(before.as_ref(), &policy)?;
             desk.refuse_to_move(&name, before.as_ref(), policy.placement).await?;
@@ -51,8 +65,10 @@ impl Desk {
             }
             desk.reach_all().await?;
             let most = desk.parts().queues_max;
-            let put =
-                turn(|| home.queue_put(&name, &policy, paused, most)).await?.ok_or_else(|| too_many(&name, most))?;
+            let Some(put) = turn(|| home.queue_put_seen(&name, &policy, paused, most, seen)).await? else {
+                check_seen(seen, home.queue_find(&name).await?.as_ref(), &name)?;
+                return Err(too_many(&name, most));
+            };
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
             desk.announce(&name, put.turn).await?;
             Ok(desk.shown_queue(put.record).await)
@@ -347,6 +363,10 @@ pub(super) fn too_many(name: &QueueName, most: u32) -> Problem {
          (`queues.max`), and fewer by one caller's submissions (`queues.max_per_caller`)"
     );
     Problem::too_many(detail).retry_after(AGAIN_AFTER_S)
+}
+
+fn check_seen(seen: Option<Seen>, record: Option<&QueueRecord>, name: &QueueName) -> Result<(), Problem> {
+    seen::check(seen, record.map(|record| record.updated_at), &format!("queue `{name}`"))
 }
 
 fn no_queue(name: &QueueName) -> Problem {

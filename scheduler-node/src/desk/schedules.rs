@@ -11,7 +11,12 @@ use common::{
     wire::{NamePage, Problem, ScheduleList, ScheduleRequest, ScheduleView, TaskView, schedule::ValidSchedule},
 };
 
-use super::{Desk, limits::AppliedLimits, run_to_end};
+use super::{
+    Desk,
+    limits::AppliedLimits,
+    run_to_end,
+    seen::{self, Seen},
+};
 use crate::{
     internal::{self, Origin},
     store::schedules::{ScheduleContents, ScheduleQuota, ScheduleRecord, ScheduleWrite},
@@ -38,6 +43,16 @@ impl Desk {
         name: ScheduleName,
         request: ScheduleRequest,
     ) -> Result<PutSchedule, Problem> {
+        self.schedule_put_seen(name, request, None).await
+    }
+
+    /// Like [`Self::schedule_put`], unless the stored schedule is not as the caller has `seen` it.
+    pub(crate) async fn schedule_put_seen(
+        &self,
+        name: ScheduleName,
+        request: ScheduleRequest,
+        seen: Option<Seen>,
+    ) -> Result<PutSchedule, Problem> {
         let valid = request.validate(self.now(), &self.limits())?;
         self.require_queue(&valid.rules.queue)?;
         let unread = self.read_unknown([&valid.rules.queue]).await;
@@ -48,7 +63,7 @@ impl Desk {
         let desk = self.clone();
         run_to_end(async move {
             for _ in 0..TRIES {
-                if let Some((record, created)) = desk.put_once(&name, &valid).await? {
+                if let Some((record, created)) = desk.put_once(&name, &valid, seen).await? {
                     tracing::info!(schedule = %name, created, "schedule set");
                     return Ok(PutSchedule { view: desk.shown_schedule(record, NEXT_SHOWN), created });
                 }
@@ -63,6 +78,7 @@ impl Desk {
         &self,
         name: &ScheduleName,
         valid: &ValidSchedule,
+        seen: Option<Seen>,
     ) -> Result<Option<(ScheduleRecord, bool)>, Problem> {
         let home = self.parts().store.home();
         let before = home.schedule_read(name).await?;
@@ -71,6 +87,7 @@ impl Desk {
                 "the name `{name}` is in use; choose another name for the schedule"
             )));
         }
+        seen::check(seen, before.as_ref().map(|before| before.updated_at), &format!("schedule `{name}`"))?;
         let now = self.now();
         let mut standing = match &before {
             Some(before) => {

@@ -12,7 +12,7 @@ use sqlx::{Row, ValueRef, postgres::PgRow, types::Json};
 
 use super::{
     Database, Error, StoreOp,
-    rows::{QueueRecord, read_queue},
+    rows::{QueueRecord, Seen, read_queue},
 };
 
 /// The most tasks counted of one queue in one database: some 50 ms. A larger count is
@@ -137,7 +137,37 @@ impl Database {
         .await
     }
 
-    /// Sets a queue's policy. `paused: None` leaves the queue paused or running as it is.
+    /// Sets a queue's policy. `paused: None` leaves the queue paused or running as it is. `None`: there is no room for
+    /// another queue, or the stored one is not as the caller has `seen` it.
+    pub async fn queue_put_seen(
+        &self,
+        name: &QueueName,
+        policy: &QueuePolicy,
+        paused: Option<bool>,
+        most: u32,
+        seen: Option<Seen>,
+    ) -> Result<Option<PutQueue>, Error> {
+        let changed_at = match seen {
+            Some(Seen::Changed(at)) => Some(at.to_utc()),
+            Some(Seen::Absent) | None => None,
+        };
+        self.run(StoreOp::QueuePut, |pool| async move {
+            let row = sqlx::query(include_str!("queries/queue_put.sql"))
+                .bind(name.as_str())
+                .bind(Json(policy))
+                .bind(paused)
+                .bind(i64::from(most))
+                .bind(seen.is_some())
+                .bind(changed_at)
+                .fetch_optional(&pool)
+                .await?;
+            let Some(row) = row else { return Ok(None) };
+            Ok(Some(PutQueue { record: QueueRecord::read(&row)?, created: row.try_get("created")?, turn: turn(&row)? }))
+        })
+        .await
+    }
+
+    #[cfg(test)]
     pub async fn queue_put(
         &self,
         name: &QueueName,
@@ -145,18 +175,7 @@ impl Database {
         paused: Option<bool>,
         most: u32,
     ) -> Result<Option<PutQueue>, Error> {
-        self.run(StoreOp::QueuePut, |pool| async move {
-            let row = sqlx::query(include_str!("queries/queue_put.sql"))
-                .bind(name.as_str())
-                .bind(Json(policy))
-                .bind(paused)
-                .bind(i64::from(most))
-                .fetch_optional(&pool)
-                .await?;
-            let Some(row) = row else { return Ok(None) };
-            Ok(Some(PutQueue { record: QueueRecord::read(&row)?, created: row.try_get("created")?, turn: turn(&row)? }))
-        })
-        .await
+        self.queue_put_seen(name, policy, paused, most, None).await
     }
 
     /// Adds those of `names` that do not exist, with this policy, as far as `quota` has room.

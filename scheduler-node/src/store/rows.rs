@@ -83,6 +83,15 @@ impl TaskRecord {
     }
 }
 
+/// How a caller saw a queue or a schedule before they change it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// There was none.
+    Absent,
+    /// As it was last changed at this moment.
+    Changed(UnixMicros),
+}
+
 /// A queue as stored.
 #[derive(Clone, Debug)]
 pub struct QueueRecord {

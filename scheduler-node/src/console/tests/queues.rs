@@ -30,8 +30,69 @@ fn as_shown(page: &str) -> Vec<(&str, &str)> {
         let options = rest.split_once("</select>").expect("an end").0;
         fields.push((name, between(options, "<option selected>", "<").unwrap_or("")));
     }
-    fields.push(("action", "set"));
+    let seen = between(form, "name=\"seen\" value=\"", "\"").expect("the state that it shows");
+    fields.extend([("seen", seen), ("action", "set")]);
     fields
+}
+
+/// The form as it is shown, with another value of one field.
+fn with<'a>(page: &'a str, field: &str, value: &'a str) -> Vec<(&'a str, &'a str)> {
+    as_shown(page).into_iter().map(|(name, shown)| (name, if name == field { value } else { shown })).collect()
+}
+
+async fn put(browser: &Browser, queue: &str, json: &str) {
+    let request = QueueRequest::parse(json).expect("a policy");
+    browser.counter.desk.queue_put(QueueName::new(queue), request).await.expect("put");
+}
+
+async fn policy(browser: &Browser, queue: &str) -> QueuePolicy {
+    browser.counter.desk.queue_get(QueueName::new(queue)).await.expect("there").policy
+}
+
+#[tokio::test]
+async fn a_form_undoes_nothing_that_another_person_set_unless_its_sender_knows() {
+    let browser = browser(&[], true).await;
+    let path = "/console/queues/q";
+    put(&browser, "q", r#"{"max_attempts":3}"#).await;
+    let page = browser.page(path).await;
+    put(&browser, "q", r#"{"max_attempts":9}"#).await;
+    // A page that names a mistake still changes the state that the first page showed.
+    let wrong = browser.post(path, &with(&page, "timeout_ms", "soon")).await;
+    assert_eq!(wrong.status, StatusCode::UNPROCESSABLE_ENTITY, "{}", wrong.html);
+    for page in [&page, &wrong.html] {
+        let refused = browser.post(path, &with(page, "timeout_ms", "7000")).await;
+        assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.html);
+        assert!(refused.html.contains("was changed after this form was opened"), "{}", refused.html);
+        assert_eq!(policy(&browser, "q").await.max_attempts, 9, "it stays");
+    }
+    let refused = browser.post(path, &with(&page, "timeout_ms", "7000")).await;
+    let saved = browser.post(path, &as_shown(&refused.html)).await;
+    assert_eq!(saved.status, StatusCode::SEE_OTHER, "{}", saved.html);
+    let kept = policy(&browser, "q").await;
+    assert_eq!((kept.max_attempts, kept.timeout_ms), (3, 7_000), "as it was typed");
+}
+
+#[tokio::test]
+async fn a_form_of_a_new_queue_says_when_it_exists_meanwhile_and_one_of_a_deleted_queue_that_it_is_gone() {
+    let browser = browser(&[], true).await;
+    let path = "/console/queues/q";
+    let new = browser.get(path).await.html;
+    put(&browser, "q", r#"{"max_attempts":9}"#).await;
+    let refused = browser.post(path, &with(&new, "max_attempts", "3")).await;
+    assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.html);
+    assert!(refused.html.contains("was created after this form was opened"), "{}", refused.html);
+    assert_eq!(policy(&browser, "q").await.max_attempts, 9);
+    let saved = browser.post(path, &as_shown(&refused.html)).await;
+    assert_eq!((saved.status, policy(&browser, "q").await.max_attempts), (StatusCode::SEE_OTHER, 3));
+
+    let page = browser.page(path).await;
+    browser.counter.desk.queue_delete(QueueName::new("q")).await.expect("deleted");
+    let refused = browser.post(path, &as_shown(&page)).await;
+    assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.html);
+    assert!(refused.html.contains("was deleted after this form was opened"), "{}", refused.html);
+    assert_eq!(browser.get(path).await.status, StatusCode::NOT_FOUND);
+    let saved = browser.post(path, &as_shown(&refused.html)).await;
+    assert_eq!((saved.status, policy(&browser, "q").await.max_attempts), (StatusCode::SEE_OTHER, 3));
 }
 
 #[tokio::test]

@@ -92,6 +92,50 @@ async fn what_is_wrong_with_a_schedule_is_told_at_its_field() {
 }
 
 #[tokio::test]
+async fn a_form_undoes_nothing_that_another_person_set_of_a_schedule_unless_its_sender_knows() {
+    let browser = browser(&[], true).await;
+    let (path, name) = ("/console/schedules/s", ScheduleName::new("s"));
+    let form = |page: &str| -> Vec<(String, String)> {
+        let seen = between(page, "name=\"seen\" value=\"", "\"").expect("the state that it shows");
+        let fields = NIGHTLY.into_iter().chain([("seen", seen)]);
+        fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    let save = async |page: &str| {
+        let fields = form(page);
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        browser.post(path, &fields).await
+    };
+    let put = async |every_ms: i64| {
+        let request = ScheduleRequest::parse(&format!(r#"{{"queue":"q","every_ms":{every_ms}}}"#)).expect("a schedule");
+        browser.counter.desk.schedule_put(name.clone(), request).await.expect("put");
+    };
+    let new = browser.get(path).await.html;
+    put(60_000).await;
+    let page = browser.page(path).await;
+    // A pause is no part of the form.
+    browser.counter.desk.schedule_pause(name.clone(), true).await.expect("paused");
+    put(90_000).await;
+    for (page, deed) in [(&new, "created"), (&page, "changed")] {
+        let refused = save(page).await;
+        assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.html);
+        assert!(refused.html.contains(&format!("was {deed} after this form was opened")), "{}", refused.html);
+        assert!(refused.html.contains("name=\"cron\" value=\"30 2 * * 1\""), "the typed values stay");
+        let kept = browser.counter.desk.schedule_get(name.clone(), 1).await.expect("there");
+        assert!(serde_json::to_string(&kept).expect("JSON").contains("90000"), "it stays");
+    }
+    let refused = save(&page).await;
+    browser.counter.desk.schedule_pause(name.clone(), false).await.expect("resumed");
+    let saved = save(&refused.html).await;
+    assert_eq!(saved.status, StatusCode::SEE_OTHER, "{}", saved.html);
+    assert!(browser.page(path).await.contains("At 02:30, on Monday."));
+    let page = browser.page(path).await;
+    browser.counter.desk.schedule_delete(name.clone()).await.expect("deleted");
+    let refused = save(&page).await;
+    assert_eq!((refused.status, browser.get(path).await.status), (StatusCode::CONFLICT, StatusCode::NOT_FOUND));
+    assert_eq!(save(&refused.html).await.status, StatusCode::SEE_OTHER);
+}
+
+#[tokio::test]
 async fn a_schedule_is_run_paused_resumed_and_deleted() {
     let browser = browser(&[], true).await;
     let path = "/console/schedules/s";

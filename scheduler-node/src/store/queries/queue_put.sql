@@ -1,21 +1,29 @@
 -- Sets a queue's policy and, unless $3 is NULL, whether it is paused. The revision rises with it.
 -- Guard: waits for the claims in flight (duetime.await_claims); later claims see that the queue has turned, which
 -- means that its policy has changed (see task_claim.sql). The statement runs in the queues' home database;
--- queue_turn.sql notes the turn in every other one.
--- $1 name; $2 policy; $3 paused; $4 the limit of queues in all.
+-- queue_turn.sql notes the turn in every other one. With $5 the queue is also as the caller saw it, so that of two
+-- callers who saw the same, one changes it.
+-- $1 name; $2 policy; $3 paused; $4 the limit of queues in all; $5 whether the queue must be as the caller saw it: last
+-- changed at $6, or absent if $6 is NULL.
 -- Returns the queue as it is now and the revision; `created`: the queue did not exist before; `placed`: the revision
--- at which its placement last changed. No row: the queue does not exist, and there is no room for another.
+-- at which its placement last changed. No row: the queue does not exist, and there is no room for another; or it is
+-- not as the caller saw it.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), before AS MATERIALIZED (
     SELECT duetime.queue_placement($1) AS placement FROM waited WHERE waited.done
+), seen AS MATERIALIZED (
+    -- A row that another statement has changed or deleted meanwhile is read anew, because it is locked.
+    SELECT q.name FROM waited AS w CROSS JOIN duetime.queue AS q WHERE w.done AND q.name = $1 AND q.updated_at = $6::timestamptz FOR UPDATE OF q
 ), put AS (
     INSERT INTO duetime.queue AS q (name, policy, paused)
     SELECT $1::text, $2::jsonb, coalesce($3, false)
       FROM before
      WHERE before.placement IS NOT NULL AND (EXISTS (SELECT FROM duetime.queue WHERE name = $1) OR (SELECT count(*) FROM duetime.queue) < $4::int8)
+       AND (NOT $5::boolean OR $6::timestamptz IS NULL OR EXISTS (SELECT FROM seen))
         ON CONFLICT (name) DO UPDATE
        SET policy = excluded.policy, paused = coalesce($3, q.paused), updated_at = clock_timestamp()
+     WHERE NOT $5::boolean OR $6::timestamptz IS NOT NULL
     RETURNING name, policy, paused, created_at, updated_at, q.xmax = 0 AS created     -- only an update sets xmax
 ), noticed AS (
     UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM put) RETURNING queue_revision AS revision

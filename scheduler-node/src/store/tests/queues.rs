@@ -8,8 +8,11 @@ use common::{
 
 use sqlx::{AssertSqlSafe, Executor};
 
-use super::{claim, fixture, own, submitted};
-use crate::{store::queues::QueueQuota, supervise::spawn_child};
+use super::{claim, fixture, own, submitted, until_waiting};
+use crate::{
+    store::{queues::QueueQuota, rows::Seen},
+    supervise::spawn_child,
+};
 
 fn name(text: &str) -> QueueName {
     QueueName::new(text)
@@ -91,6 +94,43 @@ async fn there_are_no_more_queues_than_the_quota_allows() {
     assert!(!database.queue_put(&name("a"), &policy, None, 4).await.unwrap().expect("it is there").created);
     database.queue_add(&names(&["g"]), &policy, None).await.unwrap();
     assert_eq!(kept().await, "a b d e g", "the configuration's own queues are always made");
+}
+
+#[tokio::test]
+async fn a_change_by_a_caller_who_saw_another_state_does_nothing_also_when_the_other_change_is_under_way() {
+    let test = fixture::database().await;
+    test.pool.execute("ALTER FUNCTION duetime.await_claims() SET lock_timeout = '1min'").await.unwrap();
+    let policy = QueuePolicy { max_attempts: 3, ..QueuePolicy::default() };
+    let insert = "INSERT INTO duetime.queue (name, policy) VALUES ('a', '{}')";
+    for (other, is_there) in [
+        ("UPDATE duetime.queue SET updated_at = clock_timestamp() WHERE name = 'a'", true),
+        ("DELETE FROM duetime.queue WHERE name = 'a'", true),
+        (insert, false),
+    ] {
+        test.database.queue_delete(&name("a")).await.unwrap();
+        let seen = if is_there {
+            let put = test.database.queue_put(&name("a"), &QueuePolicy::default(), None, 10).await.unwrap();
+            Seen::Changed(put.expect("there is room").record.updated_at)
+        } else {
+            Seen::Absent
+        };
+        let mut session = test.pool.acquire().await.unwrap();
+        session.execute("BEGIN").await.unwrap();
+        session.execute("SELECT duetime.await_claims()").await.unwrap();
+        session.execute(other).await.unwrap();
+        let (database, policy) = (test.database.clone(), policy.clone());
+        let late = spawn_child(async move { database.queue_put_seen(&name("a"), &policy, None, 10, Some(seen)).await });
+        until_waiting(&test.pool, 1).await;
+        session.execute("COMMIT").await.unwrap();
+        assert!(late.await.unwrap().unwrap().is_none(), "{other}");
+        let kept = test.database.queue_find(&name("a")).await.unwrap();
+        assert!(kept.is_none_or(|kept| kept.queue.policy.max_attempts != 3), "{other}");
+    }
+    let seen = test.database.queue_find(&name("a")).await.unwrap().map(|record| Seen::Changed(record.updated_at));
+    let put = test.database.queue_put_seen(&name("a"), &policy, None, 10, seen).await.unwrap().expect("as it was seen");
+    assert!(!put.created && put.record.queue.policy.max_attempts == 3);
+    let put = test.database.queue_put_seen(&name("b"), &policy, None, 10, Some(Seen::Absent)).await.unwrap();
+    assert!(put.expect("as it was seen").created);
 }
 
 #[tokio::test]

@@ -173,6 +173,8 @@ async fn claim_during_turn(sql: &str) -> usize {
             .bind(sqlx::types::Json(QueuePolicy::default()))
             .bind(Some(true))
             .bind(10_i64)
+            .bind(false)
+            .bind(None::<chrono::DateTime<chrono::Utc>>)
             .execute(&mut *pausing)
             .await
             .unwrap();
