@@ -10,7 +10,7 @@ use super::{
     task_query::TaskQuery,
     visitor::Visitor,
 };
-use crate::desk::DEAD_LOOK;
+use crate::desk::{DEAD_GROUPS, DEAD_LOOK};
 
 #[derive(Template)]
 #[template(path = "dead.html")]
@@ -18,7 +18,9 @@ struct DeadPage {
     frame: Frame,
     groups: Vec<Group>,
     /// Set when only this many tasks were examined.
-    bound: Option<String>,
+    examined: Option<String>,
+    /// Set when only this many groups are shown.
+    largest: Option<usize>,
     /// The visitor's role shows no error texts, so all dead tasks of a queue form one group.
     errors_hidden: bool,
     may_act: bool,
@@ -40,7 +42,7 @@ pub(super) async fn list(visitor: Visitor) -> Result<Response, PageProblem> {
         Group {
             queue: group.queue.to_string(),
             error: group.error.clone(),
-            tasks: count(group.tasks, dead.at_least),
+            tasks: count(group.tasks, dead.at_least || dead.cut),
             newest: when(group.newest_at, now),
             href: TaskQuery::of_pairs(fields.into_iter()).url(),
         }
@@ -48,7 +50,8 @@ pub(super) async fn list(visitor: Visitor) -> Result<Response, PageProblem> {
     let page = DeadPage {
         frame: Frame::new("Dead letters", &visitor),
         groups: groups.collect(),
-        bound: dead.at_least.then(|| count(DEAD_LOOK, false)),
+        examined: dead.at_least.then(|| count(DEAD_LOOK, false)),
+        largest: dead.cut.then_some(DEAD_GROUPS),
         errors_hidden: !visitor.may(Permission::Payloads),
         may_act: visitor.may(Permission::Change),
     };

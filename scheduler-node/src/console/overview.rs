@@ -76,7 +76,7 @@ pub(super) async fn overview(visitor: Visitor) -> Response {
     match dead {
         Ok(dead) => {
             let tasks: i64 = dead.groups.iter().map(|group| group.tasks).sum();
-            let value = count(tasks, dead.at_least);
+            let value = count(tasks, dead.at_least || dead.cut);
             cluster.push(Tile {
                 name: "Dead",
                 value,

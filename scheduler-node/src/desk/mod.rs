@@ -60,7 +60,7 @@ use crate::{
 };
 
 pub(crate) use figures::NodeFigures;
-pub(crate) use overview::{Bucket, DEAD_LOOK, Outlook};
+pub(crate) use overview::{Bucket, DEAD_GROUPS, DEAD_LOOK, Outlook};
 pub(crate) use queues::Census;
 pub(crate) use receive::ReceiveOutcome;
 pub(crate) use seen::{SEEN, Seen};

@@ -7,7 +7,7 @@ use common::{time::UnixMicros, wire::Problem};
 use super::Desk;
 use crate::store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK};
 
-pub(crate) use crate::store::outlook::DEAD_LOOK;
+pub(crate) use crate::store::outlook::{DEAD_GROUPS, DEAD_LOOK};
 
 /// The number of tasks that come due in one span of time, over all databases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,15 +42,16 @@ impl Desk {
         Ok(buckets)
     }
 
-    /// The dead tasks by queue and error, over all databases, the largest group first. A caller who may not see
-    /// errors has one group for each queue.
+    /// The dead tasks of the caller's queues by queue and error, over all databases, the largest group first. A
+    /// caller who may not see errors has one group for each queue.
     pub(crate) async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
-        let parts = self.parts().store.databases().iter().map(|database| database.dead_groups());
+        let queues = self.scope.patterns();
+        let parts = self.parts().store.databases().iter().map(|database| database.dead_groups(queues));
         let parts = futures::future::try_join_all(parts).await?;
         let at_least = parts.iter().any(|part| part.at_least);
+        let cut = parts.iter().any(|part| part.cut);
         let mut groups: BTreeMap<_, DeadGroup> = BTreeMap::new();
-        let mine = parts.into_iter().flat_map(|part| part.groups).filter(|group| self.scope.has(&group.queue));
-        for mut group in mine {
+        for mut group in parts.into_iter().flat_map(|part| part.groups) {
             if !self.shows_data {
                 group.error.clear();
             }
@@ -66,6 +67,6 @@ impl Desk {
         }
         let mut groups: Vec<DeadGroup> = groups.into_values().collect();
         groups.sort_by_key(|group| (std::cmp::Reverse(group.tasks), std::cmp::Reverse(group.newest_at)));
-        Ok(DeadGroups { groups, at_least })
+        Ok(DeadGroups { groups, at_least, cut })
     }
 }

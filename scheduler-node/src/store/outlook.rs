@@ -20,8 +20,8 @@ const DEAD_QUEUES: i32 = 1_000;
 /// table the count is an estimate.
 const CENSUS_PAGES: f64 = 1_000.0;
 
-/// The most groups returned. No person reads a longer page.
-const GROUPS: i64 = 200;
+/// The most groups returned of one database. No person reads a longer page.
+pub const DEAD_GROUPS: usize = 200;
 
 /// The number of tasks that come due in one span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,8 +46,10 @@ pub struct DeadGroup {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeadGroups {
     pub groups: Vec<DeadGroup>,
-    /// Whether there may be more, older ones.
+    /// Whether tasks are left that were not examined, so that each number is a lower bound.
     pub at_least: bool,
+    /// Whether the smallest groups are left out.
+    pub cut: bool,
 }
 
 /// The unfinished tasks of all queues.
@@ -99,20 +101,26 @@ impl Database {
         .await
     }
 
-    /// Groups the dead tasks of this database by queue and error.
-    pub async fn dead_groups(&self) -> Result<DeadGroups, Error> {
+    /// Groups the dead tasks of this database by queue and error. `queues` names queues, or starts of names and `*`;
+    /// `None` means all queues.
+    pub async fn dead_groups(&self, queues: Option<&[String]>) -> Result<DeadGroups, Error> {
         let elsewhere = self.elsewhere();
         self.run(StoreOp::DeadGroups, |pool| async move {
             let rows = sqlx::query(include_str!("queries/dead_groups.sql"))
                 .bind(DEAD_LOOK)
-                .bind(GROUPS)
+                // One more shows whether some are left out.
+                .bind(i64::try_from(DEAD_GROUPS + 1).unwrap_or(i64::MAX))
                 .bind(DEAD_QUEUES)
                 .bind(elsewhere)
+                .bind(queues)
                 .fetch_all(&pool)
                 .await?;
-            let mut dead = DeadGroups { groups: Vec::with_capacity(rows.len()), at_least: false };
-            for row in &rows {
+            let mut dead = DeadGroups { cut: rows.len() > DEAD_GROUPS, ..DeadGroups::default() };
+            for row in rows.iter().take(DEAD_GROUPS) {
                 dead.at_least |= !row.try_get::<bool, _>("complete")?;
+                if row.try_get::<Option<&str>, _>("queue")?.is_none() {
+                    continue;
+                }
                 dead.groups.push(DeadGroup {
                     queue: queue(row, "queue")?,
                     error: row.try_get("error")?,
@@ -121,7 +129,6 @@ impl Database {
                     oldest_at: moment(row, "oldest_at")?,
                 });
             }
-            dead.at_least |= i64::try_from(rows.len()).is_ok_and(|rows| rows == GROUPS);
             Ok(dead)
         })
         .await

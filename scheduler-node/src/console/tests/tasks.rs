@@ -12,6 +12,7 @@ use crate::{
     config::Role,
     desk::tests::request,
     internal::{self, Origin},
+    store::tests::outlook::finished,
 };
 
 async fn submit(browser: &Browser, json: &str) -> TaskId {
@@ -321,6 +322,19 @@ async fn dead_tasks_are_grouped_and_a_group_is_retried() {
     assert!(done.html.contains("Applied to <b>3</b> of <b>3</b>"), "{}", done.html);
     assert_eq!(state(&browser, timed_out[0]).await, TaskState::Scheduled);
     assert_eq!(state(&browser, other).await, TaskState::Dead);
+}
+
+#[tokio::test]
+async fn the_page_of_the_dead_says_how_far_it_looked() {
+    let browser = browser(&[], true).await;
+    assert!(browser.page("/console/dead").await.contains("No tasks are dead."));
+    finished(&browser.test, "a", "dead", "-1 h", 402, 201).await;
+    let page = browser.page("/console/dead").await;
+    assert!(page.contains("only the 200 largest groups") && !page.contains("examine"), "{page}");
+    finished(&browser.test, "a", "cancelled", "1 h", 10_001, 1).await;
+    let page = browser.page("/console/dead").await;
+    assert!(page.contains("about 10,000 tasks") && page.contains("None of the examined tasks is dead."), "{page}");
+    assert!(browser.page("/console").await.contains("Dead<b>0+</b>"));
 }
 
 #[tokio::test]

@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 
 use common::{
+    access::Scope,
     ids::{Incarnation, NodeId, NodeName, ShardId},
     task::TaskState,
     wire::ListFilter,
 };
 
 use super::{fresh, request, with_one_of_two_gone, with_two_databases};
+use crate::store::tests::outlook::finished;
 
 #[tokio::test]
 async fn one_list_goes_through_all_databases_in_the_order_of_due_times() {
@@ -67,4 +69,16 @@ async fn owners_are_told_by_the_fences_and_not_known_where_a_database_is_away() 
     assert_eq!(away, BTreeSet::from([(None, None)]));
     assert_eq!(report.notes.len(), 1);
     assert!(report.notes[0].contains("`east`"), "{:?}", report.notes);
+}
+
+#[tokio::test]
+async fn the_dead_of_a_caller_are_not_hidden_by_those_of_other_queues() {
+    let (counter, test) = fresh().await;
+    finished(&test, "a", "dead", "-1 h", 400, 200).await;
+    finished(&test, "b", "dead", "-1 h", 1, 1).await;
+    let scope = Scope::of(Some(vec!["b".to_owned()])).expect("a scope");
+    let dead = counter.desk.within(scope).dead_groups().await.expect("one database");
+    let groups: Vec<_> = dead.groups.iter().map(|group| (group.queue.as_str(), group.tasks)).collect();
+    assert_eq!((groups, dead.at_least, dead.cut), (vec![("b", 1)], false, false));
+    assert!(counter.desk.dead_groups().await.expect("one database").cut);
 }

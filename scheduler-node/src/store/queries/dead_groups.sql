@@ -1,33 +1,51 @@
 -- Groups the dead tasks by queue and by the error of the last attempt, the largest group first.
 -- Reads at most $1 rows along archive_unsuccessful, of each queue those with the latest due times. `complete` is the
--- same in every row: whether the statement read all rows of all queues.
--- $2 the limit of groups; $3 the limit of queues; $4 shards to leave out, because their place is
--- another database. The text of a group is cut to 200 characters.
-WITH RECURSIVE hop (queue, nth) AS (
-    (SELECT queue, 1 FROM duetime.archive WHERE state <> 'succeeded' ORDER BY queue LIMIT 1)
+-- same in every row: whether the statement read all rows of all queues of $5. One row without a queue: it read no dead
+-- task.
+-- $2 the limit of groups; $3 the limit of queues, beside those that $5 names in full; $4 shards to leave out, because
+-- their place is another database; $5 names queues, or starts of names and `*`; NULL: all queues. The text of a group
+-- is cut to 200 characters.
+WITH RECURSIVE prefix (name) AS MATERIALIZED (
+    SELECT left(p.pattern, -1) FROM unnest($5::text[]) AS p (pattern) WHERE right(p.pattern, 1) = '*'
+), hop (queue, nth) AS (
+    -- A name never sorts before its own prefix. Other names may stand between two names of a prefix.
+    (SELECT queue, 1
+       FROM duetime.archive
+      WHERE ($5::text[] IS NULL OR EXISTS (SELECT FROM prefix))
+        AND queue >= coalesce((SELECT min(name) FROM prefix), '') AND state <> 'succeeded'
+      ORDER BY queue LIMIT 1)
     UNION ALL
     SELECT (SELECT a.queue FROM duetime.archive AS a WHERE a.queue > hop.queue AND a.state <> 'succeeded' ORDER BY a.queue LIMIT 1), hop.nth + 1
       FROM hop
      WHERE hop.queue IS NOT NULL AND hop.nth < $3::int
-), share AS MATERIALIZED (
-    SELECT greatest(1, $1::bigint / greatest(1, count(queue))) AS look FROM hop
-), seen AS MATERIALIZED (
-    SELECT hop.queue, newest.*
+), named AS MATERIALIZED (
+    SELECT queue
       FROM hop
+     WHERE queue IS NOT NULL
+       AND ($5::text[] IS NULL OR EXISTS (SELECT FROM prefix WHERE starts_with(hop.queue, prefix.name)))
+    UNION
+    SELECT p.pattern FROM unnest($5::text[]) AS p (pattern) WHERE right(p.pattern, 1) <> '*'
+), share AS MATERIALIZED (
+    SELECT greatest(1, $1::bigint / greatest(1, count(*))) AS look FROM named
+), seen AS MATERIALIZED (
+    SELECT named.queue, newest.*
+      FROM named
      CROSS JOIN share
      CROSS JOIN LATERAL (
            SELECT a.state, a.shard, a.due_at, a.finished_at, a.id, left(coalesce(a.status_msg, a.history -> -1 ->> 'error', ''), 200) AS error,
                   row_number() OVER (ORDER BY a.due_at DESC, a.id DESC) = share.look AS looked_up_to
              FROM duetime.archive AS a
-            WHERE a.queue = hop.queue AND a.state <> 'succeeded'
+            WHERE a.queue = named.queue AND a.state <> 'succeeded'
             ORDER BY a.due_at DESC, a.id DESC
             LIMIT share.look) AS newest
-     WHERE hop.queue IS NOT NULL
 )
-SELECT queue, error, count(*) AS tasks, max(finished_at) AS newest_at, min(finished_at) AS oldest_at,
-       (SELECT NOT bool_or(looked_up_to) FROM seen) AND (SELECT count(queue) < $3 FROM hop) AS complete
-  FROM seen
- WHERE state = 'dead' AND shard <> ALL($4::int[])
- GROUP BY queue, error
- ORDER BY tasks DESC, newest_at DESC
- LIMIT $2
+SELECT looked.complete, g.queue, g.error, g.tasks, g.newest_at, g.oldest_at
+  FROM (SELECT coalesce(NOT bool_or(looked_up_to), true) AND (SELECT count(queue) < $3 FROM hop) AS complete
+          FROM seen) AS looked
+  LEFT JOIN (SELECT queue, error, count(*) AS tasks, max(finished_at) AS newest_at, min(finished_at) AS oldest_at
+               FROM seen
+              WHERE state = 'dead' AND shard <> ALL($4::int[])
+              GROUP BY queue, error
+              ORDER BY tasks DESC, newest_at DESC
+              LIMIT $2) AS g ON true
+ ORDER BY g.tasks DESC, g.newest_at DESC

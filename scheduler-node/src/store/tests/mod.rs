@@ -23,7 +23,7 @@ mod live;
 mod migrate;
 mod move_requests;
 mod moves;
-mod outlook;
+pub(crate) mod outlook;
 mod partition;
 mod places;
 mod pools;

@@ -9,7 +9,7 @@ use super::{
     fixture,
     list_plans::{FILL, Plan},
 };
-use crate::store::outlook::{DEAD_LOOK, SPAN_LOOK, Span};
+use crate::store::outlook::{DEAD_GROUPS, DEAD_LOOK, SPAN_LOOK, Span};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -65,16 +65,12 @@ async fn looking_ahead_and_at_the_dead_costs_the_same_however_many_there_are() {
         let plan = Plan::of(&mut connection, mode, sql, "timestamptz, interval, int, bigint, int[]", &values).await;
         assert!(plan.rows_touched() <= 24 * u64::try_from(SPAN_LOOK).unwrap(), "{mode}: {plan:?}");
         let sql = include_str!("../queries/dead_groups.sql");
-        let plan = Plan::of(
-            &mut connection,
-            mode,
-            sql,
-            "bigint, bigint, int, int[]",
-            &format!("{DEAD_LOOK}, 200, 1000, '{{}}'"),
-        )
-        .await;
-        // The hop from queue to queue touches a few rows of each queue as well.
-        assert!(plan.rows_touched() <= u64::try_from(DEAD_LOOK).unwrap() + 1_000, "{mode}: {plan:?}");
+        for queues in ["NULL", "'{big,q1*}'", "'{q7}'"] {
+            let values = format!("{DEAD_LOOK}, 201, 1000, '{{}}', {queues}");
+            let plan = Plan::of(&mut connection, mode, sql, "bigint, bigint, int, int[], text[]", &values).await;
+            // The hop from queue to queue touches a few rows of each queue as well.
+            assert!(plan.rows_touched() <= u64::try_from(DEAD_LOOK).unwrap() + 1_000, "{mode} {queues}: {plan:?}");
+        }
     }
 }
 
@@ -89,11 +85,57 @@ async fn the_dead_are_grouped_by_queue_and_error() {
                                ('a', 'dead', repeat('y', 300), NULL), ('b', 'dead', NULL, NULL), ('b', 'cancelled', 'x', NULL),
                                ('c', 'succeeded', 'x', NULL)) AS row (queue, state, message, history)";
     test.pool.execute(fill).await.unwrap();
-    let dead = test.database.dead_groups().await.unwrap();
-    assert!(!dead.at_least);
+    let dead = test.database.dead_groups(None).await.unwrap();
+    assert!(!dead.at_least && !dead.cut);
     let mut groups: Vec<_> =
         dead.groups.iter().map(|group| (group.queue.as_str(), group.error.as_str(), group.tasks)).collect();
     assert_eq!(groups[0], ("a", "x", 2), "the largest first");
     groups.sort_unstable();
     assert_eq!(groups, [("a", "x", 2), ("a", &"y".repeat(200), 1), ("b", "", 1)]);
+}
+
+/// Adds `rows` finished tasks of one queue, with `errors` different error texts.
+pub(crate) async fn finished(
+    test: &fixture::TestDatabase,
+    queue: &str,
+    state: &str,
+    due: &str,
+    rows: i64,
+    errors: usize,
+) {
+    let fill = format!(
+        "INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, finished_at, status_msg, drop_on)
+         SELECT gen_random_uuid(), g % 128, '{queue}', '{state}', due, due, '', 'x', now(), 'error ' || g % {errors},
+                (now() AT TIME ZONE 'UTC')::date + 1
+           FROM generate_series(1, {rows}) AS g, LATERAL (SELECT now() + interval '{due}' AS due) AS moment"
+    );
+    test.pool.execute(AssertSqlSafe(fill)).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_dead_of_some_queues_are_found_behind_those_of_many_others() {
+    let test = fixture::database().await;
+    finished(&test, "a", "dead", "-1 h", 400, DEAD_GROUPS).await;
+    finished(&test, "b.c", "dead", "-1 h", 1, 1).await;
+    for scope in [&["b.c"][..], &["b.*"], &["none", "b.*", "b.c", "z*"]] {
+        let queues: Vec<String> = scope.iter().map(ToString::to_string).collect();
+        let dead = test.database.dead_groups(Some(&queues)).await.unwrap();
+        let groups: Vec<_> = dead.groups.iter().map(|group| (group.queue.as_str(), group.tasks)).collect();
+        assert_eq!((groups, dead.at_least, dead.cut), (vec![("b.c", 1)], false, false), "{scope:?}");
+    }
+    let none = test.database.dead_groups(Some(&["b".to_owned()])).await.unwrap();
+    assert!(none.groups.is_empty() && !none.at_least, "{none:?}");
+    let all = test.database.dead_groups(None).await.unwrap();
+    assert_eq!((all.groups.len(), all.at_least, all.cut), (DEAD_GROUPS, false, true));
+}
+
+#[tokio::test]
+async fn dead_tasks_behind_too_many_cancelled_ones_are_not_denied() {
+    let test = fixture::database().await;
+    finished(&test, "a", "dead", "-1 day", 1, 1).await;
+    let dead = test.database.dead_groups(None).await.unwrap();
+    assert_eq!((dead.groups.len(), dead.at_least), (1, false));
+    finished(&test, "a", "cancelled", "1 day", DEAD_LOOK + 1, 1).await;
+    let dead = test.database.dead_groups(None).await.unwrap();
+    assert_eq!((dead.groups.len(), dead.at_least), (0, true));
 }
