@@ -22,6 +22,8 @@ struct BulkStartPage {
     frame: Frame,
     inputs: Vec<Input>,
     hidden: Vec<(&'static str, String)>,
+    /// The same in the encoding of a URL.
+    filter: String,
     /// The mistake in the filter.
     wrong: Option<String>,
     export: String,
@@ -34,6 +36,8 @@ struct Input {
     name: &'static str,
     label: &'static str,
     value: String,
+    /// Set for a value with line breaks, which an input of one line would lose.
+    encoded: Option<String>,
     hint: &'static str,
 }
 
@@ -52,6 +56,7 @@ pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: 
         name,
         label,
         value: query.get(name).unwrap_or_default().to_owned(),
+        encoded: query.encoded_lines(name),
         hint: if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" },
     };
     let list = query.url();
@@ -59,6 +64,7 @@ pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: 
         frame: Frame::new("Bulk operations", &visitor),
         inputs: visitor.filters().map(input).collect(),
         hidden: query.fields().to_vec(),
+        filter: query.encoded(),
         wrong,
         export: list.replacen("/console/tasks", "/console/export", 1),
         list,

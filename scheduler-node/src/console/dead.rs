@@ -32,6 +32,8 @@ struct Group {
     tasks: String,
     newest: When,
     href: String,
+    /// The filter of the group, in the encoding of a URL.
+    filter: String,
 }
 
 pub(super) async fn list(visitor: Visitor) -> Result<Response, PageProblem> {
@@ -39,12 +41,14 @@ pub(super) async fn list(visitor: Visitor) -> Result<Response, PageProblem> {
     let now = visitor.desk.now();
     let groups = dead.groups.iter().map(|group| {
         let fields = [("state", "dead"), ("queue", group.queue.as_str()), ("error", group.error.as_str())];
+        let query = TaskQuery::of_pairs(fields.into_iter());
         Group {
             queue: group.queue.to_string(),
             error: group.error.clone(),
             tasks: count(group.tasks, dead.at_least || dead.cut),
             newest: when(group.newest_at, now),
-            href: TaskQuery::of_pairs(fields.into_iter()).url(),
+            href: query.url(),
+            filter: query.encoded(),
         }
     });
     let page = DeadPage {

@@ -3,7 +3,7 @@
 //! A form is accepted only from a page of this console: the browser states the page's origin, and the form carries a
 //! token that only a page made for this session has.
 
-use std::{sync::Arc, time::Instant};
+use std::{borrow::Cow, sync::Arc, time::Instant};
 
 use axum::{
     extract::{FromRequest, FromRequestParts, Request},
@@ -137,7 +137,9 @@ impl FromRequest<Console> for PostedForm {
         let limit_bytes = parts.extensions.get::<FormLimit>().map_or(FORM_BYTES, |limit| limit.0);
         let form = console.shares.body(parts.headers, body, Arc::clone(&visitor.caller.name));
         let form = form.form(limit_bytes).await.map_err(refuse)?;
-        let fields: Vec<_> = form_urlencoded::parse(form.as_str().as_bytes()).into_owned().collect();
+        // Browsers send each line break as CR LF.
+        let field = |(name, text): (Cow<'_, str>, Cow<'_, str>)| (name.into_owned(), text.replace("\r\n", "\n"));
+        let fields: Vec<_> = form_urlencoded::parse(form.as_str().as_bytes()).map(field).collect();
         let sent = fields.iter().find(|(name, _)| name == FORM_TOKEN).map_or("", |(_, token)| token.as_str());
         if !bool::from(sent.as_bytes().ct_eq(visitor.form_token.as_bytes())) {
             return Err(refuse(Problem::forbidden(

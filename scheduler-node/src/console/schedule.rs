@@ -244,9 +244,7 @@ async fn set(console: &Console, name: &ScheduleName, posted: &PostedForm) -> Res
 }
 
 fn json(text: &str) -> Result<Box<RawValue>, Problem> {
-    // Browsers end each line of a text with CR LF.
-    let text = text.replace("\r\n", "\n").trim().to_owned();
-    RawValue::from_string(text)
+    RawValue::from_string(text.trim().to_owned())
         .map_err(|error| Problem::invalid_field("payload", format!("`payload` must be JSON: {error}")))
 }
 

@@ -23,6 +23,12 @@ pub(super) const PAGE: u32 = 50;
 /// The number of earlier pages that a URL remembers; going back further leads to the first page.
 const BACK: usize = 20;
 
+/// The field of a form that holds a filter in the encoding of a URL. Browsers change the line breaks of other fields.
+const ENCODED: &str = "filter";
+
+/// The filters that are compared with a text of a client, blanks included.
+const TEXTS: [&str; 3] = ["key", "partition_key", "error"];
+
 /// Stands for the first page among those to go back to.
 const FIRST: &str = "first";
 
@@ -40,21 +46,33 @@ impl TaskQuery {
         Self::of_pairs(form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()))
     }
 
-    /// Empty and unknown fields are left out, because forms send every field.
+    /// Empty and unknown fields are left out, because forms send every field. An encoded filter wins over the fields
+    /// beside it, which a browser may have changed.
     pub(super) fn of_pairs(pairs: impl Iterator<Item = (impl AsRef<str>, impl AsRef<str>)>) -> Self {
         let mut query = Self::default();
+        let mut encoded = Vec::new();
         for (name, value) in pairs {
-            let (name, value) = (name.as_ref(), value.as_ref().trim());
-            let known = FILTERS.iter().find(|(known, _)| *known == name);
-            match known {
-                _ if value.is_empty() => {}
-                Some((known, _)) => query.set(known, Some(value)),
-                None if name == "cursor" => query.cursor = Some(value.to_owned()),
-                None if name == "back" => query.back = value.split(' ').map(str::to_owned).collect(),
-                None => {}
+            match (name.as_ref(), value.as_ref()) {
+                (ENCODED, filter) => encoded.push(filter.to_owned()),
+                (name, value) => query.take(name, value),
             }
         }
+        for (name, value) in encoded.iter().flat_map(|filter| form_urlencoded::parse(filter.as_bytes())) {
+            query.take(&name, &value);
+        }
         query
+    }
+
+    fn take(&mut self, name: &str, value: &str) {
+        let value = if TEXTS.contains(&name) { value } else { value.trim() };
+        let known = FILTERS.iter().find(|(known, _)| *known == name);
+        match known {
+            _ if value.is_empty() => {}
+            Some((known, _)) => self.set(known, Some(value)),
+            None if name == "cursor" => self.cursor = Some(value.to_owned()),
+            None if name == "back" => self.back = value.split(' ').map(str::to_owned).collect(),
+            None => {}
+        }
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&str> {
@@ -103,6 +121,17 @@ impl TaskQuery {
             query.append_pair("back", &self.back.join(" "));
         }
         format!("/console/tasks?{}", query.finish())
+    }
+
+    /// The filter alone, in the encoding of a URL.
+    pub(super) fn encoded(&self) -> String {
+        form_urlencoded::Serializer::new(String::new()).extend_pairs(&self.fields).finish()
+    }
+
+    /// One field alone, in the encoding of a URL, if it has line breaks: an input of one line would lose them.
+    pub(super) fn encoded_lines(&self, name: &'static str) -> Option<String> {
+        let value = self.get(name).filter(|value| value.contains(['\r', '\n']))?;
+        Some(Self::default().with(name, Some(value)).encoded())
     }
 
     /// The filter as the list takes it; the problem names the field.
@@ -162,6 +191,20 @@ mod tests {
         assert_eq!(read.get("key"), Some("a b&c"));
         assert_eq!(parsed(read.url().split_once('?').expect("a query").1), read);
         assert_eq!(parsed("queue=&state=+&colour=red"), TaskQuery::default());
+    }
+
+    #[test]
+    fn texts_keep_their_blanks_and_an_encoded_filter_its_line_breaks() {
+        let blank = parsed("error=+&key=+k&queue=+a+");
+        assert_eq!((blank.get("error"), blank.get("key"), blank.get("queue")), (Some(" "), Some(" k"), Some("a")));
+        assert_eq!((blank.encoded_lines("error"), blank.encoded_lines("state")), (None, None));
+        let lines = TaskQuery::default().with("queue", Some("q")).with("error", Some("a\r\nb\n&c"));
+        assert!(lines.encoded().is_ascii() && !lines.encoded().contains(['\r', '\n']), "{}", lines.encoded());
+        let whole = [("error", "a\nb\n&c".to_owned()), ("filter", lines.encoded())];
+        assert_eq!(TaskQuery::of_pairs(whole.into_iter()).get("error"), Some("a\r\nb\n&c"));
+        let alone = lines.encoded_lines("error").expect("it has line breaks");
+        let beside = [("filter", alone), ("queue", "q".to_owned()), ("error", String::new())];
+        assert_eq!(TaskQuery::of_pairs(beside.into_iter()).encoded(), "queue=q&error=a%0D%0Ab%0A%26c");
     }
 
     #[test]

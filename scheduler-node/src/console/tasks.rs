@@ -33,6 +33,8 @@ struct TasksPage {
     next: Option<String>,
     /// The filter, as hidden fields of the form for all matching tasks.
     hidden: Vec<(&'static str, String)>,
+    /// The same in the encoding of a URL.
+    filter: String,
     may_act: bool,
 }
 
@@ -54,6 +56,8 @@ struct Input {
     name: &'static str,
     label: &'static str,
     value: String,
+    /// Set for a value with line breaks, which an input of one line would lose.
+    encoded: Option<String>,
     hint: &'static str,
 }
 
@@ -114,6 +118,7 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PagePro
         previous: query.previous().map(|page| page.url()),
         next: listed.next_cursor.map(|cursor| query.next(cursor.to_string()).url()),
         hidden: query.fields().to_vec(),
+        filter: query.encoded(),
         may_act: visitor.may(Permission::Change),
     };
     Ok(show(StatusCode::OK, &page))
@@ -179,6 +184,7 @@ fn inputs(visitor: &Visitor, query: &TaskQuery) -> Vec<Input> {
             name,
             label,
             value: query.get(name).unwrap_or_default().to_owned(),
+            encoded: query.encoded_lines(name),
             hint: hint(name),
         })
         .collect()

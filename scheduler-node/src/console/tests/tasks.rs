@@ -324,6 +324,69 @@ async fn dead_tasks_are_grouped_and_a_group_is_retried() {
     assert_eq!(state(&browser, other).await, TaskState::Dead);
 }
 
+/// The fields of the form for the queue's only group of dead tasks, as a browser sends them.
+fn sent_by_a_browser(page: &str, queue: &str) -> Vec<(String, String)> {
+    let queue = format!("name=\"queue\" value=\"{queue}\"");
+    let form = page.split("<form ").find(|form| form.contains(&queue)).expect("a form");
+    let hidden = |name: &str| {
+        let value = between(form, &format!("name=\"{name}\" value=\""), "\"").expect("a field");
+        // The page's own line breaks become LF when it is read, and CR LF when the form is sent.
+        value.replace("&#38;", "&").replace("\r\n", "\n").replace('\n', "\r\n")
+    };
+    let fields = ["scope", "state", "queue", "error", "filter"].map(|name| (name.to_owned(), hidden(name)));
+    fields.into_iter().chain([("action".to_owned(), "retry".to_owned())]).collect()
+}
+
+async fn post_confirmed(browser: &Browser, fields: &[(String, String)]) -> String {
+    let fields = fields.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let fields: Vec<_> = fields.chain([("confirmed", "yes")]).collect();
+    browser.post("/console/tasks/bulk", &fields).await.html
+}
+
+#[tokio::test]
+async fn a_group_is_retried_whatever_line_breaks_its_error_has() {
+    let browser = browser(&[], true).await;
+    for (queue, error) in [("lf", "a\nb"), ("crlf", "a\r\nb"), ("old", "a\nb")] {
+        let id = dead(&browser, queue, error).await;
+        let mut fields = sent_by_a_browser(&browser.page("/console/dead").await, queue);
+        // A page of an older version has no such field.
+        fields.retain(|(name, _)| queue != "old" || name != "filter");
+        let done = post_confirmed(&browser, &fields).await;
+        assert!(done.contains("Applied to <b>1</b> of <b>1</b>"), "{queue}: {done}");
+        assert_eq!(state(&browser, id).await, TaskState::Scheduled, "{queue}");
+    }
+}
+
+#[tokio::test]
+async fn a_group_whose_error_is_blank_is_no_whole_queue() {
+    let browser = browser(&[], true).await;
+    let blank = dead(&browser, "a", " ").await;
+    let link =
+        between(&browser.page("/console/dead").await, "<td><a href=\"", "\"").expect("a link").replace("&#38;", "&");
+    let fields = sent_by_a_browser(&browser.page("/console/dead").await, "a");
+    let other = dead(&browser, "a", "other").await;
+    assert_eq!(browser.page(&link).await.matches("<tr data-row>").count(), 1, "{link}");
+    let done = post_confirmed(&browser, &fields).await;
+    assert!(done.contains("Applied to <b>1</b> of <b>1</b>"), "{done}");
+    assert_eq!(state(&browser, blank).await, TaskState::Scheduled);
+    assert_eq!(state(&browser, other).await, TaskState::Dead);
+}
+
+#[tokio::test]
+async fn a_filter_with_line_breaks_stays_when_another_is_applied() {
+    let browser = browser(&[], true).await;
+    dead(&browser, "a", "x\ny").await;
+    dead(&browser, "a", "xy").await;
+    for path in ["/console/tasks", "/console/bulk"] {
+        let page = browser.page(&format!("{path}?error=x%0Ay")).await;
+        let kept = between(&page, "type=\"checkbox\" name=\"filter\" value=\"", "\"").expect("a box");
+        assert_eq!(kept, "error=x%0Ay", "{path}");
+        assert!(!page.contains("<input name=\"error\""), "{path}: {page}");
+    }
+    let page = browser.page("/console/tasks?filter=error%3Dx%250Ay&queue=a&state=").await;
+    assert_eq!(page.matches("<tr data-row>").count(), 1, "{page}");
+}
+
 #[tokio::test]
 async fn the_page_of_the_dead_says_how_far_it_looked() {
     let browser = browser(&[], true).await;
