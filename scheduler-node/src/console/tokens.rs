@@ -9,7 +9,7 @@ use common::{
     access::Role,
     time::UnixMicros,
     wire::{
-        Problem, TokenPage, TokenRequest, TokenView,
+        Problem, TokenList, TokenPage, TokenRequest, TokenView,
         token::{LimitsRequest, TokenSource},
     },
 };
@@ -35,6 +35,8 @@ struct TokensPage {
     next: Option<String>,
     /// A new token: its name and its secret, shown this once.
     made: Option<(String, String)>,
+    /// The reason why a page with a new token lists no others.
+    unlisted: Option<String>,
     /// The roles that the form offers.
     roles: [Role; 7],
 }
@@ -126,13 +128,20 @@ async fn page(
     let as_page = |problem| PageProblem::at(visitor, problem);
     let cursor = cursor.map(|text| serde_json::from_value(text.into())).transpose();
     let cursor = cursor.map_err(|error| as_page(Problem::invalid_field("cursor", error.to_string())))?;
-    let listed = visitor.desk.token_list(TokenPage { limit: Some(PAGE), cursor }).await.map_err(as_page)?;
+    let listed = visitor.desk.token_list(TokenPage { limit: Some(PAGE), cursor }).await;
+    let (listed, unlisted) = match (listed, &made) {
+        (Ok(listed), _) => (listed, None),
+        // The token is stored and its secret is not, so an error page would lose it.
+        (Err(problem), Some(_)) => (TokenList { tokens: Vec::new(), next_cursor: None }, Some(problem.detail)),
+        (Err(problem), None) => return Err(as_page(problem)),
+    };
     let now = visitor.desk.now();
     let page = TokensPage {
         frame: Frame::new("Tokens", visitor),
         rows: listed.tokens.into_iter().map(|view| row(view, now)).collect(),
         next: listed.next_cursor.map(|cursor| format!("/console/tokens?cursor={}", cursor.0)),
         made,
+        unlisted,
         roles: Role::ALL,
     };
     Ok(show(StatusCode::OK, &page))

@@ -40,6 +40,22 @@ async fn a_token_is_made_shown_once_and_revoked_and_all_of_it_is_noted() {
 }
 
 #[tokio::test]
+async fn a_new_token_is_shown_even_where_the_list_of_tokens_cannot_be_read() {
+    let mut browser = browser(&[Role::Operator], true).await;
+    browser.sign_in("operator").await;
+    let unreadable = "INSERT INTO duetime.token (name, role, sha256, created_by, limits)
+        VALUES ('odd', 'viewer', sha256('odd'), 'a test', '5')";
+    sqlx::query(unreadable).execute(&browser.test.pool).await.expect("written");
+    assert_eq!(browser.get("/console/tokens").await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    let made = browser.post("/console/tokens", &[("action", "create"), ("name", "shop"), ("role", "producer")]).await;
+    assert_eq!(made.status, StatusCode::OK, "{}", made.html);
+    let token = between(&made.html, "<pre id=\"made\">", "</pre>").expect("shown").to_owned();
+    assert!(made.html.contains("the list of tokens cannot be read"), "{}", made.html);
+    assert!(!made.html.contains("There are no tokens"), "{}", made.html);
+    browser.sign_in(&token).await;
+}
+
+#[tokio::test]
 async fn neither_page_is_for_anybody_but_operators() {
     let mut browser = browser(&Role::ALL, true).await;
     browser.sign_in("producer").await;
