@@ -1,5 +1,7 @@
 //! Many tasks at once, chosen by a filter alone: the start of a bulk operation, and the export.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::{
     body::Body,
@@ -24,6 +26,10 @@ struct BulkStartPage {
     hidden: Vec<(&'static str, String)>,
     /// The same in the encoding of a URL.
     filter: String,
+    /// The queues that a visitor of some queues may name.
+    queues: BTreeSet<String>,
+    /// The visitor has to name one of their queues first.
+    must_choose: bool,
     /// The mistake in the filter.
     wrong: Option<String>,
     export: String,
@@ -49,7 +55,7 @@ impl Input {
 
 /// The filter is in the URL. The page that the form leads to counts the tasks before any change.
 pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Response {
-    let query = TaskQuery::of_uri(&uri);
+    let query = visitor.completed(TaskQuery::of_uri(&uri));
     let wrong = query.task_filter().err().map(|problem| problem.detail);
     let status = if wrong.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
     let input = |(name, label): &(&'static str, &'static str)| Input {
@@ -65,6 +71,8 @@ pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: 
         inputs: visitor.filters().map(input).collect(),
         hidden: query.fields().to_vec(),
         filter: query.encoded(),
+        queues: visitor.offered_queues(),
+        must_choose: visitor.must_choose_queue(&query),
         wrong,
         export: list.replacen("/console/tasks", "/console/export", 1),
         list,

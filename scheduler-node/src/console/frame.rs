@@ -78,6 +78,11 @@ impl Frame {
         path == place.path || (place.path != "/console" && path.starts_with(&format!("{}/", place.path)))
     }
 
+    /// The queues that the visitor may see, in words.
+    pub(super) fn caller_queues(&self) -> String {
+        self.visitor.as_ref().map(|visitor| visitor.caller.queues.to_string()).unwrap_or_default()
+    }
+
     /// The token that every form carries.
     pub(super) fn form_token(&self) -> &str {
         self.visitor.as_ref().map_or("", |visitor| &visitor.form_token)

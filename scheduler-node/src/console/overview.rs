@@ -64,8 +64,12 @@ struct Bar {
 
 pub(super) async fn overview(visitor: Visitor) -> Response {
     let desk = &visitor.desk;
-    let (census, dead, hour, day) =
-        tokio::join!(desk.census(), desk.dead_groups(), desk.outlook(HOUR.0, HOUR.1), desk.outlook(DAY.0, DAY.1));
+    // The outlook counts the tasks of all queues.
+    let sees_all = desk.require_all_queues().is_ok();
+    let outlook = |(length, count): (Duration, i32)| async move {
+        if sees_all { Some(desk.outlook(length, count).await) } else { None }
+    };
+    let (census, dead, hour, day) = tokio::join!(desk.census(), desk.dead_groups(), outlook(HOUR), outlook(DAY));
     let mut notes = Vec::new();
     let mut note = |what: &str, problem: &Problem| notes.push(format!("{what}: {}", problem.detail));
     let mut cluster = Vec::new();
@@ -90,8 +94,9 @@ pub(super) async fn overview(visitor: Visitor) -> Response {
     let mut charts = Vec::new();
     for (title, outlook) in [("Due in the next hour", hour), ("Due in the next day", day)] {
         match outlook {
-            Ok(outlook) => charts.push(chart(title, &outlook)),
-            Err(problem) => note(title, &problem),
+            Some(Ok(outlook)) => charts.push(chart(title, &outlook)),
+            Some(Err(problem)) => note(title, &problem),
+            None => {}
         }
     }
     let frame = Frame::new("Overview", &visitor);

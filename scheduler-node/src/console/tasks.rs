@@ -1,5 +1,7 @@
 //! The list of tasks: filtered, paged, selected.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::{
     http::{StatusCode, Uri},
@@ -10,7 +12,7 @@ use common::{
     ids::QueueName,
     task::TaskState,
     time::UnixMicros,
-    wire::{TaskView, queue::Counts},
+    wire::{ListAnswer, TaskView, queue::Counts},
 };
 
 use super::{
@@ -35,6 +37,10 @@ struct TasksPage {
     hidden: Vec<(&'static str, String)>,
     /// The same in the encoding of a URL.
     filter: String,
+    /// The queues that a visitor of some queues may name.
+    queues: BTreeSet<String>,
+    /// The list has no tasks, because the visitor has to name one of their queues.
+    must_choose: bool,
     may_act: bool,
 }
 
@@ -103,10 +109,18 @@ pub(super) fn last_error(task: &TaskView) -> Option<&str> {
 }
 
 pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PageProblem> {
-    let query = TaskQuery::of_uri(&uri);
+    let query = visitor.completed(TaskQuery::of_uri(&uri));
     let as_page = |problem| PageProblem::at(&visitor, problem);
     let filter = query.list_filter().map_err(as_page)?;
-    let (listed, counts) = tokio::join!(visitor.desk.list(filter), counts(&visitor.desk, &query));
+    let must_choose = visitor.must_choose_queue(&query);
+    let list = async {
+        if must_choose {
+            Ok(ListAnswer { tasks: Vec::new(), next_cursor: None })
+        } else {
+            visitor.desk.list(filter).await
+        }
+    };
+    let (listed, counts) = tokio::join!(list, counts(&visitor.desk, &query));
     let listed = listed.map_err(as_page)?;
     let now = visitor.desk.now();
     let page = TasksPage {
@@ -119,7 +133,9 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PagePro
         next: listed.next_cursor.map(|cursor| query.next(cursor.to_string()).url()),
         hidden: query.fields().to_vec(),
         filter: query.encoded(),
-        may_act: visitor.may(Permission::Change),
+        queues: visitor.offered_queues(),
+        must_choose,
+        may_act: visitor.may(Permission::Change) && !must_choose,
     };
     Ok(show(StatusCode::OK, &page))
 }

@@ -1,7 +1,7 @@
 //! The person behind a request: by a token's session ([`super::session`]) or by an identity provider's
 //! ([`super::oidc`]). Either way the browser keeps the session, sealed. Every node can open it and none stores it.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use axum::{
     extract::{ConnectInfo, MatchedPath},
@@ -16,13 +16,16 @@ use super::{
     Console, ROUTES,
     actor::Actor,
     browser::{BY_PROVIDER, BY_TOKEN, SESSION, Theme, cookie},
-    task_query::FILTERS,
+    task_query::{FILTERS, TaskQuery},
 };
 use crate::{
     clock,
     desk::Desk,
     http::{Caller, PageNote, Requirement, Route},
 };
+
+/// The most queues offered to choose from: a longer list takes longer to read than a name to type.
+const OFFERED_QUEUES: usize = 1_000;
 
 /// Mixed into the form token, so that it serves no other purpose.
 const FORM_PURPOSE: &[u8] = b"duetime console form";
@@ -62,6 +65,29 @@ impl Visitor {
     pub(super) fn filters(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         let may = self.may(Permission::Payloads);
         FILTERS.iter().filter(move |(name, _)| may || *name != "error")
+    }
+
+    /// The filter that a page shows: a visitor with one queue need not name it.
+    pub(super) fn completed(&self, query: TaskQuery) -> TaskQuery {
+        match self.caller.queues.patterns() {
+            Some([only]) if !only.ends_with('*') && query.get("queue").is_none() => {
+                query.with("queue", Some(only.as_str()))
+            }
+            _ => query,
+        }
+    }
+
+    /// Whether the filter names no queue, and the visitor may not see the tasks of all.
+    pub(super) fn must_choose_queue(&self, query: &TaskQuery) -> bool {
+        query.get("queue").is_none() && !self.caller.queues.is_all()
+    }
+
+    /// The queues offered to a visitor who has some: those that their token names, and those that exist.
+    pub(super) fn offered_queues(&self) -> BTreeSet<String> {
+        let Some(patterns) = self.caller.queues.patterns() else { return BTreeSet::new() };
+        let named = patterns.iter().filter(|pattern| !pattern.ends_with('*')).cloned();
+        let existing = self.desk.queue_names(OFFERED_QUEUES).into_iter().map(|name| name.to_string());
+        named.chain(existing).collect()
     }
 
     /// Records in the audit log what the visitor saw or took along.

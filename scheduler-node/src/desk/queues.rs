@@ -172,6 +172,13 @@ impl Desk {
         Ok(QueueList { queues: self.with_counts(records).await, next_cursor })
     }
 
+    /// The names of at most `most` of the caller's queues, as far as this node knows them, in byte order.
+    pub(crate) fn queue_names(&self, most: usize) -> Vec<QueueName> {
+        let book = self.parts().books.load();
+        let mine = book.after("").map(|queue| &queue.name).filter(|name| self.scope.has(name));
+        mine.take(most).cloned().collect()
+    }
+
     /// Counts the unfinished tasks of all queues by state, over all databases. For a caller with queues of their own
     /// it counts those queues, up to one page of them. An unreachable database turns the count into a lower bound.
     pub(crate) async fn census(&self) -> Result<Census, Problem> {

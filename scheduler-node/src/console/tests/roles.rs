@@ -125,15 +125,53 @@ async fn neither_a_guess_nor_a_narrow_role_opens_the_console_and_both_are_noted(
     }
 }
 
-#[tokio::test]
-async fn what_is_refused_to_a_person_is_noted_once_and_under_their_name() {
-    let mut browser = browser(&Role::ALL, true).await;
-    let queues = Scope::of(Some(vec!["mine".to_owned()])).expect("a scope");
+/// Signs in a producer of these queues, and forgets the notes so far.
+async fn sign_in_ann(browser: &mut Browser, queues: &[&str]) {
+    let queues = Scope::of(Some(queues.iter().map(ToString::to_string).collect())).expect("a scope");
     let ann = Caller { id: Some(7), name: "ann".into(), role: Role::Producer, queues, limits: Default::default() };
     let token = Token::new(ann, Sha256::digest("hers").into(), Instant::now(), None);
     browser.access.put_in_force(TokenBook { revision: 1, tokens: vec![token] });
     browser.sign_in("hers").await;
     while browser.counter.notes.try_recv().is_ok() {}
+}
+
+#[tokio::test]
+async fn a_person_of_one_queue_is_led_to_its_tasks_and_one_of_several_chooses() {
+    let mut browser = browser(&Role::ALL, true).await;
+    for queue in ["mine", "theirs", "shop.a"] {
+        let json = format!(r#"{{"queue":"{queue}","key":"k","delay_ms":1000000}}"#);
+        browser.counter.desk.submit(request(&json)).await.expect("accepted");
+    }
+    sign_in_ann(&mut browser, &["mine"]).await;
+    let found = browser.get("/console/find?q=k").await.location.expect("a list");
+    for path in ["/console/tasks", "/console/tasks?state=scheduled", found.as_str()] {
+        let page = browser.page(path).await;
+        assert_eq!(page.matches("<tr data-row>").count(), 1, "{path}: {page}");
+        assert!(page.contains("Queue: mine"), "{path}: {page}");
+    }
+    assert!(browser.page("/console/bulk").await.contains("name=\"queue\" value=\"mine\""));
+    assert!(!browser.page("/console").await.contains("role=\"alert\""));
+    assert!(browser.counter.notes.try_recv().is_err(), "nothing was refused");
+
+    sign_in_ann(&mut browser, &["mine", "shop.*"]).await;
+    let found = browser.get("/console/find?q=k").await.location.expect("a list");
+    for path in ["/console/tasks", "/console/bulk", found.as_str()] {
+        let page = browser.page(path).await;
+        assert!(page.contains("Choose one of your queues in the filter: mine, shop.*."), "{path}: {page}");
+        assert!(!page.contains("<tr data-row>") && !page.contains("value=\"cancel\""), "{path}: {page}");
+        assert!(page.contains("<option value=\"mine\">") && page.contains("list=\"queues\""), "{path}: {page}");
+        assert!(page.contains("<option value=\"shop.a\">") && !page.contains("theirs"), "{path}: {page}");
+    }
+    let chosen = browser.page("/console/tasks?key=k&queue=shop.a").await;
+    assert_eq!(chosen.matches("<tr data-row>").count(), 1, "{chosen}");
+    assert!(!browser.page("/console").await.contains("role=\"alert\""));
+    assert!(browser.counter.notes.try_recv().is_err(), "nothing was refused");
+}
+
+#[tokio::test]
+async fn what_is_refused_to_a_person_is_noted_once_and_under_their_name() {
+    let mut browser = browser(&Role::ALL, true).await;
+    sign_in_ann(&mut browser, &["mine"]).await;
     let theirs = [("action", "cancel"), ("scope", "all"), ("queue", "theirs"), ("confirmed", "yes")];
     for answer in [
         browser.get("/console/audit").await,
