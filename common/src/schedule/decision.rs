@@ -70,7 +70,7 @@ impl ScheduleState {
     /// Resumes the schedule. Fire times during the pause get no tasks. If the fire times from before the pause are
     /// still undecided, the pause has no effect.
     pub fn resume(&mut self, calendar: &Calendar, now: UnixMicros) {
-        self.follow_clock(now);
+        self.correct(calendar, now);
         if self.paused_at.take().is_some() && self.next_at.is_none() {
             self.since = self.since.max(now);
             self.next_at = calendar.next_after(self.since);
@@ -218,6 +218,8 @@ impl FireDecision {
         while let Some(at) = next_at.filter(|at| *at <= until) {
             if at < earliest {
                 self.missed += 1;
+                // Decided by this clock, so that a clock which is set back later is noticed.
+                self.state.since = self.state.since.max(earliest.minus(Duration::from_micros(1)));
                 next_at =
                     after(if self.missed < MAX_MISSED_COUNTED { at } else { earliest.minus(Duration::from_micros(1)) });
                 continue;

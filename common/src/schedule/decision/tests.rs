@@ -159,13 +159,14 @@ fn after_the_clock_was_set_back_by_a_day_fire_times_go_on_at_once() {
     let calendar = rules.when.calendar().unwrap();
     let ahead = ScheduleState { since: at(86_500), ..standing(86_510) };
     let expected = ScheduleState { since: at(104), ..standing(110) };
-    let [mut corrected, mut changed, mut resumed] = [ahead; 3];
+    let [mut corrected, mut changed, mut resumed, mut running] = [ahead; 4];
     assert!(corrected.correct(&calendar, at(104)));
     changed.change(&calendar, at(104));
     resumed.pause(at(103));
     assert_eq!(resumed.next_at, None);
     resumed.resume(&calendar, at(104));
-    assert_eq!([corrected, changed, resumed], [expected; 3]);
+    running.resume(&calendar, at(104));
+    assert_eq!([corrected, changed, resumed, running], [expected; 4]);
 
     let mut paused = ScheduleState { paused_at: Some(at(86_505)), ..ahead };
     assert!(paused.correct(&calendar, at(104)));
@@ -174,6 +175,17 @@ fn after_the_clock_was_set_back_by_a_day_fire_times_go_on_at_once() {
     let mut decided = ScheduleState { since: at(100), ..standing(110) };
     assert!(!decided.correct(&calendar, at(37)));
     assert_eq!(decided.next_at, Some(at(110)));
+}
+
+#[test]
+fn a_clock_that_was_ahead_is_noticed_although_it_only_missed_fire_times() {
+    let rules = rules(Overlap::Allow, 3_600, 60_000);
+    let before = ScheduleState { since: at(43_200), ..standing(46_800) };
+    let ahead = take(&rules, before, false, 45_000 + 86_400);
+    assert_eq!((seconds(&ahead), ahead.missed), (vec![], 24));
+    let mut corrected = ahead.state;
+    assert!(corrected.correct(&rules.when.calendar().unwrap(), at(45_030)));
+    assert_eq!(corrected, ScheduleState { since: at(45_030), ..standing(46_800) });
 }
 
 #[test]

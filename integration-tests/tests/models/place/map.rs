@@ -42,13 +42,14 @@ impl Places {
             return;
         }
         let rows = look.rows.map(Option::flatten);
-        for (known, seen) in node.known.iter_mut().zip(rows) {
+        for ((known, is_read), seen) in node.known.iter_mut().zip(&mut node.is_read).zip(rows) {
             *known = seen.map_or(*known, |seen| seen.is_current.then_some(seen.epoch));
+            *is_read |= seen.is_some();
         }
         if look.is_overtaken && self.has(Guard::MovesCounted) {
             node.is_look_wanted = true;
         } else {
-            node.place = after(node.place, rows);
+            node.place = after(node.place, rows, node.is_read);
         }
     }
 
@@ -76,7 +77,7 @@ impl Places {
 }
 
 /// `ShardMap::after`.
-fn after(known: Option<Place>, rows: [Option<Seen>; DATABASES]) -> Option<Place> {
+fn after(known: Option<Place>, rows: [Option<Seen>; DATABASES], is_read: [bool; DATABASES]) -> Option<Place> {
     let mut found: Option<Place> = None;
     for (database, seen) in rows.iter().enumerate() {
         let Some(Seen { status, epoch, .. }) = seen.filter(|seen| seen.status != Arriving) else { continue };
@@ -87,7 +88,9 @@ fn after(known: Option<Place>, rows: [Option<Seen>; DATABASES]) -> Option<Place>
         }
     }
     let stays = |place: &Place| rows[place.database].is_none() && !found.is_some_and(|found| found.status.is_open());
-    known.filter(stays).or(found)
+    let was_there = |place: &Place| known.is_some_and(|known| known.database == place.database);
+    let is_sure = |place: &Place| place.status.is_open() || !is_read.contains(&false) || was_there(place);
+    known.filter(stays).or(found).filter(is_sure)
 }
 
 impl Place {

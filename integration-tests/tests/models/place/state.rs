@@ -151,6 +151,8 @@ pub(super) struct Node {
     /// By database: the epoch that was read last. `None`: the status has changed since, and so has the revision. A
     /// change of the epoch alone changes no revision.
     pub(super) known: [Option<u8>; DATABASES],
+    /// The databases that the node has read since it started.
+    pub(super) is_read: [bool; DATABASES],
     pub(super) look: Option<Look>,
     /// A look is wanted although no database shows a new revision.
     pub(super) is_look_wanted: bool,
@@ -166,6 +168,7 @@ impl Node {
         Self {
             place: None,
             known: [None; DATABASES],
+            is_read: [false; DATABASES],
             look: None,
             is_look_wanted: false,
             held: [None; DATABASES],
@@ -212,7 +215,7 @@ impl State {
         let source = Row { status: Leaving, epoch: 1, owner: Some(0), move_epoch: 0 };
         let target = Row { status: Arriving, epoch: 0, owner: None, move_epoch: 1 };
         let place = Some(Place { database: 0, status: Leaving, epoch: 1 });
-        let node = Node { place, known: [Some(1), Some(0)], ..Node::started() };
+        let node = Node { place, known: [Some(1), Some(0)], is_read: [true; DATABASES], ..Node::started() };
         Self {
             rows: [source, target],
             assigned: 0,

@@ -14,13 +14,13 @@ mod count;
 mod last_tasks;
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use common::{
-    ids::{ScheduleName, ShardId, TaskId, Term},
+    ids::{DatabaseName, ScheduleName, ShardId, TaskId},
     schedule::{Fire, FireDecision, STAND_IN_AFTER},
     shard::route::bound_to,
     task::NewTask,
@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
+use self::count::Corrections;
 use super::submitter::{SubmitError, Submitter};
 use crate::{
     loops::{
@@ -98,6 +99,8 @@ pub struct Firer {
     unknown: Failures,
     /// The schedules that could not be postponed, and the end of the back-off of each. A change of one ends it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
+    /// The databases that told nothing about last tasks in time, and when they are asked again.
+    silent: Arc<Mutex<BTreeMap<DatabaseName, Instant>>>,
 }
 
 impl Firer {
@@ -111,18 +114,18 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        let (unknown, left_alone) = Default::default();
-        Self { store, submitter, books, mastership, fitness, metrics, set_aside, making, unknown, left_alone }
+        let (unknown, left_alone, silent) = Default::default();
+        Self { store, submitter, books, mastership, fitness, metrics, set_aside, making, unknown, left_alone, silent }
     }
 
     pub async fn run(self, stop: CancellationToken) {
         let mut is_logged = false;
-        let (mut counted, mut corrected): (Option<Instant>, Option<Term>) = (None, None);
+        let (mut counted, mut corrections) = (None, Corrections::default());
         let mut glances = self.store.home().glances();
         loop {
             glances.mark_unchanged();
-            if counted.is_none_or(|counted| counted.elapsed() > COUNT_EVERY) {
-                self.count(&mut corrected).await;
+            if counted.is_none_or(|counted: Instant| counted.elapsed() > COUNT_EVERY) {
+                self.count(&mut corrections).await;
                 counted = Some(Instant::now());
             }
             let pause = self.look_if_fit().await.unwrap_or_else(|error| {

@@ -9,17 +9,48 @@ use common::{
 };
 use futures::{StreamExt, TryStreamExt};
 
+use tokio::task::JoinSet;
+
 use super::{DECIDED_AT_ONCE, Firer, READ_AT_ONCE};
 use crate::{
     store::{Error, Fault, schedules::ScheduleRecord},
     supervise::at_work,
 };
 
+/// The passes that correct schedules. One runs at a time, beside the decisions.
+#[derive(Debug, Default)]
+pub(super) struct Corrections {
+    pass: JoinSet<Result<usize, Error>>,
+    /// The term in which the last pass began.
+    term: Option<Term>,
+    /// The schedules ahead of the clock that a pass found and could not correct.
+    left: i64,
+}
+
+impl Corrections {
+    /// Takes the result of a pass that has ended. One that failed is repeated.
+    fn end(&mut self) {
+        match self.pass.try_join_next() {
+            None | Some(Ok(Ok(0))) => {}
+            Some(Ok(Ok(_))) => self.left = 0,
+            Some(Ok(Err(error))) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "cannot correct the schedules");
+                self.term = None;
+            }
+            Some(Err(error)) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "the correction of schedules broke off");
+                self.term = None;
+            }
+        }
+    }
+}
+
 impl Firer {
-    /// Counts the schedules on the master. It corrects them if it has not yet done so in its term, of which `corrected`
-    /// keeps note, or if one lies far ahead of the clock.
-    pub(super) async fn count(&self, corrected: &mut Option<Term>) {
+    /// Counts the schedules on the master. It begins to correct them if it has not yet done so in its term, or if
+    /// further ones lie far ahead of the clock.
+    pub(super) async fn count(&self, corrections: &mut Corrections) {
         let _work = at_work();
+        corrections.end();
         let term = self.mastership.borrow().term;
         if term.is_none() {
             self.metrics.schedules.set(0);
@@ -28,18 +59,18 @@ impl Firer {
         let home = self.store.home();
         let Ok(count) = home.schedule_count(MOST_AHEAD).await else { return };
         self.metrics.schedules.set(count.schedules);
-        if home.clock().at(Instant::now()).is_some() && (count.ahead > 0 || *corrected != term) {
-            match self.correct_all().await {
-                Ok(()) => *corrected = term,
-                Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "cannot correct the schedules"),
-            }
+        let is_wanted = count.ahead > corrections.left || corrections.term != term;
+        if is_wanted && corrections.pass.is_empty() && home.clock().at(Instant::now()).is_some() {
+            (corrections.term, corrections.left) = (term, count.ahead);
+            let this = self.clone();
+            corrections.pass.spawn(async move { this.correct_all().await });
         }
     }
 
     /// Corrects each schedule that waits for a moment which the present clock or calendar cannot have led to. Its right
-    /// fire time may be earlier, so its next look would come too late.
-    pub(crate) async fn correct_all(&self) -> Result<(), Error> {
-        let mut after: Option<ScheduleName> = None;
+    /// fire time may be earlier, so its next look would come too late. Returns how many were corrected.
+    pub(crate) async fn correct_all(&self) -> Result<usize, Error> {
+        let (mut after, mut corrected): (Option<ScheduleName>, usize) = (None, 0);
         loop {
             let after_name = after.as_ref().map(ScheduleName::as_str);
             let page = self.store.home().schedule_page(after_name, READ_AT_ONCE).await?;
@@ -48,25 +79,27 @@ impl Firer {
                 Err(unreadable) => unreadable.name.clone(),
             });
             let is_last = i64::try_from(page.len()).is_ok_and(|read| read < READ_AT_ONCE);
-            futures::stream::iter(page.into_iter().flatten())
+            let corrections: Vec<bool> = futures::stream::iter(page.into_iter().flatten())
                 .map(|record| async move { self.correct(&record).await })
                 .buffer_unordered(DECIDED_AT_ONCE)
-                .try_collect::<()>()
+                .try_collect()
                 .await?;
+            corrected += corrections.into_iter().filter(|is_corrected| *is_corrected).count();
             if is_last {
-                return Ok(());
+                return Ok(corrected);
             }
         }
     }
 
-    async fn correct(&self, record: &ScheduleRecord) -> Result<(), Error> {
+    /// Corrects a schedule, if it needs that and nobody changes it meanwhile.
+    async fn correct(&self, record: &ScheduleRecord) -> Result<bool, Error> {
         let home = self.store.home();
         // The firer reports a calendar that this version cannot read when the schedule is due.
-        let Ok(calendar) = record.rules.when.calendar() else { return Ok(()) };
-        let Some(now) = home.clock().at(Instant::now()) else { return Ok(()) };
+        let Ok(calendar) = record.rules.when.calendar() else { return Ok(false) };
+        let Some(now) = home.clock().at(Instant::now()) else { return Ok(false) };
         let mut state = record.standing;
         if !state.correct(&calendar, now) {
-            return Ok(());
+            return Ok(false);
         }
         let wake_at = state.wake_at(now);
         let turn = FireDecision { fires: Vec::new(), skipped: 0, missed: 0, state, wake_at };
@@ -74,11 +107,11 @@ impl Firer {
             Ok(Some(_)) => {
                 let next_at = state.next_at.map(|next_at| next_at.to_string());
                 tracing::warn!(schedule = %record.name, next_at, "a schedule waited for a moment that it cannot fire at, and was corrected");
-                Ok(())
+                Ok(true)
             }
             // It was changed meanwhile, or the database refuses the row, which the next look at it reports.
-            Ok(None) => Ok(()),
-            Err(error) if error.fault() == Fault::Data => Ok(()),
+            Ok(None) => Ok(false),
+            Err(error) if error.fault() == Fault::Data => Ok(false),
             Err(error) => Err(error),
         }
     }

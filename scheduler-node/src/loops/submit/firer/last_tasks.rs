@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -21,6 +21,10 @@ use crate::store::{Database, Error, schedules::DueSchedule};
 /// The longest wait for the states of last tasks. The schedules whose last tasks are elsewhere do not wait for them,
 /// but the next look does.
 const HEAR_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long a database that was silent is not asked again. Otherwise very many schedules with last tasks there would
+/// make each look wait.
+const SILENT_FOR: Duration = Duration::from_secs(2);
 
 /// The reason why the states of last tasks are unknown.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +49,7 @@ impl Firer {
             };
             if schedule.pending {
                 known.push((schedule, Some(true)));
-            } else if let Some(database) = self.fit(last) {
+            } else if let Some(database) = self.fit(last).filter(|database| !self.is_silent(database.name())) {
                 let group = asked.entry(database.name().clone());
                 group.or_insert_with(|| (Arc::clone(database), Vec::new())).1.push((schedule, last));
             } else {
@@ -57,18 +61,35 @@ impl Firer {
         stream::select(stream::iter(known), asking.collect::<FuturesUnordered<_>>().flat_map(stream::iter))
     }
 
+    fn is_silent(&self, database: &DatabaseName) -> bool {
+        self.silent.lock().get(database).is_some_and(|until| Instant::now() < *until)
+    }
+
     async fn ask(
         &self,
         database: &Database,
         schedules: Vec<(DueSchedule, TaskId)>,
     ) -> Vec<(DueSchedule, Option<bool>)> {
         let last: Vec<TaskId> = schedules.iter().map(|(_, last)| *last).collect();
-        let unfinished = self.unfinished(database, &last).await.inspect_err(|error| {
-            let (database, schedules) = (database.name(), last.len());
-            tracing::debug!(%database, schedules, error = error as &dyn std::error::Error, "cannot tell whether the last tasks of schedules are finished");
-        });
-        let is_unfinished = |last: TaskId| unfinished.as_ref().ok().map(|unfinished| unfinished.contains(&last));
-        schedules.into_iter().map(|(schedule, last)| (schedule, is_unfinished(last))).collect()
+        let mut known = BTreeMap::new();
+        let mut groups = vec![last];
+        while let Some(group) = groups.pop() {
+            match self.unfinished(database, &group).await {
+                Ok(unfinished) => known.extend(group.into_iter().map(|last| (last, unfinished.contains(&last)))),
+                // The statement fails where one of the shards has moved. The tasks of the others have answers.
+                Err(LastTaskUnknown::Failed(error)) if error.is_moved() && group.len() > 1 => {
+                    groups.extend(group.chunks(group.len().div_ceil(2)).map(<[_]>::to_vec));
+                }
+                Err(error) => {
+                    if matches!(error, LastTaskUnknown::Silent) {
+                        self.silent.lock().insert(database.name().clone(), Instant::now() + SILENT_FOR);
+                    }
+                    let (database, schedules) = (database.name(), group.len());
+                    tracing::debug!(%database, schedules, error = &error as &dyn std::error::Error, "cannot tell whether the last tasks of schedules are finished");
+                }
+            }
+        }
+        schedules.into_iter().map(|(schedule, last)| (schedule, known.get(&last).copied())).collect()
     }
 
     /// The tasks among `last` which a new task would overlap.
