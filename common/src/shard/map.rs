@@ -1,6 +1,6 @@
 //! Which database has which shard, read from the fence rows of all databases.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +34,7 @@ impl ShardStatus {
 pub struct FenceRow {
     pub shard: ShardId,
     pub status: ShardStatus,
+    /// Of an arriving copy, the epoch of its source.
     pub epoch: Epoch,
 }
 
@@ -64,7 +65,7 @@ impl ShardMap {
     /// A shard is in the database whose row is open. While no row is open, the last part of a move is under way: the
     /// shard counts as in its source, the closed row of the highest epoch, because only its owner there can finish it.
     /// But while a database was never read, the shard may have moved there long ago. Then it counts as in its source
-    /// only if it was known to be there.
+    /// only if it was known to be there, or if its copy from there is still closed.
     #[must_use]
     pub fn after(&self, looks: &[Option<Vec<FenceRow>>]) -> Self {
         let was_read = |index: usize| self.is_read.get(index).copied().unwrap_or(false);
@@ -83,7 +84,8 @@ impl ShardMap {
             }
         }
         if map.is_read.contains(&false) {
-            map.forget_closed(self);
+            let rows = looks.iter().flatten().flatten().filter(|row| row.status == ShardStatus::Arriving);
+            map.forget_closed(self, &rows.map(|row| (row.shard, row.epoch)).collect());
         }
         for (index, rows) in looks.iter().enumerate() {
             let is_here = |shard| map.of(shard).is_some_and(|place| place.database.get() == index);
@@ -108,11 +110,17 @@ impl ShardMap {
         }
     }
 
-    /// Takes closed shards from the places at which `before` did not have them.
-    fn forget_closed(&mut self, before: &Self) {
+    /// Takes closed shards from the places at which `before` did not have them. `arriving`: the copies that are not
+    /// open yet. One of the closed row is that of a cut; one of a later row has another source.
+    fn forget_closed(&mut self, before: &Self, arriving: &BTreeMap<ShardId, Epoch>) {
         for (index, place) in self.places.iter_mut().enumerate() {
-            let known = before.places.get(index).copied().flatten().map(|known| known.database);
-            place.take_if(|place| !place.status.is_open() && known != Some(place.database));
+            let Some(Place { database, status, epoch }) = *place else { continue };
+            let shard = ShardId::new(u16::try_from(index).unwrap_or(u16::MAX));
+            let was_there = before.of(shard).is_some_and(|known| known.database == database);
+            let is_cut = arriving.get(&shard).is_some_and(|source| *source <= epoch);
+            if !status.is_open() && !was_there && !is_cut {
+                *place = None;
+            }
         }
     }
 
@@ -172,6 +180,11 @@ impl ShardMap {
             }
         }
         divided
+    }
+
+    /// Whether each database was read, so that a shard without a place does not exist.
+    pub fn is_whole(&self) -> bool {
+        !self.is_read.is_empty() && !self.is_read.contains(&false)
     }
 
     /// Those of `databases`, which are all that this node uses, in its order, whose rows were never read.
@@ -234,6 +247,9 @@ mod tests {
         let read = |target| again.after(&[look(Gone, 5), target]).of(SHARD).map(|place| (place.database, place.status));
         assert_eq!(read(look(Here, 6)), Some((WEST, Here)));
         assert_eq!(read(look(Arriving, 0)), Some((EAST, Gone)), "it is between the two");
+        let third = |arriving| ShardMap::default().after(&[look(Gone, 5), look(Arriving, arriving), None]).of(SHARD);
+        assert_eq!(third(4).map(|place| (place.database, place.status)), Some((EAST, Gone)), "its cut was interrupted");
+        assert_eq!(third(6), None, "the copy has another source");
         let joined = ShardMap::default().after(&[look(Leaving, 4)]).after(&[look(Gone, 5), None]);
         assert_eq!(joined.of(SHARD).map(|place| (place.database, place.status)), Some((EAST, Gone)));
     }

@@ -58,7 +58,7 @@ fn while_no_database_could_be_read_no_shard_is_known() {
     let databases = [Member { name: DatabaseName::new("main"), standing: Standing::Serving }];
     let scene = Scene { map: &map, databases: &databases, under_way: &BTreeMap::new() };
     let refused = check(&"3".parse().unwrap(), &DatabaseName::new("main"), scene).unwrap_err();
-    assert!(matches!(refused, Refused::UnknownShards { .. }), "{refused}");
+    assert!(matches!(refused, Refused::NotOpen { .. }), "{refused}");
 }
 
 #[test]

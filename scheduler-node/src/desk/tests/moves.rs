@@ -250,7 +250,7 @@ async fn a_shard_that_may_be_in_a_database_that_was_never_read_counts_as_in_none
     // As after a start of the node.
     counter.store.places().forget();
     let [look, move_there] = refusals(&counter, &key, shard).await;
-    assert_eq!((look.status, move_there.status), (503, 422), "{look} {move_there}");
+    assert_eq!((look.status, move_there.status), (503, 503), "{look} {move_there}");
     assert_eq!(counter.store.places().of(shard), None);
 }
 

@@ -70,7 +70,7 @@ impl Work {
         self.write_turns(ends).await?;
         match self.round(ends, epoch).await? {
             Round::Lost => return Ok(Stepped::Ended),
-            Round::Long if was_behind => return Ok(self.held_up_by_changes()),
+            Round::Long if was_behind => return Ok(self.behind()),
             Round::Long | Round::Short => {}
         }
         if self.page == PageCursor::Done {
@@ -90,8 +90,9 @@ impl Work {
             if !changes.numbers.is_empty() {
                 ends.source.sql.move_forget(self.shard, &changes.numbers).await?;
             }
-            self.is_behind = changes.numbers.len() >= FEW_CHANGES;
+            self.is_behind = !changes.are_all || changes.numbers.len() >= FEW_CHANGES;
             if !self.is_behind {
+                self.long_rounds = 0;
                 return Ok(Round::Short);
             }
             if began.elapsed() >= ROUND_EVERY || self.stop.is_cancelled() {

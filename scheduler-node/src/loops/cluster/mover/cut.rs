@@ -119,7 +119,7 @@ impl Work {
     async fn catch_up(&mut self, ends: &Ends, epoch: Epoch) -> Result<Option<Stepped>, Error> {
         Ok(match self.round(ends, epoch).await? {
             Round::Short => None,
-            Round::Long => Some(self.held_up_by_changes()),
+            Round::Long => Some(self.behind()),
             Round::Lost => Some(Stepped::Ended),
         })
     }

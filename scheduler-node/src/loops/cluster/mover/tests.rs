@@ -2,7 +2,7 @@
 
 use super::{
     copy::Round,
-    work::{Ends, Stepped},
+    work::{Ends, LONG_ROUNDS, Stepped},
     *,
 };
 use crate::{
@@ -143,6 +143,7 @@ async fn a_shard_that_changes_faster_than_it_is_copied_is_held_up_and_moves_when
     moving.copy().await;
     sqlx::raw_sql(SLOW_WRITES).execute(&target).await.unwrap();
     sqlx::raw_sql("UPDATE duetime.task SET priority = 5 WHERE shard = 0").execute(&source).await.unwrap();
+    moving.work.long_rounds = LONG_ROUNDS - 1;
     let stepped = moving.work.cut(&moving.ends, moving.epoch).await.unwrap();
     assert!(matches!(&stepped, Stepped::HeldUp(why) if why.contains("changes faster")), "{stepped:?}");
     let changes = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM duetime.move_change");
@@ -150,6 +151,22 @@ async fn a_shard_that_changes_faster_than_it_is_copied_is_held_up_and_moves_when
     assert_eq!(moving.work.round(&moving.ends, moving.epoch).await.unwrap(), Round::Short);
     let stepped = moving.work.cut(&moving.ends, moving.epoch).await.unwrap();
     assert!(matches!(stepped, Stepped::On), "nothing holds it up any more: {stepped:?}");
+}
+
+/// Large payloads fill a read with few changes.
+#[tokio::test]
+async fn a_round_goes_on_while_a_read_was_full_however_few_changes_it_has() {
+    let mut moving = Moving::new().await;
+    let source = moving.tests[0].pool.clone();
+    moving.copy().await;
+    let large = "
+        INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+        SELECT duetime.mint(now(), 0), 0, 'q', 'scheduled', now(), now(), convert_to(repeat('x', 100000), 'UTF8'), 'text/plain'
+          FROM generate_series(1, 60)";
+    sqlx::raw_sql(large).execute(&source).await.unwrap();
+    assert_eq!(moving.work.round(&moving.ends, moving.epoch).await.unwrap(), Round::Short);
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.move_change").fetch_one(&source).await.unwrap();
+    assert_eq!(left, 0);
 }
 
 #[tokio::test]

@@ -35,6 +35,10 @@ const LONGEST_RETRY: Duration = Duration::from_secs(10);
 /// A shard is leaving for this long before its cut: by then each node's map says so, and its lists leave the copy out.
 pub(super) const LEAVING_AT_LEAST: Duration = Duration::from_secs(2);
 
+/// The rounds over the changes of a shard, a second each, after which other moves have their turn. A shard that was held
+/// up for a while has as many to write as came meanwhile.
+pub(super) const LONG_ROUNDS: u32 = 60;
+
 /// The result of a step.
 #[derive(Debug)]
 pub(super) enum Stepped {
@@ -62,6 +66,8 @@ pub(super) struct Work {
     pub(super) bytes_copied: i64,
     /// Whether the last round has left changes over.
     pub(super) is_behind: bool,
+    /// The rounds in a row that have left changes over.
+    pub(super) long_rounds: u32,
     /// Since when this node has seen the shard leaving.
     pub(super) leaving_since: Option<Instant>,
     /// The epoch since which no other node has owned the shard.
@@ -94,6 +100,7 @@ impl Work {
             rows_copied: plan.rows_copied,
             bytes_copied: plan.bytes_copied,
             is_behind: false,
+            long_rounds: 0,
             leaving_since: None,
             noted: None,
             problem: None,
@@ -141,9 +148,14 @@ impl Work {
         Resting { shard: self.shard, until, work: Some(self) }
     }
 
-    /// Rests for a moment, and no longer each time: a long rest would leave more changes than a round can write.
-    pub(super) fn held_up_by_changes(&mut self) -> Stepped {
-        self.retry = RETRY;
+    /// The next step after a round that has left changes over: another one, or after many a rest. The rest does not
+    /// become longer each time, because more changes would come meanwhile.
+    pub(super) fn behind(&mut self) -> Stepped {
+        self.long_rounds += 1;
+        if self.long_rounds < LONG_ROUNDS {
+            return Stepped::On;
+        }
+        (self.long_rounds, self.retry) = (0, RETRY);
         Stepped::HeldUp("the shard changes faster than it can be copied".to_owned())
     }
 
