@@ -1,11 +1,14 @@
 //! The tasks to come and the tasks that failed for good, for a person who wants to see both at one glance.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use common::{time::UnixMicros, wire::Problem};
 
 use super::Desk;
-use crate::store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK};
+use crate::store::outlook::{DEAD_QUEUES, DeadGroup, DeadGroups, SPAN_LOOK};
 
 pub(crate) use crate::store::outlook::{DEAD_GROUPS, DEAD_LOOK};
 
@@ -42,13 +45,24 @@ impl Desk {
         Ok(buckets)
     }
 
+    /// The names of the queues that `patterns` reach, up to one more than are looked at: those that exist, and those
+    /// named in full, which may have existed.
+    fn queues_of(&self, patterns: &[String]) -> Vec<String> {
+        let named = patterns.iter().filter(|pattern| !pattern.ends_with('*')).cloned();
+        let known = self.queue_names(DEAD_QUEUES + 1);
+        let known = known.iter().map(|queue| queue.as_str().to_owned());
+        named.chain(known).collect::<BTreeSet<String>>().into_iter().take(DEAD_QUEUES + 1).collect()
+    }
+
     /// The dead tasks of the caller's queues by queue and error, over all databases, the largest group first. A
     /// caller who may not see errors has one group for each queue.
     pub(crate) async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
-        let queues = self.scope.patterns();
-        let parts = self.parts().store.databases().iter().map(|database| database.dead_groups(queues));
+        let queues = self.scope.patterns().map(|patterns| self.queues_of(patterns));
+        let names = queues.as_deref().map(|names| &names[..names.len().min(DEAD_QUEUES)]);
+        let parts = self.parts().store.databases().iter().map(|database| database.dead_groups(names));
         let parts = futures::future::try_join_all(parts).await?;
-        let at_least = parts.iter().any(|part| part.at_least);
+        let is_cut = queues.is_some_and(|queues| queues.len() > DEAD_QUEUES);
+        let at_least = is_cut || parts.iter().any(|part| part.at_least);
         let cut = parts.iter().any(|part| part.cut);
         let mut groups: BTreeMap<_, DeadGroup> = BTreeMap::new();
         for mut group in parts.into_iter().flat_map(|part| part.groups) {

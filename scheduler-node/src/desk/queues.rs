@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use common::{
     ids::QueueName,
     limit::Limit,
-    queue::{Placement, QueuePolicy},
+    queue::{Placement, Queue, QueuePolicy},
     wire::{
         NamePage, Problem, QueueRequest, QueueView,
         list::MAX_LIMIT,
@@ -56,6 +56,8 @@ impl Desk {
         run_to_end(async move {
             let home = desk.parts().store.home();
             let record = home.queue_find(&name).await?;
+            let is_wanted = |stored: &QueueRecord| is_as(&stored.queue, &policy, paused);
+            let seen = seen::or_own(seen, record.as_ref().filter(|stored| is_wanted(stored)).map(|own| own.updated_at));
             check_seen(seen, record.as_ref(), &name)?;
             let before = record.map(|record| record.queue.policy);
             desk.refuse_to_leave(before.as_ref(), &policy)?;
@@ -66,7 +68,12 @@ impl Desk {
             desk.reach_all().await?;
             let most = desk.parts().queues_max;
             let Some(put) = turn(|| home.queue_put_seen(&name, &policy, paused, most, seen)).await? else {
-                check_seen(seen, home.queue_find(&name).await?.as_ref(), &name)?;
+                let record = home.queue_find(&name).await?;
+                // The same form was sent twice at the same moment.
+                if let Some(stored) = record.as_ref().filter(|stored| seen.is_some() && is_wanted(stored)) {
+                    return Ok(desk.shown_queue(stored.clone()).await);
+                }
+                check_seen(seen, record.as_ref(), &name)?;
                 return Err(too_many(&name, most));
             };
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
@@ -370,6 +377,11 @@ pub(super) fn too_many(name: &QueueName, most: u32) -> Problem {
          (`queues.max`), and fewer by one caller's submissions (`queues.max_per_caller`)"
     );
     Problem::too_many(detail).retry_after(AGAIN_AFTER_S)
+}
+
+/// Whether the queue is as such a request would leave it.
+fn is_as(queue: &Queue, policy: &QueuePolicy, paused: Option<bool>) -> bool {
+    queue.policy == *policy && paused.is_none_or(|paused| paused == queue.paused)
 }
 
 fn check_seen(seen: Option<Seen>, record: Option<&QueueRecord>, name: &QueueName) -> Result<(), Problem> {

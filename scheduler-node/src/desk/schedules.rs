@@ -87,6 +87,14 @@ impl Desk {
                 "the name `{name}` is in use; choose another name for the schedule"
             )));
         }
+        let is_wanted = |before: &ScheduleRecord| {
+            let is_paused = before.standing.paused_at.is_some();
+            before.rules == valid.rules
+                && before.payload == valid.payload
+                && valid.paused.is_none_or(|it| it == is_paused)
+        };
+        let own = before.as_ref().filter(|before| is_wanted(before)).map(|before| before.updated_at);
+        let seen = seen::or_own(seen, own);
         seen::check(seen, before.as_ref().map(|before| before.updated_at), &format!("schedule `{name}`"))?;
         let now = self.now();
         let mut standing = match &before {

@@ -7,6 +7,12 @@ pub(crate) use crate::store::rows::Seen;
 /// The field of a problem that says that the caller saw another state.
 pub(crate) const SEEN: &str = "seen";
 
+/// The state that a caller has seen. A stored state that is just what they ask for, last changed at `own`, counts as
+/// seen: their own change may have come through without an answer, and a repetition finishes it.
+pub(super) fn or_own(seen: Option<Seen>, own: Option<UnixMicros>) -> Option<Seen> {
+    seen.map(|seen| own.map_or(seen, Seen::Changed))
+}
+
 /// Refuses a change of `what` by a caller who saw another state than the stored one. `stored` is when that was last
 /// changed; `None`: nothing is stored.
 pub(super) fn check(seen: Option<Seen>, stored: Option<UnixMicros>, what: &str) -> Result<(), Problem> {

@@ -14,7 +14,7 @@ pub const SPAN_LOOK: i64 = 1_001;
 pub const DEAD_LOOK: i64 = 10_000;
 
 /// The most queues whose dead tasks are examined. Each queue costs a probe of every partition.
-const DEAD_QUEUES: i32 = 1_000;
+pub const DEAD_QUEUES: usize = 1_000;
 
 /// Pages of the tasks' table read to count its rows by state: some 30 ms. For a larger
 /// table the count is an estimate.
@@ -101,8 +101,7 @@ impl Database {
         .await
     }
 
-    /// Groups the dead tasks of this database by queue and error. `queues` names queues, or starts of names and `*`;
-    /// `None` means all queues.
+    /// Groups the dead tasks of this database by queue and error: those of `queues`, or of all.
     pub async fn dead_groups(&self, queues: Option<&[String]>) -> Result<DeadGroups, Error> {
         let elsewhere = self.elsewhere();
         self.run(StoreOp::DeadGroups, |pool| async move {
@@ -110,7 +109,7 @@ impl Database {
                 .bind(DEAD_LOOK)
                 // One more shows whether some are left out.
                 .bind(i64::try_from(DEAD_GROUPS + 1).unwrap_or(i64::MAX))
-                .bind(DEAD_QUEUES)
+                .bind(i32::try_from(DEAD_QUEUES).unwrap_or(i32::MAX))
                 .bind(elsewhere)
                 .bind(queues)
                 .fetch_all(&pool)

@@ -66,8 +66,10 @@ async fn a_form_undoes_nothing_that_another_person_set_unless_its_sender_knows()
         assert_eq!(policy(&browser, "q").await.max_attempts, 9, "it stays");
     }
     let refused = browser.post(path, &with(&page, "timeout_ms", "7000")).await;
-    let saved = browser.post(path, &as_shown(&refused.html)).await;
-    assert_eq!(saved.status, StatusCode::SEE_OTHER, "{}", saved.html);
+    for _ in ["once", "a double click, or a repetition after a lost answer"] {
+        let saved = browser.post(path, &as_shown(&refused.html)).await;
+        assert_eq!(saved.status, StatusCode::SEE_OTHER, "{}", saved.html);
+    }
     let kept = policy(&browser, "q").await;
     assert_eq!((kept.max_attempts, kept.timeout_ms), (3, 7_000), "as it was typed");
 }

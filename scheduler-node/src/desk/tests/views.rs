@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use common::{
     access::Scope,
-    ids::{Incarnation, NodeId, NodeName, ShardId},
+    ids::{Incarnation, NodeId, NodeName, QueueName, ShardId},
     task::TaskState,
-    wire::ListFilter,
+    wire::{ListFilter, QueueRequest},
 };
 
 use super::{fresh, request, with_one_of_two_gone, with_two_databases};
@@ -76,9 +76,12 @@ async fn the_dead_of_a_caller_are_not_hidden_by_those_of_other_queues() {
     let (counter, test) = fresh().await;
     finished(&test, "a", "dead", "-1 h", 400, 200).await;
     finished(&test, "b", "dead", "-1 h", 1, 1).await;
-    let scope = Scope::of(Some(vec!["b".to_owned()])).expect("a scope");
-    let dead = counter.desk.within(scope).dead_groups().await.expect("one database");
-    let groups: Vec<_> = dead.groups.iter().map(|group| (group.queue.as_str(), group.tasks)).collect();
-    assert_eq!((groups, dead.at_least, dead.cut), (vec![("b", 1)], false, false));
+    counter.desk.queue_put(QueueName::new("b"), QueueRequest::default()).await.expect("put");
+    for pattern in ["b", "b*"] {
+        let scope = Scope::of(Some(vec![pattern.to_owned()])).expect("a scope");
+        let dead = counter.desk.within(scope).dead_groups().await.expect("one database");
+        let groups: Vec<_> = dead.groups.iter().map(|group| (group.queue.as_str(), group.tasks)).collect();
+        assert_eq!((groups, dead.at_least, dead.cut), (vec![("b", 1)], false, false), "{pattern}");
+    }
     assert!(counter.desk.dead_groups().await.expect("one database").cut);
 }

@@ -1,30 +1,22 @@
 -- Groups the dead tasks by queue and by the error of the last attempt, the largest group first.
 -- Reads at most $1 rows along archive_unsuccessful, of each queue those with the latest due times. `complete` is the
--- same in every row: whether the statement read all rows of all queues of $5. One row without a queue: it read no dead
--- task.
--- $2 the limit of groups; $3 the limit of queues, beside those that $5 names in full; $4 shards to leave out, because
--- their place is another database; $5 names queues, or starts of names and `*`; NULL: all queues. The text of a group
--- is cut to 200 characters.
-WITH RECURSIVE prefix (name) AS MATERIALIZED (
-    SELECT left(p.pattern, -1) FROM unnest($5::text[]) AS p (pattern) WHERE right(p.pattern, 1) = '*'
-), hop (queue, nth) AS (
-    -- A name never sorts before its own prefix. Other names may stand between two names of a prefix.
-    (SELECT queue, 1
-       FROM duetime.archive
-      WHERE ($5::text[] IS NULL OR EXISTS (SELECT FROM prefix))
-        AND queue >= coalesce((SELECT min(name) FROM prefix), '') AND state <> 'succeeded'
-      ORDER BY queue LIMIT 1)
+-- same in every row: whether the statement read all rows of all queues, or of those in $5. One row without a queue: it
+-- read no dead task.
+-- $2 the limit of groups; $3 the limit of queues without $5; $4 shards to leave out, because their place is another
+-- database; $5 the queues to read; NULL: all. The text of a group is cut to 200 characters.
+WITH RECURSIVE hop (queue, nth) AS (
+    (SELECT queue, 1 FROM duetime.archive WHERE $5::text[] IS NULL AND state <> 'succeeded' ORDER BY queue LIMIT 1)
     UNION ALL
     SELECT (SELECT a.queue FROM duetime.archive AS a WHERE a.queue > hop.queue AND a.state <> 'succeeded' ORDER BY a.queue LIMIT 1), hop.nth + 1
       FROM hop
      WHERE hop.queue IS NOT NULL AND hop.nth < $3::int
 ), named AS MATERIALIZED (
-    SELECT queue
-      FROM hop
-     WHERE queue IS NOT NULL
-       AND ($5::text[] IS NULL OR EXISTS (SELECT FROM prefix WHERE starts_with(hop.queue, prefix.name)))
-    UNION
-    SELECT p.pattern FROM unnest($5::text[]) AS p (pattern) WHERE right(p.pattern, 1) <> '*'
+    SELECT queue FROM hop WHERE queue IS NOT NULL
+    UNION ALL
+    SELECT asked.queue
+      FROM unnest($5::text[]) AS asked (queue)
+     CROSS JOIN LATERAL (                                           -- EXISTS might read all rows
+           SELECT FROM duetime.archive AS a WHERE a.queue = asked.queue AND a.state <> 'succeeded' LIMIT 1) AS one
 ), share AS MATERIALIZED (
     SELECT greatest(1, $1::bigint / greatest(1, count(*))) AS look FROM named
 ), seen AS MATERIALIZED (
