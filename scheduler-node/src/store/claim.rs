@@ -134,14 +134,14 @@ impl Database {
     }
 }
 
-pub(super) fn claim_query(
+pub(super) fn claim_query<'q>(
     ids: &[TaskId],
     fences: &BTreeMap<ShardId, Epoch>,
     ahead: Duration,
-    closed: &BTreeSet<QueueName>,
+    closed: &'q BTreeSet<QueueName>,
     known: i64,
-) -> Query<'static, Postgres, PgArguments> {
-    let closed: Vec<String> = closed.iter().map(|queue| queue.as_str().to_owned()).collect();
+) -> Query<'q, Postgres, PgArguments> {
+    let closed: Vec<&str> = closed.iter().map(QueueName::as_str).collect();
     let (ids, shards, epochs) = presented(ids, fences);
     sqlx::query(statement!("task_claim"))
         .bind(ids)

@@ -39,12 +39,10 @@ async fn warm_all(pool: &PgPool, kind: PoolKind) -> Result<(), sqlx::Error> {
 
 /// Runs the statements of a task's way with empty lists. They lock and write nothing.
 async fn run_hot(connection: &mut PgConnection, kind: PoolKind) -> Result<(), sqlx::Error> {
-    let (nothing, never) = (BTreeMap::new(), UnixMicros::new(0));
+    let (nothing, open, never) = (BTreeMap::new(), BTreeSet::new(), UnixMicros::new(0));
     match kind {
         PoolKind::Fire => {
-            claim::claim_query(&[], &nothing, Default::default(), &BTreeSet::new(), i64::MAX)
-                .fetch_all(&mut *connection)
-                .await?;
+            claim::claim_query(&[], &nothing, Default::default(), &open, i64::MAX).fetch_all(&mut *connection).await?;
             preload::preload_query(&[], never, never, 1).fetch_all(&mut *connection).await?;
             settle::deliver_query(&[]).execute(&mut *connection).await?;
             settle::finish_query(&[]).fetch_all(connection).await?;

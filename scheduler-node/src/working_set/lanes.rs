@@ -6,6 +6,7 @@
 //! claimed as a probe. The first of these that is confirmed opens the lane.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeSet, HashMap},
     time::{Duration, Instant},
 };
@@ -144,9 +145,15 @@ impl Lanes {
     }
 
     /// Queues whose due tasks the dispatcher does not claim: their lane is closed, they are paused, or the ready
-    /// starter starts their tasks as their order, limits and rates allow.
-    pub fn not_claimed(&self, book: &QueueBook, now: Instant) -> BTreeSet<QueueName> {
-        self.closed(now).into_iter().chain(book.held().iter().cloned()).collect()
+    /// starter starts their tasks as their order, limits and rates allow. While all lanes are open these are the
+    /// book's own: it may hold thousands, and each claim asks.
+    pub fn not_claimed<'a>(&self, book: &'a QueueBook, now: Instant) -> Cow<'a, BTreeSet<QueueName>> {
+        let mut queues = Cow::Borrowed(book.held());
+        let closed = self.closed(now);
+        if !closed.is_empty() {
+            queues.to_mut().extend(closed);
+        }
+        queues
     }
 
     /// The queues whose lanes are closed. Forgets those that no task has tried for long.
@@ -159,6 +166,7 @@ impl Lanes {
 
 #[cfg(test)]
 mod tests {
+    use common::queue::Queue;
     use futures::FutureExt;
 
     use super::*;
@@ -178,6 +186,17 @@ mod tests {
         lanes.sent(&queue(), 1, start);
         assert_eq!(lanes.heard(&queue(), 1, 1, start), Duration::ZERO);
         assert!(lanes.is_open(&queue(), start));
+    }
+
+    #[test]
+    fn the_held_queues_of_a_book_are_copied_only_beside_a_closed_lane() {
+        let (lanes, now) = (Lanes::default(), Instant::now());
+        let held = Queue { paused: true, ..Queue::with_defaults(QueueName::new("mails")) };
+        let book = QueueBook::new(1, [held]);
+        assert!(matches!(lanes.not_claimed(&book, now), Cow::Borrowed(_)));
+        lanes.sent(&queue(), 1, now);
+        lanes.heard(&queue(), 1, 0, now);
+        assert_eq!(*lanes.not_claimed(&book, now), BTreeSet::from([QueueName::new("mails"), queue()]));
     }
 
     #[test]

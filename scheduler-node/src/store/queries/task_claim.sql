@@ -12,6 +12,8 @@
 -- The ids drive the plan, and no condition names the shard of a row, because its id implies the shard. With such a
 -- condition the planner walks the shards' whole index ranges whenever its statistics are old, which is 100 times
 -- slower.
+-- A cluster may have thousands of queues in $6. A comparison with an array that is a parameter is a linear search, so
+-- the statement looks each queue up in a subquery, which PostgreSQL hashes.
 -- $1 ids, $2 their shards and $3 the epochs presented (pairwise); $4 how far ahead of its due time a task is claimed;
 -- $5 the look-again time, after which a node looks at a claimed task again; $6 closed queues; $7 the revision of the
 -- queues that the claiming node knows.
@@ -31,7 +33,7 @@ WITH presented AS MATERIALIZED (
 ), asked AS MATERIALIZED (
     SELECT p.id, p.epoch FROM presented AS p WHERE p.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
 ), free AS MATERIALIZED (
-    SELECT t.id, a.epoch
+    SELECT t.id, a.epoch, t.queue IN (SELECT unnest($6::text[])) AS held    -- once a row, in a hash table
       FROM asked AS a
       JOIN duetime.task AS t ON t.id = a.id
      WHERE t.state::text = 'scheduled'     -- the cast keeps the planner off task_wake
@@ -41,11 +43,11 @@ WITH presented AS MATERIALIZED (
        FOR NO KEY UPDATE OF t SKIP LOCKED
 ), claimed AS (
     UPDATE duetime.task AS t
-       SET state = CASE WHEN t.queue = ANY($6::text[]) THEN 'ready'::duetime.task_state ELSE 'dispatching' END,
-           attempt = CASE WHEN t.queue = ANY($6::text[]) THEN t.attempt ELSE t.attempt + 1 END,
-           claim_epoch = CASE WHEN t.queue = ANY($6::text[]) THEN t.claim_epoch ELSE a.epoch END,
-           claimed_at = CASE WHEN t.queue = ANY($6::text[]) THEN t.claimed_at ELSE clock_timestamp() END,
-           wake_at = CASE WHEN t.queue = ANY($6::text[]) THEN t.wake_at ELSE clock_timestamp() + $5 END
+       SET state = CASE WHEN a.held THEN 'ready'::duetime.task_state ELSE 'dispatching' END,
+           attempt = CASE WHEN a.held THEN t.attempt ELSE t.attempt + 1 END,
+           claim_epoch = CASE WHEN a.held THEN t.claim_epoch ELSE a.epoch END,
+           claimed_at = CASE WHEN a.held THEN t.claimed_at ELSE clock_timestamp() END,
+           wake_at = CASE WHEN a.held THEN t.wake_at ELSE clock_timestamp() + $5 END
       FROM free AS a
      WHERE t.id = a.id
     RETURNING t.id, CASE WHEN t.state = 'ready' THEN 'held' ELSE 'taken' END AS fate, t.state::text AS state, t.wake_at, t.claim_epoch,

@@ -116,6 +116,28 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
     }
 }
 
+/// Otherwise each row of a claim is compared with each of the names.
+#[tokio::test]
+async fn a_claim_looks_its_queues_up_in_a_hash_table_of_those_that_are_not_claimed() {
+    let test = filled().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    for (setting, value) in crate::store::connect::PLANS {
+        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
+    }
+    let types = "uuid[], int[], bigint[], interval, interval, text[], bigint";
+    let claim = include_str!("../queries/task_claim.sql");
+    connection.execute(AssertSqlSafe(format!("PREPARE claim ({types}) AS {claim}"))).await.unwrap();
+    let ids = ids(&mut connection, 500).await;
+    let names: Vec<String> = (0..5_000).map(|number| format!("'held-{number}'")).collect();
+    let names = format!("ARRAY[{}]", names.join(","));
+    let owned = "array_fill(7, ARRAY[500]), array_fill(1::bigint, ARRAY[500])";
+    let explain = format!("EXPLAIN (VERBOSE) EXECUTE claim ({ids}, {owned}, '15 ms', '45 s', {names}, 0)");
+    let rows = connection.fetch_all(AssertSqlSafe(explain)).await.unwrap();
+    let plan = rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n");
+    assert!(plan.contains("hashed SubPlan"), "{plan}");
+    assert!(!plan.contains("ANY ($6)"), "a linear search: {plan}");
+}
+
 #[tokio::test]
 async fn the_gate_is_driven_by_ids_even_while_the_statistics_say_that_the_table_is_empty() {
     let test = fixture::database().await;
