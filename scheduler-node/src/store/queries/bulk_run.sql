@@ -10,7 +10,8 @@ WITH free AS MATERIALIZED (
        FOR UPDATE OF t SKIP LOCKED
 )
 UPDATE duetime.task AS t
-   SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, due_at = now(), wake_at = now()
+   SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, due_at = least(t.due_at, now()),
+       wake_at = now()
   FROM free
  WHERE t.id = free.id
    AND t.state::text IN ('waiting', 'scheduled', 'ready')

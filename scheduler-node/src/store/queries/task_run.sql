@@ -1,8 +1,10 @@
--- Makes an unclaimed task due now; a task that waits for others goes on waiting for them.
+-- Makes an unclaimed task due now; a task that waits for others goes on waiting for them. One that is due already keeps
+-- its due time, and with it its place among the tasks that wait for room.
 -- Guard: `waiting`, `scheduled` or `ready`.
 -- $1 id. Returns the row as it is now; no row: the guard did not hold.
 UPDATE duetime.task AS t
-   SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, due_at = now(), wake_at = now()
+   SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, due_at = least(t.due_at, now()),
+       wake_at = now()
  WHERE t.id = $1
    AND t.state IN ('waiting', 'scheduled', 'ready')
 RETURNING t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt,

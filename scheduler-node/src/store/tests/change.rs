@@ -10,14 +10,16 @@ use common::{
     queue::{Queue, QueueBook, QueuePolicy},
     task::{
         TaskState,
+        bulk::BulkAction,
         state::{CancelOutcome, cancel_outcome},
     },
-    wire::ValidChange,
+    wire::{TaskFilter, ValidChange},
 };
 
-use super::{claim, fixture, fixture::TestDatabase, new_task, own, state_of, submitted, until_waiting};
+use super::{claim, fixture, fixture::TestDatabase, new_task, own, pick, state_of, submitted, until_waiting};
 use crate::{
     store::{
+        bulk::Walk,
         change::{Cancelled, Guarded, Keep},
         settle::{Deliver, Finish, Report, Retry},
         submit::Sending,
@@ -163,6 +165,31 @@ async fn a_task_that_waits_for_room_can_be_cancelled_changed_and_run() {
         1,
         "the one that was run, not the one that was moved"
     );
+}
+
+/// Otherwise a person who wants it to go first sends it to the end of its lane.
+#[tokio::test]
+async fn a_task_that_waits_for_room_keeps_its_place_when_it_is_run() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let (orders, all) = (QueueName::new("orders"), TaskFilter::default());
+    let closed = BTreeSet::from([orders.clone()]);
+    let mut ids = submitted(&test, 3).await;
+    let hold = async || test.database.task_claim(&ids, &fences, Duration::ZERO, &closed, i64::MAX).await.unwrap();
+    assert_eq!(hold().await.held_back.len(), 3);
+    let Guarded::Done(run) = test.database.task_run(ids[0]).await.unwrap() else { panic!("it was ready") };
+    assert!(run.due_at < run.wake_at, "it is due as long as before, and wakes now");
+    assert_eq!(hold().await.held_back.len(), 1);
+    let found = test.database.bulk_look(Walk::Live { moved: None }, &all, None, 10).await.unwrap().found;
+    let first: Vec<_> = found.into_iter().filter(|task| task.seen.id == ids[0]).collect();
+    assert_eq!(test.database.bulk_act(BulkAction::Run, &first, &keep()).await.unwrap().len(), 1);
+    assert_eq!(hold().await.held_back.len(), 1);
+    let mut started = Vec::new();
+    while let Some(delivery) = pick(&test.database, &orders, &fences, 1).await.deliveries.pop() {
+        started.push(delivery.id);
+    }
+    ids.sort();
+    assert_eq!(started, ids);
 }
 
 #[tokio::test]
