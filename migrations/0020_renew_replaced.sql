@@ -1,5 +1,6 @@
 -- Makes a submission that replaces a task begin anew. It has a budget of its own, so the late success of an attempt
--- with the former content does not end it. If it waits for others now, it leaves its place in the order of its lane.
+-- with the former content does not end it. It leaves its place in the order of its lane for that of its new due time:
+-- no attempt of it is in flight, and it may be due, or stop waiting for others, only much later.
 -- Locks: none that another session waits for; a function.
 
 -- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new.
@@ -79,8 +80,7 @@ BEGIN
                SET state = v_state, depends_on = p_depends_on, depends_met = NULL, wake_at = v_due_at, due_at = v_due_at,
                    priority = p_priority, payload = p_payload, content_type = p_content_type, headers = p_headers,
                    max_attempts = p_max_attempts, timeout_ms = p_timeout_ms, retry = p_retry, expires_at = p_expires_at,
-                   version = p_version, attempts_base = t.attempt,
-                   in_order = CASE WHEN p_depends_on IS NULL THEN t.in_order END
+                   version = p_version, attempts_base = t.attempt, in_order = NULL
              WHERE t.id = v_found.id AND t.state IN ('waiting', 'scheduled', 'ready')
             RETURNING t.state INTO v_found.state;
             CONTINUE WHEN NOT FOUND;                                    -- claimed or cancelled meanwhile

@@ -1,5 +1,7 @@
 //! Tasks with a business key: the outcome of a second task with the key, and of two at the same moment.
 
+use std::time::Duration;
+
 use common::{
     ids::{Attempt, ShardId, TaskId},
     task::{BusinessKey, Dependency, NewTask, OnDuplicate, TaskState},
@@ -14,6 +16,7 @@ use crate::{
     coordination::tests::soon,
     store::{
         change::Keep,
+        lane::{LaneEnds, Pick},
         put::{Put, PutOutcome, Retention},
         settle::{Finish, Report, Retry},
     },
@@ -238,12 +241,42 @@ async fn a_started_task_of_an_ordered_lane_that_is_replaced_by_one_that_waits_le
         read.bind(old.id.uuid()).fetch_one(&test.pool).await.unwrap()
     };
     sqlx::raw_sql("UPDATE duetime.task SET in_order = true").execute(&test.pool).await.unwrap();
-    put(&test, &of_lane(keyed(OnDuplicate::Replace, 1))).await;
-    assert_eq!(in_order().await, Some(true), "its retry comes first, as before");
     let other = Dependency { queue: old.queue.clone(), key: "other".to_owned() };
     let waits = changed(of_lane(keyed(OnDuplicate::Replace, 1)), |task| task.depends_on = vec![other]);
     assert_eq!(put(&test, &waits).await.outcome, PutOutcome::Replaced);
     assert_eq!((in_order().await, state_of(&test.pool, old.id).await.as_deref()), (None, Some("waiting")));
+}
+
+/// Otherwise its partition key would wait until then.
+#[tokio::test]
+async fn a_started_task_of_an_ordered_lane_that_is_replaced_by_one_due_later_lets_the_next_one_start() {
+    let test = database().await;
+    let fences = own(&test, "a").await;
+    let of_lane = |task: NewTask| changed(task, |task| task.partition_key = Some("p".to_owned()));
+    let (old, next) = (of_lane(keyed(OnDuplicate::Keep, 1)), of_lane(with_key("next", OnDuplicate::Keep, 1)));
+    for task in [&old, &next] {
+        put(&test, task).await;
+    }
+    let started = "UPDATE duetime.task SET state = 'ready', in_order = CASE WHEN key = 'k' THEN true END";
+    sqlx::raw_sql(started).execute(&test.pool).await.unwrap();
+    let in_an_hour = fixture::now(&test.pool).await.plus(Duration::from_secs(3_600));
+    let later = changed(of_lane(keyed(OnDuplicate::Replace, 1)), |task| {
+        (task.due_now, task.due_at) = (false, in_an_hour);
+    });
+    assert_eq!(put(&test, &later).await.outcome, PutOutcome::Replaced);
+    let pick = Pick {
+        queue: &old.queue,
+        fences: &fences,
+        wanted: [0, 0, 5, 0, 0],
+        after: &LaneEnds::default(),
+        ordered: true,
+        counted: false,
+        known: i64::MAX,
+        aside: &[],
+        only: None,
+    };
+    let (claimed, _) = test.database.task_pick(&pick).await.unwrap();
+    assert_eq!(claimed.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [next.id]);
 }
 
 const LOCK: &str = "PERFORM pg_advisory_xact_lock";
