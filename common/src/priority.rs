@@ -7,7 +7,8 @@ pub const LEVELS: usize = 5;
 pub type Levels = [usize; LEVELS];
 
 /// The default split: this part of the picks goes to the highest priority with waiting tasks, the rest to the lowest,
-/// so that no task waits for ever.
+/// so that the lowest does not wait for ever. The priorities between them wait until one of the two is empty; a queue
+/// in which none may wait for so long has weights.
 const TO_THE_HIGHEST: f64 = 0.8;
 
 /// How many tasks to take of each priority: `room` in all, or every `ready` task when there are fewer. A priority

@@ -28,6 +28,13 @@ fn four_of_five_picks_are_of_the_highest_priority_that_waits_and_the_rest_of_the
 }
 
 #[test]
+fn while_the_highest_and_the_lowest_priority_wait_those_between_them_need_weights() {
+    let waits = |weights: Option<&[u32]>| shares([PLENTY; LEVELS], 20_000, weights, dice()).map(|share| share == 0);
+    assert_eq!(waits(None), [false, true, true, true, false]);
+    assert_eq!(waits(Some(&[80, 10, 5, 3, 2])), [false; LEVELS]);
+}
+
+#[test]
 fn weights_decide_how_often_each_priority_is_drawn() {
     let shares = shares([PLENTY; LEVELS], 40_000, Some(&[5, 2, 1]), dice());
     for (level, weight) in [(0, 0.5), (1, 0.2), (2, 0.1), (3, 0.1), (4, 0.1)] {
