@@ -52,6 +52,15 @@ pub struct Window {
     pub until: UnixMicros,
 }
 
+/// What comes due about now: two repairs see every row of it, inserted before or after it was due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NowWindow {
+    pub from: UnixMicros,
+    pub until: UnixMicros,
+    /// Whether all of it has been read once, except of shards whose reads were cut short.
+    pub is_ahead: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReadKind {
     Ahead,
@@ -138,6 +147,16 @@ impl Horizon {
             return Some(Window { pass: ReadKind::Ahead, after: Some(read_until), until: edge });
         }
         None
+    }
+
+    /// The part of the future that comes due about now. It is read beside each repair for the shards whose older tasks
+    /// fill their reads, and for all while the heap has no room to read ahead. Otherwise what comes due now waits until
+    /// those are gone. It says nothing about what lies before it, so no mark moves with it.
+    pub fn about_now(&self, now: UnixMicros) -> NowWindow {
+        let around = self.repair_gap * 2;
+        let until = now.plus(around).min(now.plus(self.reach.horizon));
+        let is_ahead = self.read_until.is_some_and(|read_until| read_until >= until);
+        NowWindow { from: now.minus(around), until, is_ahead }
     }
 
     /// When to read ahead: when an eighth of the horizon is used up, or when there is room for rows that were left out.

@@ -134,6 +134,20 @@ fn a_repair_does_not_reach_into_what_found_no_room() {
     assert_eq!(horizon.next(at(101), true).unwrap().after, Some(at(55)));
 }
 
+/// Otherwise it waits in the database until the overdue tasks before it are gone.
+#[test]
+fn what_comes_due_now_is_read_beside_a_repair_once_more_or_for_the_first_time() {
+    let horizon = read_at(at(100));
+    let window = NowWindow { from: at(99), until: at(103), is_ahead: true };
+    assert_eq!(horizon.about_now(at(101)), window);
+    assert_eq!(horizon.about_now(at(109)), NowWindow { from: at(107), until: at(111), is_ahead: false });
+    let mut horizon = Horizon::new(ReadIntervals::of(Duration::from_secs(10)));
+    let full = horizon.next(at(100), true).unwrap();
+    let cut = ReadResult { earliest: Some(at(50)), complete_until: Some(at(60)) };
+    horizon.note(full, cut, at(100), at(100));
+    assert_eq!(horizon.about_now(at(101)), NowWindow { is_ahead: false, ..window });
+}
+
 #[test]
 fn a_full_read_comes_round_every_so_often() {
     let mut horizon = read_at(at(100));

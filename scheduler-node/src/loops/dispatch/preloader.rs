@@ -131,6 +131,9 @@ impl<S: Statements> Preloader<S> {
             let found = ReadResult { earliest, complete_until: self.database.owned_shards.complete_until() };
             let ended = self.database.sql.clock().at(clock::instant()).unwrap_or(now);
             self.horizon.note(window, found, now, ended);
+            if window.pass != ReadKind::Ahead {
+                self.read_about_now(swept, ended).await?;
+            }
         }
         let now = self.database.sql.clock().at(clock::instant()).unwrap_or(now);
         let has_room = self.has_room();
@@ -153,6 +156,21 @@ impl<S: Statements> Preloader<S> {
             if last < behind.from && !is_repair {
                 *behind = Behind::new(last, now);
             }
+        }
+    }
+
+    /// Reads what comes due about now where other reads may not come to it: in shards that are behind, and in all while
+    /// the heap has no room for reads ahead. Catching up leaves half of the heap to these keys.
+    async fn read_about_now(&self, owned: &[ShardId], now: UnixMicros) -> Result<(), Error> {
+        let window = self.horizon.about_now(now);
+        let is_missed = |shard: &&ShardId| !window.is_ahead || self.behind.contains_key(shard);
+        let shards: Vec<ShardId> = owned.iter().filter(is_missed).copied().collect();
+        match self.read(&shards, window.from, window.until, KEYS_PER_SHARD, now).await {
+            Err(error) if error.is_out_of_time() => {
+                self.warn_of_slowness(shards.len());
+                Ok(())
+            }
+            read => read.map(drop),
         }
     }
 

@@ -17,6 +17,7 @@ use crate::{
             new_task, node,
         },
     },
+    working_set::owned_shards::OwnedShards,
 };
 
 const SHARD: ShardId = ShardId::new(0);
@@ -25,6 +26,9 @@ const HORIZON: Duration = Duration::from_secs(600);
 
 /// Far more passes than a repair needs, at the interval below.
 const PASSES: usize = 200;
+
+/// Longer than anything takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
 
 /// A repair every few milliseconds, and no later full read, which would hide that repairs find nothing.
 const REACH: ReadIntervals = ReadIntervals {
@@ -48,12 +52,17 @@ impl Reads {
     }
 
     async fn of(shards: &[ShardId]) -> Self {
+        Self::with_heap(shards, 1_000).await
+    }
+
+    async fn with_heap(shards: &[ShardId], heap_entries: usize) -> Self {
         let (counter, test) = fresh().await;
-        let database = counter.databases.all()[0].clone();
+        let owned_shards = Arc::new(OwnedShards::new(heap_entries));
+        let database = NodeDatabase { owned_shards, ..counter.databases.all()[0].clone() };
         let taken = test.database.shard_acquire(shards, &node("a")).await.unwrap();
         database.owned_shards.adopt(&taken);
         let metrics = Arc::new(Metrics::register(&prometheus::Registry::new()).unwrap());
-        let mut preloader = Preloader::new(database, HORIZON, 1_000, metrics);
+        let mut preloader = Preloader::new(database, HORIZON, heap_entries, metrics);
         (preloader.reach, preloader.horizon) = (REACH, Horizon::new(REACH));
         Self { preloader, test, _counter: counter }
     }
@@ -62,6 +71,17 @@ impl Reads {
     async fn write(&self, id: TaskId, due_at: UnixMicros) {
         let task: NewTask = changed(new_task(id), |task| (task.due_now, task.due_at) = (false, due_at));
         self.test.database.task_submit(&[task], Sending::First).await.unwrap();
+    }
+
+    /// Writes overdue tasks, each a millisecond after the one before, to shards in turn.
+    async fn write_overdue(&self, shards: usize, tasks: usize) {
+        let overdue = format!(
+            "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+             SELECT (substr(md5(g::text), 1, 28) || lpad(to_hex(g % {shards}), 4, '0'))::uuid, g % {shards}, 'orders', 'scheduled',
+                    due, due, '{{}}', 'application/json'
+               FROM generate_series(1, {tasks}) AS g, LATERAL (SELECT now() - interval '1 h' + g * interval '1 ms' AS due) AS moment"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(overdue)).execute(&self.test.pool).await.unwrap();
     }
 
     async fn in_a_second(&self) -> UnixMicros {
@@ -128,4 +148,30 @@ async fn what_came_due_while_its_shard_had_no_owner_is_read_with_the_takeover() 
     reads.write(fixture::fresh_id_of(SHARD), hour_ago).await;
     reads.preloader.activate().await.unwrap();
     assert_eq!(reads.preloader.database.owned_shards.heap_len(), 1, "the overdue task is not read");
+}
+
+/// The overdue tasks of many shards, or more of one than are read at once.
+#[tokio::test]
+async fn what_comes_due_now_is_read_while_overdue_tasks_leave_no_room_to_read_ahead() {
+    let many: Vec<ShardId> = (0..32).map(ShardId::new).collect();
+    let short = Duration::from_secs(2);
+    for (shards, tasks, heap_entries, horizon) in
+        [(many.as_slice(), 640, 1_000, short), (&many[..1], 8_000, 10_000, HORIZON)]
+    {
+        let mut reads = Reads::with_heap(shards, heap_entries).await;
+        let second = Duration::from_secs(1);
+        let reach = ReadIntervals { horizon, repair_every: second, repair_at_least_every: second, ..REACH };
+        (reads.preloader.reach, reads.preloader.horizon) = (reach, Horizon::new(reach));
+        reads.write_overdue(shards.len(), tasks).await;
+        let due_at = fixture::now(&reads.test.pool).await.plus(short * 2);
+        reads.write(fixture::fresh_id_of(SHARD), due_at).await;
+        let owned_shards = Arc::clone(&reads.preloader.database.owned_shards);
+        let deadline = clock::instant() + LONG;
+        while !owned_shards.claims_until(due_at, heap_entries).contains(&due_at) {
+            assert!(clock::instant() < deadline, "the task is not read");
+            reads.preloader.activate().await.unwrap();
+            tokio::time::sleep(REACH.repair_at_least_every).await;
+        }
+        assert!(!reads.preloader.has_room());
+    }
 }
