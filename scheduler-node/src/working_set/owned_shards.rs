@@ -45,6 +45,14 @@ pub struct OwnedShards {
     history: History,
 }
 
+/// How long a shard's fence has been this node's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub epoch: Epoch,
+    /// The epoch since which all claims are this node's own: an earlier one than `epoch` if the shard has moved since.
+    pub own_since: Epoch,
+}
+
 /// The most such rows named to a statement that chooses its rows itself: it compares each row with all of them.
 const ASIDE_NAMED: usize = 1_000;
 
@@ -153,6 +161,12 @@ impl OwnedShards {
     pub fn claimable_since(&self) -> BTreeMap<ShardId, Epoch> {
         let state = self.state.lock();
         state.free().map(|(shard, owned)| (shard, owned.own_since)).collect()
+    }
+
+    /// Every shard whose fence this node holds, stopped ones included.
+    pub fn held(&self) -> BTreeMap<ShardId, Held> {
+        let held = |owned: &Owned| Held { epoch: owned.epoch, own_since: owned.own_since };
+        self.state.lock().owned.iter().map(|(shard, owned)| (*shard, held(owned))).collect()
     }
 
     /// Stops claims from `shards`. Tasks in flight go on.

@@ -8,6 +8,7 @@
 //! so on this node's shards.
 
 mod doubt;
+mod gains;
 #[cfg(test)]
 mod tests;
 
@@ -115,7 +116,7 @@ impl<S: Statements> ReadyStarter<S> {
         let mut children = JoinSet::new();
         let mut openings = self.lanes.openings();
         let mut read_at = clock::instant();
-        let mut owned = BTreeMap::new();
+        let (mut claimable, mut owned) = (BTreeMap::new(), BTreeMap::new());
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
             let ready_queues = Arc::clone(&self.claims.database.ready_queues);
@@ -123,7 +124,9 @@ impl<S: Statements> ReadyStarter<S> {
             let is_open = self.broker.borrow_and_update().takes_messages() && self.books.load().is_read();
             let now = clock::instant();
             if is_open {
-                if self.has_moved(&mut owned) || now >= read_at {
+                self.follow_gains(&mut owned);
+                let has_moved = self.has_moved(&mut claimable);
+                if has_moved || now >= read_at {
                     read_at = now + READ_EVERY;
                     self.read_waiting().await;
                 }
@@ -150,15 +153,11 @@ impl<S: Statements> ReadyStarter<S> {
         while children.join_next().await.is_some() {}
     }
 
-    /// Whether this node holds other fences than before. Tasks that other owners have just started are unknown, so
-    /// every bucket is emptied.
-    fn has_moved(&self, owned: &mut BTreeMap<ShardId, Epoch>) -> bool {
+    /// Whether this node may claim from other shards than before, or under other epochs.
+    fn has_moved(&self, claimable: &mut BTreeMap<ShardId, Epoch>) -> bool {
         let now = self.claims.database.owned_shards.claimable();
-        let has_moved = *owned != now;
-        if has_moved {
-            *owned = now;
-            self.turns.lock().values_mut().for_each(|turn| turn.bucket = None);
-        }
+        let has_moved = *claimable != now;
+        *claimable = now;
         has_moved
     }
 

@@ -5,10 +5,16 @@ use common::{
     },
     ids::TaskId,
     queue::QueueBook,
+    shard::route::bound_to,
 };
 
 use super::*;
-use crate::{loops::tests::Loops, store::tests::fixture};
+use crate::{
+    loops::tests::{Loops, ids_of},
+    store::tests::{fixture, node},
+    supervise::spawn_child,
+    working_set::owned_shards::Stop,
+};
 
 fn lane(shard: u16, lane: &str) -> LaneStart {
     Some(LaneEnd { shard: ShardId::new(shard), lane: lane.to_owned() })
@@ -128,6 +134,89 @@ async fn a_queue_goes_on_although_a_look_for_what_a_lost_pick_started_can_never_
     assert!(starter.turns.lock()[&queue].doubt.is_none());
 }
 
+const SHARDS: [ShardId; 2] = [ShardId::new(0), ShardId::new(1)];
+
+impl Loops {
+    /// Gives the queue these rules, and takes the fence of shard 1 too. Returns that fence.
+    async fn ruled(&self, policy: QueuePolicy) -> (ShardId, Epoch) {
+        let queue = Queue { policy, ..Queue::with_defaults(QueueName::new(LIMITED)) };
+        self.counter.books.store(Arc::new(QueueBook::new(1, [queue])));
+        let taken = self.test.database.shard_acquire(&SHARDS[1..], &node("a")).await.unwrap();
+        self.database().owned_shards.adopt(&taken);
+        taken[0]
+    }
+}
+
+fn one_a_second(placement: Placement) -> QueuePolicy {
+    QueuePolicy { rate_per_second: Some(1.0), placement, ..QueuePolicy::default() }
+}
+
+/// A move stops and resumes claims of its shard; a queue that never collects a permit starts nothing.
+#[tokio::test]
+async fn shards_that_stop_and_go_on_take_no_permit_of_a_rate() {
+    let loops = Loops::new().await;
+    let (other, epoch) = loops.ruled(one_a_second(Placement::Single)).await;
+    for _ in 0..2 {
+        loops.three(|task| task.queue = QueueName::new(LIMITED)).await;
+    }
+    sqlx::raw_sql("UPDATE duetime.task SET state = 'ready'").execute(&loops.test.pool).await.unwrap();
+    loops.test.database.ping().await.unwrap();
+    let (claims, mut dispatches) = loops.claims();
+    let stop = CancellationToken::new();
+    spawn_child(loops.ready_starter(claims).run(stop.clone()));
+    let moves = async {
+        let database = loops.database();
+        loop {
+            database.owned_shards.stop_claiming(&[other], Stop::Cut);
+            database.ready_queues.sooner.notify_one();
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            database.owned_shards.resume_claiming(other, epoch, Stop::Cut);
+            database.ready_queues.sooner.notify_one();
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+    };
+    tokio::select! {
+        started = ids_of(&mut dispatches, 4) => assert_eq!(started.len(), 4),
+        () = moves => unreachable!("they go on"),
+    }
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn a_shard_of_another_owner_empties_the_buckets_of_the_queues_that_may_have_tasks_in_it() {
+    let loops = Loops::new().await;
+    let (claims, _dispatches) = loops.claims();
+    let starter = loops.ready_starter(claims);
+    let queue = QueueName::new(LIMITED);
+    let shards = u32::from(starter.places.shard_count().expect("it is read"));
+    let own = bound_to(&queue, Placement::Single, None, None, shards).expect("it is bound");
+    let other = ShardId::new((own.number() + 1) % u16::try_from(shards).unwrap());
+    let owned_shards = &loops.database().owned_shards;
+    let mut owned = owned_shards.held();
+    let mut is_kept_after = |placement, change: &dyn Fn()| {
+        let ruled = Queue { policy: one_a_second(placement), ..Queue::with_defaults(queue.clone()) };
+        loops.counter.books.store(Arc::new(QueueBook::new(1, [ruled])));
+        let bucket = Some(Bucket::empty(clock::instant()));
+        starter.turns.lock().insert(queue.clone(), QueueProgress { bucket, ..QueueProgress::default() });
+        change();
+        starter.follow_gains(&mut owned);
+        starter.turns.lock()[&queue].bucket.is_some()
+    };
+    let epoch = Epoch::from_store;
+    for (placement, of_other) in [(Placement::Single, true), (Placement::Spread, false)] {
+        owned_shards.forget(&[own, other]);
+        assert!(is_kept_after(placement, &|| ()), "{placement:?}: shards have left");
+        assert_eq!(is_kept_after(placement, &|| owned_shards.adopt(&[(other, epoch(5))])), of_other);
+        assert!(!is_kept_after(placement, &|| owned_shards.adopt(&[(own, epoch(5))])));
+        assert!(is_kept_after(placement, &|| owned_shards.adopt_own(own, epoch(7), epoch(5))), "it was moved back");
+        assert!(!is_kept_after(placement, &|| owned_shards.adopt(&[(own, epoch(9))])), "another had it meanwhile");
+        owned_shards.forget(&[own]);
+        assert!(is_kept_after(placement, &|| ()));
+        let from_another_database = is_kept_after(placement, &|| owned_shards.adopt_own(own, epoch(11), epoch(9)));
+        assert_eq!(from_another_database, placement == Placement::Spread);
+    }
+}
+
 #[tokio::test]
 async fn tasks_that_wait_for_room_leave_a_part_of_the_window_to_those_that_come_due_now() {
     let loops = Loops::new().await;
@@ -137,7 +226,7 @@ async fn tasks_that_wait_for_room_leave_a_part_of_the_window_to_those_that_come_
     let (queue, mut turn) = (Queue::with_defaults(QueueName::new(LIMITED)), QueueProgress::default());
     let now = clock::instant();
     let owned_shards = &loops.database().owned_shards;
-    let begin = |tasks| owned_shards.begin((0..tasks).map(|_| fixture::fresh_id_of(ShardId::new(0))));
+    let begin = |tasks| owned_shards.begin((0..tasks).map(|_| fixture::fresh_id_of(SHARDS[0])));
     assert_eq!(starter.most(&queue, &mut turn, now), Ok(batch));
     begin(window / 4 * 3 - 10);
     assert_eq!(starter.most(&queue, &mut turn, now), Ok(10));
