@@ -16,7 +16,7 @@ use super::{
 };
 use crate::store::{
     claim::Claimed,
-    lane::{LaneCounts, LaneEnd, LaneEnds, Pick, Walks},
+    lane::{LaneCounts, LaneEnd, LaneEnds, Pick, STARTED_AHEAD, Walks},
 };
 
 pub fn read(rows: &Rows, queue: &QueueName, shards: &[ShardId], most: usize, limit: Option<i64>) -> LaneCounts {
@@ -57,6 +57,7 @@ pub fn pick(pick: &Pick<'_>, until: UnixMicros) -> Statement<(Claimed, Walks)> {
             });
             let mut walks = Walks::default();
             walks.ends = mine.ends(snapshot, now);
+            walks.comes_due = mine.comes_due(snapshot, now);
             (claimed, walks)
         }),
     }
@@ -113,18 +114,42 @@ impl OwnedPick {
     }
 
     /// The lanes that give a task, as many as are wanted, and the last lane that the walk saw.
-    fn walk(&self, rows: &Rows, of: usize) -> (Vec<LaneEnd>, Option<LaneEnd>) {
+    fn walk(&self, rows: &Rows, of: usize, now: UnixMicros) -> (Vec<LaneEnd>, Option<LaneEnd>) {
         let (mut giving, mut last) = (Vec::new(), None);
         for lane in self.lanes(rows, of) {
             if giving.len() == self.wanted[of] {
                 break;
             }
             last = Some(lane.clone());
-            if !self.is_by_order(&lane) || self.head(rows, &lane).is_some_and(|head| is_head_of(head, &lane, of)) {
+            if self.due_at(rows, &lane, of).is_some_and(|due_at| due_at <= now.plus(STARTED_AHEAD)) {
                 giving.push(lane);
             }
         }
         (giving, last)
+    }
+
+    /// When the first task is due that the lane may give.
+    fn due_at(&self, rows: &Rows, lane: &LaneEnd, of: usize) -> Option<UnixMicros> {
+        if self.is_by_order(lane) {
+            return self.head(rows, lane).filter(|head| is_head_of(head, lane, of)).map(|head| head.due_at);
+        }
+        rows.values().filter(|row| self.is_in(row, lane, of)).map(|row| row.due_at).min()
+    }
+
+    /// Whether a task waits for room in the lane.
+    fn is_in(&self, row: &Row, lane: &LaneEnd, of: usize) -> bool {
+        row.queue == self.queue
+            && row.state == TaskState::Ready
+            && level(row) == of
+            && row.id.shard() == lane.shard
+            && row.lane() == lane.lane
+    }
+
+    fn comes_due(&self, rows: &Rows, now: UnixMicros) -> Option<UnixMicros> {
+        let wanted = (0..LEVELS).filter(|of| self.wanted[*of] > 0);
+        let first = wanted.flat_map(|of| self.lanes(rows, of).into_iter().map(move |lane| (lane, of)));
+        let due = first.filter_map(|(lane, of)| self.due_at(rows, &lane, of));
+        due.filter(|due_at| *due_at > now.plus(STARTED_AHEAD)).min()
     }
 
     fn is_by_order(&self, lane: &LaneEnd) -> bool {
@@ -142,7 +167,7 @@ impl OwnedPick {
     fn candidates(&self, rows: &Rows, now: UnixMicros) -> Vec<Candidate> {
         let mut all = Vec::new();
         for of in (0..LEVELS).filter(|of| self.wanted[*of] > 0) {
-            let (giving, _) = self.walk(rows, of);
+            let (giving, _) = self.walk(rows, of, now);
             let mut found: BTreeMap<(usize, usize), Candidate> = BTreeMap::new();
             let most = self.wanted[of].div_ceil(giving.len().max(1));
             for (step, lane) in giving.into_iter().enumerate() {
@@ -160,14 +185,8 @@ impl OwnedPick {
         if self.is_by_order(lane) {
             return self.head(rows, lane).map(|head| head.id).into_iter().collect();
         }
-        let is_in = |row: &&Row| {
-            row.queue == self.queue
-                && row.state == TaskState::Ready
-                && level(row) == of
-                && row.id.shard() == lane.shard
-                && row.lane() == lane.lane
-                && !row.has_expired(now)
-        };
+        let is_due = |row: &Row| row.due_at <= now.plus(STARTED_AHEAD) && !row.has_expired(now);
+        let is_in = |row: &&Row| self.is_in(row, lane, of) && is_due(row);
         let mut oldest: Vec<&Row> = rows.values().filter(is_in).collect();
         oldest.sort_by_key(|row| (row.due_at, row.id));
         oldest.into_iter().take(most).map(|row| row.id).collect()
@@ -178,7 +197,7 @@ impl OwnedPick {
         let candidates = self.candidates(rows, now);
         for (of, end) in ends.iter_mut().enumerate().filter(|(of, _)| self.wanted[*of] > 0) {
             let last_wanted = candidates.iter().filter(|one| one.level == of).nth(self.wanted[of] - 1);
-            *end = last_wanted.map(|one| one.end.clone()).or_else(|| self.walk(rows, of).1);
+            *end = last_wanted.map(|one| one.end.clone()).or_else(|| self.walk(rows, of, now).1);
         }
         ends
     }

@@ -1,10 +1,14 @@
 //! Tasks that wait for room in their queue: counts them, and starts them lane by lane.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use common::{
     ids::{Epoch, QueueName, ShardId, TaskId},
     priority::{LEVELS, Levels},
+    time::UnixMicros,
 };
 use sqlx::{Row, postgres::PgRow};
 
@@ -17,6 +21,9 @@ use super::{
 /// The most steps from lane to lane of one pick, for each priority: some ten milliseconds. The next pick
 /// continues with the lanes beyond.
 const STEPS: i32 = 1_000;
+
+/// How far ahead of its due time a task is started: the usual lead of a claim. A start takes much less time.
+pub const STARTED_AHEAD: Duration = Duration::from_millis(100);
 
 /// The numbers of a queue's tasks in some shards that wait for room, or that take up room.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,6 +52,8 @@ pub struct Walks {
     pub ends: LaneEnds,
     /// Whether each priority's walk used up its steps before it came round. The lanes beyond were not examined.
     pub cut: [bool; LEVELS],
+    /// When the first of the tasks comes due that the walks found, and that are due too late to be started now.
+    pub comes_due: Option<UnixMicros>,
     /// The tasks that a pick with an empty `only` would start.
     candidates: Vec<TaskId>,
 }
@@ -139,7 +148,8 @@ impl Database {
             .bind(pick.known)
             .bind(super::uuids(pick.aside))
             .bind(pick.only.map(super::uuids))
-            .bind(window.until.to_utc());
+            .bind(window.until.to_utc())
+            .bind(interval(STARTED_AHEAD));
         self.claimed_with(StoreOp::TaskPick, pick.fences, || query, walks).await
     }
 }
@@ -161,7 +171,7 @@ fn walks(row: &PgRow) -> Result<Walks, sqlx::Error> {
     }
     let candidates: Option<Vec<uuid::Uuid>> = row.try_get("candidates")?;
     let candidates = candidates.unwrap_or_default().into_iter().map(TaskId::from_uuid).collect();
-    Ok(Walks { ends: ends(row)?, cut, candidates })
+    Ok(Walks { ends: ends(row)?, cut, comes_due: super::optional_moment(row, "comes_due")?, candidates })
 }
 
 /// Reads the ends of walks. The statement writes them as "priority shard lane"; a lane may have spaces in it.

@@ -24,6 +24,7 @@ use common::{
     priority::{LEVELS, Levels, shares},
     queue::{Placement, Queue, QueuePolicy},
     task::{Delivery, rate::Bucket},
+    time::UnixMicros,
 };
 use parking_lot::Mutex;
 use tokio::{
@@ -72,6 +73,11 @@ const FEW: usize = 16;
 /// The interval between two looks at a queue that could start nothing, unless a notification of room comes earlier.
 const BLOCKED_EVERY: Duration = Duration::from_millis(500);
 
+/// So long before a task is due that became `ready` too early, its queue is looked at: half of
+/// [`crate::store::lane::STARTED_AHEAD`]. A queue of which a look started some tasks is looked at again after that
+/// time, since the next may come due by then.
+const LOOKED_AT_AHEAD: Duration = Duration::from_millis(50);
+
 /// The pause before the next look at a queue whose newest policy this node does not know yet: the queue reader is
 /// reading it.
 const TURNED_EVERY: Duration = Duration::from_millis(5);
@@ -105,6 +111,8 @@ pub struct QueueProgress {
     doubt: Option<Doubt>,
     /// Since when the overdue tasks' part of the window has had no room, or since the queue took a few tasks then.
     full_since: Option<Instant>,
+    /// When the first of the tasks comes due that the last walks found too early to be started.
+    comes_due: Option<UnixMicros>,
 }
 
 /// The lane before which a walk began. `None`: the first lane of all.
@@ -196,12 +204,13 @@ impl<S: Statements> ReadyStarter<S> {
         let picking = owned_shards.pick();
         let looked = self.start(&queue, book.revision(), &picking.fences, &mut turn, most).await;
         drop(picking);
-        let rate_at = self.permit_at(&queue.policy, &turn);
+        let (rate_at, blocked_until) = (self.permit_at(&queue.policy, &turn), self.blocked_until(&turn));
         self.remember(&queue, turn);
         match looked {
             Ok(LookResult::Nothing) => self.forget(&queue),
             Ok(LookResult::Started) => Some(rate_at.unwrap_or(now)),
-            Ok(LookResult::Blocked) => Some(clock::instant() + BLOCKED_EVERY),
+            Ok(LookResult::Partly) => Some(clock::instant() + LOOKED_AT_AHEAD),
+            Ok(LookResult::Blocked) => Some(blocked_until),
             Ok(LookResult::Turned) => Some(clock::instant() + TURNED_EVERY),
             Err(error) => {
                 tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "could not start tasks that wait for room");
@@ -270,6 +279,13 @@ impl<S: Statements> ReadyStarter<S> {
         Some(turn.bucket.as_ref()?.ask_again_at(self.rate(policy)?, LONGEST_SLEEP))
     }
 
+    /// When to look again at a queue that could start nothing.
+    fn blocked_until(&self, turn: &QueueProgress) -> Instant {
+        let (now, clock) = (clock::instant(), self.claims.database.sql.clock());
+        let comes_due = turn.comes_due.and_then(|due| clock.instant_of(due)?.checked_sub(LOOKED_AT_AHEAD));
+        comes_due.unwrap_or(now + BLOCKED_EVERY).clamp(now, now + BLOCKED_EVERY)
+    }
+
     /// Forgets a queue without waiting tasks. Only the bucket of its rate is still worth keeping.
     fn forget(&self, queue: &Queue) -> Option<Instant> {
         if queue.policy.rate_per_second.is_none() {
@@ -311,6 +327,8 @@ impl<S: Statements> ReadyStarter<S> {
         let below = limit.map_or(most, |limit| usize::try_from(limit).unwrap_or(0).saturating_sub(counts.out));
         let mut room = most.min(below);
         let mut walked = false;
+        // A walk that goes on keeps what it has seen.
+        turn.comes_due = turn.comes_due.filter(|_| turn.rounds.iter().any(Option::is_some));
         while room > 0 && ready != [0; LEVELS] {
             let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), dice::roll);
             let Some(taken) = self.pick(queue, known, &fences, turn, wanted).await? else {
@@ -329,7 +347,12 @@ impl<S: Statements> ReadyStarter<S> {
         let is_long = started > 0 && counts.ready.iter().any(|ready| *ready >= most);
         let is_on_its_way = walked && room > 0 && turn.rounds.iter().any(Option::is_some);
         let is_more = is_on_its_way || (most <= below && (room == 0 || is_long));
-        Ok(if is_more { LookResult::Started } else { LookResult::Blocked })
+        let is_short = started > 0 && room > 0;
+        Ok(match (is_more, is_short) {
+            (true, _) => LookResult::Started,
+            (false, true) => LookResult::Partly,
+            (false, false) => LookResult::Blocked,
+        })
     }
 
     /// Makes one pick and hands its tasks to the publisher. Returns how many of each priority were started; `None`
@@ -433,6 +456,7 @@ impl QueueProgress {
     /// Notes where walks ended. A walk that used up its steps and found nothing goes on at once, until it comes
     /// round to where it began.
     fn walked(&mut self, walks: Walks, wanted: Levels, taken: Levels) {
+        self.comes_due = self.comes_due.into_iter().chain(walks.comes_due).min();
         for (level, end) in walks.ends.into_iter().enumerate().filter(|(level, _)| wanted[*level] > 0) {
             let before = self.ends[level].clone();
             let after = end.or_else(|| before.clone());
@@ -467,6 +491,8 @@ enum LookResult {
     Nothing,
     /// Tasks were started, and there may be more to start.
     Started,
+    /// Fewer tasks were started than there is room for; the others cannot be started now.
+    Partly,
     /// The tasks that still wait cannot be started now.
     Blocked,
     /// The queue has a newer policy than this node knows.

@@ -5,6 +5,9 @@
 -- In an ordered queue ($10) a lane with a key gives only its head. The head is the task that was started and is not
 -- finished, or otherwise the first by (due_at, id). While that task is in flight or waits for its retry, the lane
 -- gives nothing.
+-- A claim may make rows `ready` some seconds before they are due. The statement starts a task at most $16 ahead of its
+-- due time, which is the usual lead of a claim. Tasks that were started earlier would count towards the queue's limit
+-- and use up its rate while they wait for their due times, and then all leave at once.
 -- Guard: as in task_claim.sql, and still `ready`; the statement skips rows that another statement locks, and starts
 -- the tasks behind them, except in a lane that gives only its head. A node runs one pick of a queue at a time, and the
 -- fence keeps other nodes out. So a decision from counts that were read before this statement still holds. The index
@@ -19,8 +22,10 @@
 -- `candidates` holds the tasks that it would start.
 -- $15 the end of the time window: the statement starts none after it. Its node counts again some time
 -- after it has given up on an answer, and a statement that was held up on its way must not come in after that count.
+-- $16 how far ahead of its due time a task is started.
 -- Returns at least one row, as task_claim.sql does; `ends`: where each priority's walk ended, as "priority shard
--- lane"; `cut`: the priorities whose walks ended before they had come round.
+-- lane"; `cut`: the priorities whose walks ended before they had come round; `comes_due`: of the lanes whose first
+-- task is due later, the earliest due time.
 WITH RECURSIVE fence AS MATERIALIZED (
     SELECT s.id, s.epoch
       FROM duetime.shard AS s
@@ -29,33 +34,35 @@ WITH RECURSIVE fence AS MATERIALIZED (
        FOR SHARE OF s
 ), turned AS MATERIALIZED (
     SELECT q.queue FROM duetime.queue_turn AS q WHERE q.queue = $1 AND q.revision > $12
-), walk (priority, wanted, first, after, place, lane, moves, step, found, head, gives) AS (
-    SELECT b.priority, b.wanted, b.place, b.lane COLLATE "C", b.place, b.lane COLLATE "C", 0, 0, 0, NULL::uuid, false
+), walk (priority, wanted, first, after, place, lane, due_at, moves, step, found, head, gives) AS (
+    SELECT b.priority, b.wanted, b.place, b.lane COLLATE "C", b.place, b.lane COLLATE "C", NULL::timestamptz, 0, 0, 0, NULL::uuid, false
       FROM unnest($5::smallint[], $6::int[], $7::int[], $8::text[]) AS b (priority, wanted, place, lane)
      WHERE NOT EXISTS (SELECT FROM turned)
     UNION ALL
-    SELECT w.priority, w.wanted, w.first, w.after, next.place, next.lane, next.moves, w.step + 1,
-           w.found + CASE WHEN gives.yes THEN 1 ELSE 0 END, head.id, gives.yes
+    SELECT w.priority, w.wanted, w.first, w.after, next.place, next.lane, gives.due_at, next.moves, w.step + 1,
+           w.found + CASE WHEN gives.due_at <= statement_timestamp() + $16 THEN 1 ELSE 0 END, head.id,
+           coalesce(gives.due_at <= statement_timestamp() + $16, false)
       FROM walk AS w
      CROSS JOIN LATERAL (                                           -- the next lane of this shard, else the next shard
-           SELECT at.place, at.moves,
-                  (SELECT coalesce('=' || t.partition_key, '-') COLLATE "C"
-                     FROM duetime.task AS t
-                    WHERE t.queue = $1 AND t.priority = w.priority AND t.shard = ($2::int[])[at.place] AND t.state = 'ready'
-                      AND coalesce('=' || t.partition_key, '-') COLLATE "C" > at.after
-                    ORDER BY coalesce('=' || t.partition_key, '-') COLLATE "C"
-                    LIMIT 1) AS lane
+           SELECT at.place, at.moves, oldest.lane, oldest.due_at
              FROM (SELECT CASE WHEN w.lane IS NULL THEN w.place % cardinality($2::int[]) + 1 ELSE w.place END AS place,
                           CASE WHEN w.lane IS NULL THEN w.moves + 1 ELSE w.moves END AS moves,
                           coalesce(w.lane, '') AS after) AS at
+             LEFT JOIN LATERAL (
+                  SELECT coalesce('=' || t.partition_key, '-') COLLATE "C" AS lane, t.due_at
+                    FROM duetime.task AS t
+                   WHERE t.queue = $1 AND t.priority = w.priority AND t.shard = ($2::int[])[at.place] AND t.state = 'ready'
+                     AND coalesce('=' || t.partition_key, '-') COLLATE "C" > at.after
+                   ORDER BY coalesce('=' || t.partition_key, '-') COLLATE "C", t.due_at, t.id
+                   LIMIT 1) AS oldest ON true
            OFFSET 0) AS next                                        -- evaluates it once, not at each use
       LEFT JOIN LATERAL (
-           SELECT h.id, h.state, h.priority, h.shard
-             FROM ((SELECT id, state, priority, shard, 0 AS rank
+           SELECT h.id, h.state, h.priority, h.shard, h.due_at
+             FROM ((SELECT id, state, priority, shard, due_at, 0 AS rank
                       FROM duetime.task
                      WHERE $10 AND next.lane <> '-' AND partition_key = substr(next.lane, 2) COLLATE "default" AND queue = $1 AND in_order)
                    UNION ALL
-                   (SELECT id, state, priority, shard, 1
+                   (SELECT id, state, priority, shard, due_at, 1
                       FROM duetime.task
                      WHERE $10 AND next.lane <> '-' AND partition_key = substr(next.lane, 2) COLLATE "default" AND queue = $1
                        AND state <> 'waiting'
@@ -64,10 +71,9 @@ WITH RECURSIVE fence AS MATERIALIZED (
             ORDER BY h.rank
             LIMIT 1) AS head ON true
      CROSS JOIN LATERAL (
-           SELECT CASE WHEN next.lane IS NULL THEN false
-                       WHEN $10 AND next.lane <> '-' THEN coalesce(
-                            head.state = 'ready' AND head.priority = w.priority AND head.shard = ($2::int[])[next.place], false)
-                       ELSE true END AS yes) AS gives
+           SELECT CASE WHEN NOT $10 OR next.lane = '-' THEN next.due_at   -- of the first task that the lane may give
+                       WHEN head.state = 'ready' AND head.priority = w.priority AND head.shard = ($2::int[])[next.place]
+                       THEN head.due_at END AS due_at) AS gives
      WHERE w.found < w.wanted AND w.step < $9
        AND next.moves <= cardinality($2::int[])
        AND (next.moves < cardinality($2::int[]) OR next.lane <= w.after)     -- ends after one round
@@ -88,6 +94,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
                     WHERE l.head IS NULL
                       AND t.queue = $1 AND t.priority = l.priority AND t.shard = l.shard AND t.state = 'ready'
                       AND coalesce('=' || t.partition_key, '-') COLLATE "C" = l.lane
+                      AND t.due_at <= statement_timestamp() + $16
                       AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
                       AND t.id <> ALL($13::uuid[])
                     ORDER BY t.due_at, t.id
@@ -101,6 +108,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
        AND t.state::text = 'ready'                                   -- cast: see task_claim
        AND t.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+       AND t.due_at <= statement_timestamp() + $16
        AND clock_timestamp() <= $15
        FOR NO KEY UPDATE OF t SKIP LOCKED
 ), claimed AS (
@@ -125,6 +133,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, EXISTS (SELECT FROM turned) AS turned, c.*,
        ARRAY(SELECT w.priority FROM walk AS w WHERE w.step = $9) AS cut,
+       (SELECT min(w.due_at) FROM walk AS w WHERE NOT w.gives) AS comes_due,
        ARRAY(SELECT e.priority || ' ' || e.shard || ' ' || e.lane FROM ended AS e) AS ends,
        CASE WHEN cardinality($14::uuid[]) = 0 THEN ARRAY(SELECT c.id FROM candidate AS c WHERE c.nth <= c.wanted) END AS candidates
   FROM (SELECT 1) AS always

@@ -9,7 +9,11 @@ use common::{
 };
 
 use super::{claim, fixture, new_task, own, pick, state_of, submitted};
-use crate::store::{settle::Deliver, submit::Sending};
+use crate::store::{
+    lane::{LaneEnds, Pick},
+    settle::Deliver,
+    submit::Sending,
+};
 
 #[tokio::test]
 async fn a_claimed_task_is_dispatching_counts_an_attempt_and_is_claimed_once() {
@@ -87,6 +91,46 @@ async fn tasks_of_a_closed_lane_become_ready_and_come_back_when_it_opens() {
     );
     assert_eq!(pick(&test.database, &orders, &fences, 2).await.deliveries.len(), 1);
     assert!(test.database.ready_queues().await.unwrap().is_empty());
+}
+
+/// Otherwise tasks of a limited queue leave together at their due time, whatever its limit and its rate.
+#[tokio::test]
+async fn what_became_ready_long_before_its_due_time_is_started_about_then() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let (orders, soon) = (QueueName::new("orders"), fixture::now(&test.pool).await.plus(Duration::from_secs(3_600)));
+    let mut coming = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    (coming.due_now, coming.due_at, coming.partition_key) = (false, soon, Some("later".to_owned()));
+    let mut due = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    due.partition_key = Some("now".to_owned());
+    test.database.task_submit(&[coming.clone(), due.clone()], Sending::First).await.unwrap();
+    let (ids, closed) = ([coming.id, due.id], BTreeSet::from([orders.clone()]));
+    let held = test.database.task_claim(&ids, &fences, Duration::from_secs(7_200), &closed, i64::MAX).await.unwrap();
+    assert_eq!(held.held_back.len(), 2);
+    for ordered in [false, true] {
+        sqlx::raw_sql("UPDATE duetime.task SET state = 'ready', in_order = NULL").execute(&test.pool).await.unwrap();
+        let pick = Pick {
+            queue: &orders,
+            fences: &fences,
+            wanted: [0, 0, 5, 0, 0],
+            after: &LaneEnds::default(),
+            ordered,
+            counted: false,
+            known: i64::MAX,
+            aside: &[],
+            only: None,
+        };
+        let (claimed, walks) = test.database.task_pick(&pick).await.unwrap();
+        assert_eq!(claimed.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [due.id]);
+        assert_eq!(walks.comes_due, Some(soon), "the time of the next pick");
+        let comes_due = "UPDATE duetime.task SET due_at = now() + interval '50 ms' WHERE state = 'ready'";
+        sqlx::raw_sql(comes_due).execute(&test.pool).await.unwrap();
+        let (claimed, walks) = test.database.task_pick(&pick).await.unwrap();
+        assert_eq!(claimed.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [coming.id]);
+        assert_eq!(walks.comes_due, None);
+        let again = sqlx::query("UPDATE duetime.task SET due_at = $2 WHERE id = $1").bind(coming.id.uuid());
+        again.bind(soon.to_utc()).execute(&test.pool).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -398,6 +398,7 @@ async fn an_acquire_waits_for_a_pick_in_flight() {
         .bind(Vec::<uuid::Uuid>::new())
         .bind(None::<Vec<uuid::Uuid>>)
         .bind(chrono::DateTime::<chrono::Utc>::MAX_UTC)
+        .bind(sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: 0 })
         .fetch_all(&mut *picking)
         .await
         .unwrap();
@@ -446,7 +447,7 @@ async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
     for (setting, value) in PLANS {
         connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
     }
-    let types = "text, int[], bigint[], interval, smallint[], int[], int[], text[], int, boolean, boolean, bigint, uuid[], uuid[], timestamptz";
+    let types = "text, int[], bigint[], interval, smallint[], int[], int[], text[], int, boolean, boolean, bigint, uuid[], uuid[], timestamptz, interval";
     let pick = include_str!("../queries/task_pick.sql");
     connection.execute(AssertSqlSafe(format!("PREPARE pick ({types}) AS {pick}"))).await.unwrap();
     let counting = include_str!("../queries/lane_read.sql");
@@ -458,15 +459,15 @@ async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
         ("counting ('orders', '{0}', 500, 100)", 600.0),
         ("counting ('orders', '{0,1,2,3,4,5,6,7,8,9}', 500, 100)", 620.0),
         (
-            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{10}', '{1}', '{}', 1000, false, true, 0, '{}', NULL, 'infinity')",
+            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{10}', '{1}', '{}', 1000, false, true, 0, '{}', NULL, 'infinity', '100 ms')",
             200.0,
         ),
         (
-            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, false, true, 0, '{}', NULL, 'infinity')",
+            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, false, true, 0, '{}', NULL, 'infinity', '100 ms')",
             3_000.0,
         ),
         (
-            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, true, true, 0, '{}', NULL, 'infinity')",
+            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, true, true, 0, '{}', NULL, 'infinity', '100 ms')",
             3_000.0,
         ),
     ] {
