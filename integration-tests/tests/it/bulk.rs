@@ -287,7 +287,7 @@ async fn an_import_warns_of_tasks_that_wait_for_others_outside_the_file() {
 
 /// An import of standard input at a node that accepts all tasks of a batch once `answers` lets it, and tells when it
 /// has one.
-async fn held_import(answers: &Arc<Semaphore>) -> Result<(Child, mpsc::Receiver<()>)> {
+async fn held_import(input: &str, answers: &Arc<Semaphore>) -> Result<(Child, mpsc::Receiver<()>)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (received, receives) = mpsc::channel(1);
     let (url, answers) = (format!("http://{}", listener.local_addr()?), Arc::clone(answers));
@@ -303,7 +303,7 @@ async fn held_import(answers: &Arc<Semaphore>) -> Result<(Child, mpsc::Receiver<
     let app = Router::new().route("/v1/tasks/batch", route);
     tokio::spawn(async move { axum::serve(listener, app).await });
     let mut command = Command::new(binary()?);
-    command.args(["import", "-", "--url", &url]).kill_on_drop(true);
+    command.args(["import", input, "--url", &url]).kill_on_drop(true);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Ok((command.spawn()?, receives))
 }
@@ -311,8 +311,15 @@ async fn held_import(answers: &Arc<Semaphore>) -> Result<(Child, mpsc::Receiver<
 /// Its standard input stays open: the process that writes it may go on for hours.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_import_that_gets_a_signal_ends_after_its_answers_and_says_how_far_it_came() -> Result<()> {
+    for input in ["-", "/dev/stdin"] {
+        ended_by_a_signal(input).await.with_context(|| format!("import {input}"))?;
+    }
+    Ok(())
+}
+
+async fn ended_by_a_signal(input: &str) -> Result<()> {
     let answers = Arc::new(Semaphore::new(0));
-    let (mut import, mut receives) = held_import(&answers).await?;
+    let (mut import, mut receives) = held_import(input, &answers).await?;
     let task = concat!(
         r#"{"id":"00000000-0000-0000-0000-00000abc0005","queue":"q","state":"scheduled","due_at":"2033-05-18T03:33:20Z","#,
         r#""created_at":"1970-01-01T00:00:00Z","attempt":0,"priority":3,"payload":1,"content_type":"application/json"}"#,

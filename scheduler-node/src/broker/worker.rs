@@ -98,6 +98,7 @@ pub struct Subject {
 /// channel for itself until its confirm: what the broker sends back there is its own.
 #[derive(Clone)]
 pub struct Reports {
+    link: Arc<Link>,
     channels: Arc<Channels>,
 }
 
@@ -124,7 +125,7 @@ impl Worker {
     async fn try_open(login: &Login, queue: &str) -> Result<Self, Error> {
         let (link, _) = Link::open(login, &format!("duetime relay: {queue}"), MemoryHold::unlimited()).await?;
         let channel = Arc::new(link.channel().await?);
-        let reports = Reports { channels: Arc::new(Channels::new(Arc::clone(&link))) };
+        let reports = Reports { link: Arc::clone(&link), channels: Arc::new(Channels::new(Arc::clone(&link))) };
         Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })
     }
 
@@ -233,13 +234,6 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // A report that waits for its confirm would keep the connection, and with it every task that was handed out.
-        self.link.cut("it was dropped");
-    }
-}
-
 impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Worker").field("queue", &self.queue).finish_non_exhaustive()
@@ -260,6 +254,10 @@ impl Reports {
             Ok(report) => report,
             Err(reason) => return Outcome::Refused(reason),
         };
+        // It would take no channel either, and one that does not open costs the connection.
+        if self.link.is_blocked() {
+            return Outcome::Unknown("the broker has blocked the connection".to_owned());
+        }
         let sent = async {
             let lease = match self.channels.lease().await {
                 Ok(lease) => lease,
@@ -273,6 +271,12 @@ impl Reports {
         };
         let silent = |_| Outcome::Unknown(format!("no confirm within {REPORTED_WITHIN:?}"));
         tokio::time::timeout(REPORTED_WITHIN, sent).await.unwrap_or_else(silent)
+    }
+
+    /// Ends the connection, once another one takes reports. A report that waits for its confirm would keep it, and with
+    /// it every task that was handed out.
+    pub fn end(&self) {
+        self.link.cut("another connection has taken its place");
     }
 }
 

@@ -91,14 +91,19 @@ struct Body<'a> {
 #[derive(Debug)]
 struct Broken {
     why: String,
-    /// Whether the last request, which has no answer, may have changed tasks from the cursor on.
+    /// Whether the last request may have changed tasks from the cursor on.
     may_be_done: bool,
 }
 
 impl Broken {
-    /// The last request has its answer, which tells where the next one continues.
-    const fn before_the_next(why: String) -> Self {
-        Self { why, may_be_done: false }
+    /// A signal came after the last request had its answer.
+    fn by_signal() -> Self {
+        Self { why: "stopped by a signal".to_owned(), may_be_done: false }
+    }
+
+    /// The node broke off within the last request. It may not know the outcome of its last step.
+    const fn within(why: String) -> Self {
+        Self { why, may_be_done: true }
     }
 
     /// The last request has no answer that could be read.
@@ -188,10 +193,10 @@ async fn to_the_end(
         let is_over = next.next_cursor.is_none();
         sum = Some(next);
         if interrupted.is_some() || is_over {
-            break interrupted.map(Broken::before_the_next);
+            break interrupted.map(Broken::within);
         }
         if stop.is_cancelled() {
-            break Some(Broken::before_the_next("stopped by a signal".to_owned()));
+            break Some(Broken::by_signal());
         }
     };
     progress.finish_and_clear();

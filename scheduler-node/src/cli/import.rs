@@ -19,10 +19,10 @@ use self::{
     chunk::Chunk,
     import_counts::{ImportCounts, Outcome},
     line::{Choice, Line},
-    rest::{Fault, Rest},
+    rest::Rest,
 };
 use super::{
-    client::{Client, Request},
+    client::{Client, Failure, Request},
     error::Error,
     invocation::Invocation,
     output::{Form, complain, warn},
@@ -143,17 +143,18 @@ impl<R: AsyncBufRead + Unpin> Source<R> {
 pub(super) async fn import(invocation: &Invocation<Args>) -> Result<(), Error> {
     let (client, args) = (invocation.client()?, &invocation.args);
     let unreadable = |error| Error::Usage(format!("`{}` cannot be read: {error}", args.file.display()));
-    if args.file.as_os_str() == "-" {
-        let done = send_all(invocation.form(), &client, args, BufReader::new(tokio::io::stdin())).await;
-        if let Err(error) = &done {
-            // The runtime would wait for a read of standard input, which may never end.
-            complain(error.explained());
-            std::process::exit(error.exit_code().into());
-        }
-        return done;
+    let done = if args.file.as_os_str() == "-" {
+        send_all(invocation.form(), &client, args, BufReader::new(tokio::io::stdin())).await
+    } else {
+        let opened = tokio::fs::File::open(&args.file).await.map_err(unreadable)?;
+        send_all(invocation.form(), &client, args, BufReader::new(opened)).await
+    };
+    if let Err(error) = &done {
+        // The runtime would wait for a read under way, which never ends if the input is a silent pipe.
+        complain(error.explained());
+        std::process::exit(error.exit_code().into());
     }
-    let opened = tokio::fs::File::open(&args.file).await.map_err(unreadable)?;
-    send_all(invocation.form(), &client, args, BufReader::new(opened)).await
+    done
 }
 
 async fn send_all(form: Form, client: &Client, args: &Args, lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
@@ -177,7 +178,7 @@ async fn send_lines<R: AsyncBufRead + Unpin>(
     let (is_over, enough) = (&Cell::new(false), stop.child_token());
     let chunks = futures::stream::try_unfold(source, |mut source| async move {
         let chunk = source.chunk().await?;
-        is_over.set(chunk.is_none());
+        is_over.set(chunk.is_none() || source.over);
         Ok::<_, Error>(chunk.map(|chunk| (chunk, source)))
     });
     let chunks = chunks.take_until(enough.cancelled());
@@ -217,7 +218,8 @@ async fn send_lines<R: AsyncBufRead + Unpin>(
     }
 }
 
-async fn send(client: &Client, chunk: &Chunk) -> Result<Vec<Outcome>, Fault> {
+/// Sends a chunk. An error says why its answers are missing.
+async fn send(client: &Client, chunk: &Chunk) -> Result<Vec<Outcome>, String> {
     #[derive(Deserialize)]
     struct Results {
         results: Vec<Box<RawValue>>,
@@ -226,10 +228,10 @@ async fn send(client: &Client, chunk: &Chunk) -> Result<Vec<Outcome>, Fault> {
         return Ok(Vec::new());
     }
     let request = Request::post(&["v1", "tasks", "batch"]).body(format!("{}]", chunk.body));
-    let Results { results } = client.send(&request).await?.read()?;
+    let why = |failure: Failure| failure.to_string();
+    let Results { results } = client.send(&request).await.map_err(why)?.read().map_err(why)?;
     if results.len() != chunk.lines.len() {
-        let why = format!("the node sent {} answers for {} tasks", results.len(), chunk.lines.len());
-        return Err(Fault { why, is_refusal: false });
+        return Err(format!("the node sent {} answers for {} tasks", results.len(), chunk.lines.len()));
     }
     let read = |result: Box<RawValue>| serde_json::from_str(result.get()).unwrap_or_default();
     Ok(results.into_iter().map(read).collect())

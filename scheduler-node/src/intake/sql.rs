@@ -191,7 +191,7 @@ impl SqlIntake {
         passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
         passed.aside.retain(|_, aside| aside.until > Instant::now());
         let rows = self.read(passed).await?;
-        let mut refused = Vec::new();
+        let (mut refused, mut unknown) = (Vec::new(), Vec::new());
         // By database, and whether the row goes there by way of the notes of arrivals.
         let mut parts: BTreeMap<(DatabaseIndex, bool), Vec<NewTask>> = BTreeMap::new();
         let (judged, _room) = self.desk.judge(&rows).await;
@@ -202,10 +202,11 @@ impl SqlIntake {
                 }
                 // A later pass judges the row again.
                 (Ok(_), None) => {}
-                (Err(problem), _) if problem.is_unavailable() => {}
+                (Err(problem), _) if problem.is_unavailable() => unknown.push(row),
                 (Err(problem), _) => refused.push((row, problem)),
             }
         }
+        passed.leave_unknown(unknown);
         self.refuse_judged(refused, passed).await?;
         if let Some(own) = parts.remove(&(self.index, false)) {
             self.hand_over(self.index, own, false, passed).await?;

@@ -21,6 +21,9 @@ use crate::{
 /// what it reads again. A node uses some 30.
 const OWN_FILES: u64 = 64;
 
+/// The fewest client connections, so that probes and operators have some under any limit.
+const CONNECTIONS_LEAST: usize = 64;
+
 /// The open files of a database beside its pools: one connection to hear nudges, one to look at each of its servers.
 const FILES_OF_A_DATABASE: u64 = 8;
 
@@ -28,7 +31,7 @@ const FILES_OF_A_DATABASE: u64 = 8;
 /// node could not open its own connections again.
 fn connections_allowed(files: u64, pools: impl Iterator<Item = u32>) -> usize {
     let own = OWN_FILES + pools.map(|pool| u64::from(pool) + FILES_OF_A_DATABASE).sum::<u64>();
-    usize::try_from(files.saturating_sub(own)).unwrap_or(usize::MAX).max(1)
+    usize::try_from(files.saturating_sub(own)).unwrap_or(usize::MAX).max(CONNECTIONS_LEAST)
 }
 
 impl Shared {
@@ -85,7 +88,7 @@ mod tests {
     #[test]
     fn clients_leave_the_node_the_files_that_it_needs() {
         assert_eq!(connections_allowed(1_024, [20, 20].into_iter()), 1_024 - 64 - 2 * 28);
-        assert_eq!(connections_allowed(64, [20].into_iter()), 1);
+        assert_eq!(connections_allowed(64, [20].into_iter()), CONNECTIONS_LEAST);
         assert_eq!(connections_allowed(u64::MAX, [].into_iter()), usize::try_from(u64::MAX - 64).unwrap_or(usize::MAX));
     }
 }

@@ -128,7 +128,9 @@ impl Relay {
             worker = Worker::open(&self.settings.amqp, self.settings.queue.as_str()) => worker?,
             () = stop.cancelled() => return Err("stop requested".to_owned()),
         };
-        self.reports.send_replace(Some(worker.reports()));
+        if let Some(former) = self.reports.send_replace(Some(worker.reports())) {
+            former.end();
+        }
         self.take(&mut worker, stop).await?;
         worker.unsubscribe().await?;
         self.finish().await;

@@ -89,7 +89,7 @@ async fn messages_whose_reports_are_refused_are_rejected_and_hold_up_no_other_ta
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_report_that_shares_its_channel_with_a_refused_one_is_sent() {
+async fn a_report_beside_a_refused_one_is_sent() {
     let (mut bench, hand, url) = bench().await;
     publish(&hand, "refused", "elsewhere").await;
     publish(&hand, "good", QUEUE).await;
@@ -101,7 +101,6 @@ async fn a_report_that_shares_its_channel_with_a_refused_one_is_sent() {
         subjects.push(handed.task.subject.unwrap());
     }
     let (reports, body) = (worker.reports(), ResultBody::new(ReportStatus::Succeeded));
-    // Both open the channel first, and then send before the broker closes it.
     let sent = tokio::join!(reports.send(&subjects[0], &body), reports.send(&subjects[1], &body));
     assert!(matches!(sent, (Outcome::Refused(_), Outcome::Done(()))), "{sent:?}");
     let back = bench.next().await;

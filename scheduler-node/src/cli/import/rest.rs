@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::cli::{client::Failure, error::Error};
+use crate::cli::error::Error;
 
 /// Lines that follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,27 +17,13 @@ impl fmt::Display for Span {
     }
 }
 
-/// Why the answers to a chunk are missing.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Fault {
-    pub(super) why: String,
-    /// A node refused the request as a whole.
-    pub(super) is_refusal: bool,
-}
-
-impl From<Failure> for Fault {
-    fn from(failure: Failure) -> Self {
-        Self { why: failure.to_string(), is_refusal: failure.is_refusal() }
-    }
-}
-
 /// How far an import has come.
 #[derive(Debug)]
 pub(super) struct Rest {
     /// The first line of the chunks to come.
     next: u64,
-    /// Lines without answers. No chunk is sent after the first of them, so there are few.
-    lost: Vec<(Span, Fault)>,
+    /// Lines without answers, and the reasons. No chunk is sent after the first of them, so there are few.
+    lost: Vec<(Span, String)>,
     /// Lines behind them that have their answers all the same: they were under way.
     behind: Vec<Span>,
 }
@@ -52,13 +38,13 @@ impl Rest {
         !self.lost.is_empty()
     }
 
-    /// Notes what became of the next chunk.
-    pub(super) fn note(&mut self, span: Span, fault: Option<Fault>) {
+    /// Notes what became of the next chunk, and why if it has no answers.
+    pub(super) fn note(&mut self, span: Span, why: Option<String>) {
         self.next = span.last + 1;
-        match fault {
-            Some(fault) => match self.lost.last_mut() {
-                Some((before, same)) if before.last + 1 == span.first && *same == fault => before.last = span.last,
-                _ => self.lost.push((span, fault)),
+        match why {
+            Some(why) => match self.lost.last_mut() {
+                Some((before, same)) if before.last + 1 == span.first && *same == why => before.last = span.last,
+                _ => self.lost.push((span, why)),
             },
             None if self.is_broken() => match self.behind.last_mut() {
                 Some(before) if before.last + 1 == span.first => before.last = span.last,
@@ -68,12 +54,13 @@ impl Rest {
         }
     }
 
-    /// The error of an import that did not send all its lines, because of `why` if none was lost.
+    /// The error of an import that did not send all its lines, because of `why` if none was lost. Its exit code is that
+    /// of an unknown outcome, also after a refusal: the lines left over are not in the file of the refused ones.
     pub(super) fn broken(&self, why: &str) -> Error {
         let Some(first) = self.lost.first().map(|(span, _)| span.first) else {
             return Error::Broken(format!("{why}; {}", going_on(self.next)));
         };
-        let lost: Vec<String> = self.lost.iter().map(|(span, fault)| format!("{span}: {}", fault.why)).collect();
+        let lost: Vec<String> = self.lost.iter().map(|(span, why)| format!("{span}: {why}")).collect();
         let mut text = format!("{}; {}", lost.join("; "), going_on(first));
         if !self.behind.is_empty() {
             let behind: Vec<String> = self.behind.iter().map(Span::to_string).collect();
@@ -82,8 +69,7 @@ impl Rest {
                 behind.join(", ")
             );
         }
-        // Nothing of a refused request took effect.
-        if self.lost.iter().all(|(_, fault)| fault.is_refusal) { Error::Refused(text) } else { Error::Broken(text) }
+        Error::Broken(text)
     }
 }
 
@@ -99,33 +85,19 @@ mod tests {
         Span { first, last: first + 9 }
     }
 
-    fn fault(why: &str, is_refusal: bool) -> Option<Fault> {
-        Some(Fault { why: why.to_owned(), is_refusal })
-    }
-
     #[test]
     fn what_is_lost_and_what_is_behind_it_is_named_by_its_lines() {
         let mut rest = Rest::new(1);
         rest.note(span(1), None);
         assert!(!rest.is_broken());
         assert!(rest.broken("stopped").to_string().ends_with("continue with --from-line 11"));
-        for (first, fault) in
-            [(11, fault("no", true)), (21, fault("no", true)), (31, None), (41, None), (51, fault("lost", false))]
-        {
-            rest.note(span(first), fault);
+        for (first, why) in [(11, Some("no")), (21, Some("no")), (31, None), (41, None), (51, Some("lost"))] {
+            rest.note(span(first), why.map(str::to_owned));
         }
         let error = rest.broken("stopped");
         let text = error.to_string();
         assert!(rest.is_broken() && text.starts_with("lines 11 to 30: no; lines 51 to 60: lost; all lines before"));
         assert!(text.contains("--from-line 11, and leave out lines 31 to 50: "), "{text}");
         assert_eq!(error.exit_code(), 3);
-    }
-
-    #[test]
-    fn a_refusal_of_all_that_is_lost_is_told_by_the_exit_code() {
-        let mut rest = Rest::new(1);
-        rest.note(span(1), fault("no", true));
-        rest.note(span(11), None);
-        assert_eq!(rest.broken("stopped").exit_code(), 1);
     }
 }

@@ -103,14 +103,14 @@ async fn the_answers_to_chunks_under_way_count_although_one_fails() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_refused_as_a_whole_ends_as_a_refusal() {
+async fn a_request_that_is_refused_as_a_whole_says_where_to_go_on() {
     for refusal in [Problem::unauthorized("send a token"), Problem::forbidden("not here"), Problem::too_many("later")] {
         let refused = refusal.clone();
         let client = client(move |_, _| std::future::ready(problem(&refused))).await;
         let lines = tasks(2 * CHUNK);
         let (done, error) = imported(&client, &lines, &mut ImportCounts::default(), &CancellationToken::new()).await;
         let text = error.to_string();
-        assert_eq!((done, error.exit_code()), (0, 1), "{text}");
+        assert_eq!((done, error.exit_code()), (0, 3), "{text}");
         assert!(text.starts_with("lines 1 to 2000: ") && text.contains(&refusal.detail), "{text}");
         assert!(text.ends_with("--from-line 1"), "{text}");
     }

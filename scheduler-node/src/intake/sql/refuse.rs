@@ -11,8 +11,9 @@ use common::{
     task::NewTask,
     wire::Problem,
 };
+use serde::Deserialize;
 
-use super::{HELD_AGAIN, Passed, SqlIntake};
+use super::{AVOIDED, HELD_AGAIN, Passed, SqlIntake};
 use crate::{
     store::{Error, Fault, StoreOp, inbox::InboxRow},
     working_set::{
@@ -50,6 +51,20 @@ impl Passed {
         while self.aside.len() > ASIDE_MOST {
             self.aside.pop_first();
         }
+    }
+
+    /// Leaves rows alone for a while that cannot be judged before their queues are read. Later rows with their keys wait
+    /// behind them.
+    pub(super) fn leave_unknown(&mut self, rows: Vec<&InboxRow>) {
+        #[derive(Deserialize)]
+        struct Named {
+            queue: QueueName,
+            partition_key: Option<String>,
+            key: Option<String>,
+        }
+        let named = |row: &InboxRow| serde_json::from_str::<Named>(row.request.as_deref()?).ok();
+        let key = |row: &InboxRow| named(row).and_then(|of| Some((of.queue, of.partition_key, of.key?)));
+        self.put_aside(rows.into_iter().map(|row| (row.id, key(row))), Instant::now() + AVOIDED);
     }
 
     /// Leaves those of `tasks` alone for a moment that are not done: another transaction locks the row, or the task
