@@ -35,12 +35,15 @@ enum LastTaskUnknown {
     Failed(#[from] Error),
 }
 
+/// The schedules whose last tasks one database has.
+type Question = (Arc<Database>, Vec<(DueSchedule, TaskId)>);
+
 impl Firer {
     /// Adds to each schedule whether a new task would overlap its last one. `None`: this is unknown. Each database
     /// answers for all of its tasks at once, so a silent one delays the schedules of no other.
     pub(super) fn with_last_tasks(&self, due: Vec<DueSchedule>) -> impl Stream<Item = (DueSchedule, Option<bool>)> {
         let mut known = Vec::new();
-        let mut asked: BTreeMap<DatabaseName, (Arc<Database>, Vec<(DueSchedule, TaskId)>)> = BTreeMap::new();
+        let mut asked: BTreeMap<DatabaseName, Question> = BTreeMap::new();
         for schedule in due {
             let may_overlap = schedule.record.rules.overlap == Overlap::Allow;
             let Some(last) = schedule.record.last_task.filter(|_| !may_overlap) else {
