@@ -36,7 +36,7 @@ const ACKS_PASSED_WITHIN: Duration = Duration::from_millis(500);
 /// garbage collections.
 const HEARTBEAT_S: u16 = 5;
 /// A routing key to which no queue is bound: a message published to it without `mandatory` is confirmed and gone.
-pub(super) const NOWHERE: &str = "duetime.nowhere";
+const NOWHERE: &str = "duetime.nowhere";
 
 /// A connection that is used until the first doubt and then dropped. It is never recovered.
 pub(super) struct Link {
@@ -155,8 +155,7 @@ impl Link {
     }
 
     /// Finds out whether the broker takes messages. RabbitMQ blocks only connections that have published, so a fresh
-    /// connection does not show that the broker is out of memory. One message to no queue makes the broker say so, now
-    /// and when it runs out of memory later.
+    /// connection does not show that the broker is out of memory. One message to no queue makes the broker say so.
     pub(super) async fn sound_out(&self, events: &mut BoxStream<'static, Event>) -> Result<(), Error> {
         let channel = self.confirming_channel().await?;
         let confirmed = async {

@@ -24,7 +24,7 @@ use super::{
     state::Role,
     topology::{claim_vhost, declare_own},
 };
-use crate::supervise::{at_work, spawn_child};
+use crate::supervise::at_work;
 
 /// The interval of a check for a connection lost in silence. The client reports every other loss.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -184,9 +184,6 @@ impl Keeper {
                     Some(Event::ConnectionUnblocked) => {
                         tracing::info!("the broker has unblocked the connection");
                         self.shared.board.up(self.role, false);
-                        if let Some(publisher) = self.shared.publisher.load_full().filter(|_| self.role == Role::Publishing) {
-                            spawn_child(async move { publisher.sound_again().await });
-                        }
                     }
                     // The user of a channel handles its errors.
                     Some(Event::Error(error)) if !link.is_connected() => link.cut(error.to_string()),

@@ -6,11 +6,11 @@ use std::{
 };
 
 use common::{outcome::Outcome, wire::amqp::INVALID};
-use lapin::{BasicProperties, options::BasicPublishOptions};
+use lapin::options::BasicPublishOptions;
 
 use super::{
     channels::{Channels, Lease},
-    connection::{ANSWER_WITHIN, Link, NOWHERE},
+    connection::{ANSWER_WITHIN, Link},
     envelope,
     error::answer,
     flight::{Address, Awaited, Flight, LastConfirm},
@@ -106,21 +106,6 @@ impl Publisher {
             Err(reason) => not_sent(&batch, &reason),
         };
         published.into_iter().next()
-    }
-
-    /// Publishes one message to no queue. RabbitMQ tells a connection of the next alarm only if it has published since
-    /// the last one, and nothing else may be published meanwhile. The channel stays leased until the confirm, which may
-    /// come hours later.
-    pub(super) async fn sound_again(&self) {
-        let Ok(mut lease) = self.channels.lease().await else { return };
-        let (channel, options) = (lease.begin(), BasicPublishOptions::default());
-        let sounded = async {
-            channel.basic_publish("".into(), NOWHERE.into(), options, &[], BasicProperties::default()).await?.await
-        };
-        match sounded.await {
-            Ok(_) => lease.give_back(),
-            Err(_) => drop(lease.discard()),
-        }
     }
 
     /// Makes the route ready and takes a channel for a batch. An error says why the batch cannot be sent.
