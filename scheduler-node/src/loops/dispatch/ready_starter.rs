@@ -19,7 +19,6 @@ use std::{
 };
 
 use common::{
-    delay::turn::Room,
     ids::{Epoch, QueueName, ShardId},
     priority::{LEVELS, Levels, shares},
     queue::{Placement, Queue, QueuePolicy},
@@ -63,13 +62,6 @@ const PAUSED_EVERY: Duration = Duration::from_millis(500);
 /// The interval between two checks while the node's window is full.
 const FULL_EVERY: Duration = Duration::from_millis(20);
 
-/// A queue that has found the overdue tasks' part of the window full for so long takes [`FEW`] of the rest. Claims of
-/// overdue tasks fill that part again at once, so one with few tasks would wait until the last of them is claimed.
-const FULL_FOR: Duration = Duration::from_millis(100);
-
-/// So few that hundreds of queues leave room for tasks that come due now.
-const FEW: usize = 16;
-
 /// The interval between two looks at a queue that could start nothing, unless a notification of room comes earlier.
 const BLOCKED_EVERY: Duration = Duration::from_millis(500);
 
@@ -109,8 +101,6 @@ pub struct QueueProgress {
     bucket: Option<Bucket>,
     /// A pick with an unknown outcome; the queue rests until it is over.
     doubt: Option<Doubt>,
-    /// Since when the overdue tasks' part of the window has had no room, or since the queue took a few tasks then.
-    full_since: Option<Instant>,
     /// When the first of the tasks comes due that the last walks found too early to be started.
     comes_due: Option<UnixMicros>,
 }
@@ -238,12 +228,11 @@ impl<S: Statements> ReadyStarter<S> {
 
     /// The most tasks that may be started now, as far as memory knows; otherwise when to ask again.
     fn most(&self, queue: &Queue, turn: &mut QueueProgress, now: Instant) -> Result<usize, Instant> {
+        let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
         if queue.paused {
             return Err(now + PAUSED_EVERY);
         }
-        let in_flight = self.claims.database.owned_shards.in_flight();
-        let room = turn.share_of(Room::of(self.pace.window, in_flight, self.pace.batch), now);
-        if room == 0 || self.lanes.backlog.delays_claims(now) {
+        if room == 0 {
             return Err(now + FULL_EVERY);
         }
         let Some(rate) = self.rate(&queue.policy) else { return self.through_lane(&queue.name, room, now) };
@@ -432,21 +421,6 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 impl QueueProgress {
-    /// The part of a node's room that the queue may fill: that of overdue tasks, or a few now and then while they fill
-    /// theirs.
-    fn share_of(&mut self, room: Room, now: Instant) -> usize {
-        if room.overdue > 0 {
-            self.full_since = None;
-            return room.overdue;
-        }
-        let since = *self.full_since.get_or_insert(now);
-        if now.saturating_duration_since(since) < FULL_FOR {
-            return 0;
-        }
-        self.full_since = Some(now);
-        room.most.min(FEW)
-    }
-
     fn took(&mut self, started: usize) {
         if let Some(bucket) = &mut self.bucket {
             bucket.take(started);

@@ -216,26 +216,3 @@ async fn a_shard_of_another_owner_empties_the_buckets_of_the_queues_that_may_hav
         assert_eq!(from_another_database, placement == Placement::Spread);
     }
 }
-
-#[tokio::test]
-async fn tasks_that_wait_for_room_leave_a_part_of_the_window_to_those_that_come_due_now() {
-    let loops = Loops::new().await;
-    let (claims, _dispatches) = loops.claims();
-    let starter = loops.ready_starter(claims);
-    let Pace { window, batch } = starter.pace;
-    let (queue, mut turn) = (Queue::with_defaults(QueueName::new(LIMITED)), QueueProgress::default());
-    let now = clock::instant();
-    let owned_shards = &loops.database().owned_shards;
-    let begin = |tasks| owned_shards.begin((0..tasks).map(|_| fixture::fresh_id_of(SHARDS[0])));
-    assert_eq!(starter.most(&queue, &mut turn, now), Ok(batch));
-    begin(window / 4 * 3 - 10);
-    assert_eq!(starter.most(&queue, &mut turn, now), Ok(10));
-    begin(10);
-    assert_eq!(starter.most(&queue, &mut turn, now), Err(now + FULL_EVERY));
-    let later = now + FULL_FOR;
-    assert_eq!(starter.most(&queue, &mut turn, later), Ok(FEW), "the overdue tasks of others do not keep it out");
-    assert_eq!(starter.most(&queue, &mut turn, later), Err(later + FULL_EVERY));
-    starter.lanes.backlog.note(true, usize::MAX, later);
-    let latest = later + FULL_FOR;
-    assert_eq!(starter.most(&queue, &mut turn, latest), Err(latest + FULL_EVERY), "many messages wait to be sent");
-}
