@@ -1,6 +1,6 @@
 //! `lane_read.sql` and `task_pick.sql`: counts and starts tasks that wait for room.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use common::{
     ids::{QueueName, ShardId, TaskId},
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::store::{
     claim::Claimed,
-    lane::{LaneCounts, LaneEnd, LaneEnds, Pick, STARTED_AHEAD, Walks},
+    lane::{LaneCounts, LaneEnd, LaneEnds, Pick, Walks},
 };
 
 pub fn read(rows: &Rows, queue: &QueueName, shards: &[ShardId], most: usize, limit: Option<i64>) -> LaneCounts {
@@ -74,6 +74,7 @@ struct OwnedPick {
     shards: Vec<ShardId>,
     wanted: [usize; LEVELS],
     after: LaneEnds,
+    ahead: Duration,
     ordered: bool,
 }
 
@@ -91,6 +92,7 @@ impl OwnedPick {
             shards: pick.fences.keys().copied().collect(),
             wanted: pick.wanted,
             after: pick.after.clone(),
+            ahead: pick.ahead,
             ordered: pick.ordered,
         }
     }
@@ -121,7 +123,7 @@ impl OwnedPick {
                 break;
             }
             last = Some(lane.clone());
-            if self.due_at(rows, &lane, of).is_some_and(|due_at| due_at <= now.plus(STARTED_AHEAD)) {
+            if self.due_at(rows, &lane, of).is_some_and(|due_at| due_at <= now.plus(self.ahead)) {
                 giving.push(lane);
             }
         }
@@ -149,7 +151,7 @@ impl OwnedPick {
         let wanted = (0..LEVELS).filter(|of| self.wanted[*of] > 0);
         let first = wanted.flat_map(|of| self.lanes(rows, of).into_iter().map(move |lane| (lane, of)));
         let due = first.filter_map(|(lane, of)| self.due_at(rows, &lane, of));
-        due.filter(|due_at| *due_at > now.plus(STARTED_AHEAD)).min()
+        due.filter(|due_at| *due_at > now.plus(self.ahead)).min()
     }
 
     fn is_by_order(&self, lane: &LaneEnd) -> bool {
@@ -185,7 +187,7 @@ impl OwnedPick {
         if self.is_by_order(lane) {
             return self.head(rows, lane).map(|head| head.id).into_iter().collect();
         }
-        let is_due = |row: &Row| row.due_at <= now.plus(STARTED_AHEAD) && !row.has_expired(now);
+        let is_due = |row: &Row| row.due_at <= now.plus(self.ahead) && !row.has_expired(now);
         let is_in = |row: &&Row| self.is_in(row, lane, of) && is_due(row);
         let mut oldest: Vec<&Row> = rows.values().filter(is_in).collect();
         oldest.sort_by_key(|row| (row.due_at, row.id));

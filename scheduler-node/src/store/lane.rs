@@ -22,8 +22,11 @@ use super::{
 /// continues with the lanes beyond.
 const STEPS: i32 = 1_000;
 
-/// How far ahead of its due time a task is started: the usual lead of a claim. A start takes much less time.
+/// How far ahead of its due time a task of a queue with a limit or a rate is started: the usual lead of a claim.
 pub const STARTED_AHEAD: Duration = Duration::from_millis(100);
+
+/// The same for queues without either, which nothing holds back: any time that a claim may be ahead.
+pub const STARTED_FAR_AHEAD: Duration = Duration::from_secs(10);
 
 /// The numbers of a queue's tasks in some shards that wait for room, or that take up room.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +75,8 @@ pub struct Pick<'a> {
     /// The revision of the queues from which the caller made this pick. Nothing is started if the
     /// queue's policy has changed since.
     pub known: i64,
+    /// How far ahead of its due time a task may be started.
+    pub ahead: Duration,
     /// Tasks that the database refuses to start.
     pub aside: &'a [TaskId],
     /// Restricts the pick to these of the tasks that it would start. Empty: it starts
@@ -149,7 +154,7 @@ impl Database {
             .bind(super::uuids(pick.aside))
             .bind(pick.only.map(super::uuids))
             .bind(window.until.to_utc())
-            .bind(interval(STARTED_AHEAD));
+            .bind(interval(pick.ahead));
         self.claimed_with(StoreOp::TaskPick, pick.fences, || query, walks).await
     }
 }

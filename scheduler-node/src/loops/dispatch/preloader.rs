@@ -163,7 +163,8 @@ impl<S: Statements> Preloader<S> {
     /// the heap has no room for reads ahead. Catching up leaves half of the heap to these keys.
     async fn read_about_now(&self, owned: &[ShardId], now: UnixMicros) -> Result<(), Error> {
         let window = self.horizon.about_now(now);
-        let is_missed = |shard: &&ShardId| !window.is_ahead || self.behind.contains_key(shard);
+        let are_missed = !window.is_ahead && !self.has_room();
+        let is_missed = |shard: &&ShardId| are_missed || self.behind.contains_key(shard);
         let shards: Vec<ShardId> = owned.iter().filter(is_missed).copied().collect();
         match self.read(&shards, window.from, window.until, KEYS_PER_SHARD, now).await {
             Err(error) if error.is_out_of_time() => {

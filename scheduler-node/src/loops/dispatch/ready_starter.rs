@@ -44,7 +44,7 @@ use crate::{
     store::{
         Database, Effect, Error, Fault, Places, Statements, StoreOp,
         claim::Claimed,
-        lane::{LaneEnd, LaneEnds, Pick, Walks},
+        lane::{LaneEnd, LaneEnds, Pick, STARTED_AHEAD, STARTED_FAR_AHEAD, Walks},
     },
     supervise::at_work,
     working_set::{lanes::Lanes, set_aside::Kind},
@@ -66,7 +66,7 @@ const FULL_EVERY: Duration = Duration::from_millis(20);
 const BLOCKED_EVERY: Duration = Duration::from_millis(500);
 
 /// So long before a task is due that became `ready` too early, its queue is looked at: half of
-/// [`crate::store::lane::STARTED_AHEAD`]. A queue of which a look started some tasks is looked at again after that
+/// [`STARTED_AHEAD`]. A queue of which a look started some tasks is looked at again after that
 /// time, since the next may come due by then.
 const LOOKED_AT_AHEAD: Duration = Duration::from_millis(50);
 
@@ -316,8 +316,8 @@ impl<S: Statements> ReadyStarter<S> {
         let below = limit.map_or(most, |limit| usize::try_from(limit).unwrap_or(0).saturating_sub(counts.out));
         let mut room = most.min(below);
         let mut walked = false;
-        // A walk that goes on keeps what it has seen.
-        turn.comes_due = turn.comes_due.filter(|_| turn.rounds.iter().any(Option::is_some));
+        // A walk that goes on keeps what it has seen. Without room none goes on.
+        turn.comes_due = turn.comes_due.filter(|_| room > 0 && turn.rounds.iter().any(Option::is_some));
         while room > 0 && ready != [0; LEVELS] {
             let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), dice::roll);
             let Some(taken) = self.pick(queue, known, &fences, turn, wanted).await? else {
@@ -333,7 +333,8 @@ impl<S: Statements> ReadyStarter<S> {
         // Otherwise the remaining tasks wait for an outcome. A walk through more lanes than one pick sees goes on
         // where it ended.
         let started = most.min(below) - room;
-        let is_long = started > 0 && counts.ready.iter().any(|ready| *ready >= most);
+        // Those that are too early are among the tasks that wait.
+        let is_long = started > 0 && turn.comes_due.is_none() && counts.ready.iter().any(|ready| *ready >= most);
         let is_on_its_way = walked && room > 0 && turn.rounds.iter().any(Option::is_some);
         let is_more = is_on_its_way || (most <= below && (room == 0 || is_long));
         let is_short = started > 0 && room > 0;
@@ -355,6 +356,8 @@ impl<S: Statements> ReadyStarter<S> {
         wanted: Levels,
     ) -> Result<Option<Levels>, Error> {
         let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
+        // What starts too early would use up the limit, or leave with others at one moment and exceed the rate.
+        let is_limited = counted || queue.policy.rate_per_second.is_some();
         let aside = self.claims.database.owned_shards.aside();
         let pick = Pick {
             queue: &queue.name,
@@ -364,6 +367,7 @@ impl<S: Statements> ReadyStarter<S> {
             ordered,
             counted,
             known,
+            ahead: if is_limited { STARTED_AHEAD } else { STARTED_FAR_AHEAD },
             aside: &aside,
             only: None,
         };

@@ -117,6 +117,7 @@ async fn what_became_ready_long_before_its_due_time_is_started_about_then() {
             ordered,
             counted: false,
             known: i64::MAX,
+            ahead: crate::store::lane::STARTED_AHEAD,
             aside: &[],
             only: None,
         };

@@ -176,6 +176,7 @@ impl Both {
             ordered,
             counted,
             known: i64::MAX,
+            ahead: crate::store::lane::STARTED_AHEAD,
             aside: &[],
             only: None,
         };

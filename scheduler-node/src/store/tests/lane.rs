@@ -55,6 +55,7 @@ impl<'a> Picker<'a> {
             ordered: self.ordered,
             counted: self.counted,
             known: i64::MAX,
+            ahead: crate::store::lane::STARTED_AHEAD,
             aside: &[],
             only: None,
         };
@@ -366,6 +367,7 @@ async fn a_walk_that_used_up_its_steps_says_so_and_the_next_one_goes_on_behind_i
         ordered: true,
         counted: false,
         known: i64::MAX,
+        ahead: crate::store::lane::STARTED_AHEAD,
         aside: &[],
         only: None,
     };

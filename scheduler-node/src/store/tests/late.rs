@@ -281,6 +281,7 @@ async fn a_pick_that_was_held_up_beyond_its_window_starts_nothing() {
         ordered: false,
         counted: true,
         known: i64::MAX,
+        ahead: crate::store::lane::STARTED_AHEAD,
         aside: &[],
         only: None,
     };

@@ -142,6 +142,7 @@ async fn pick(
         ordered: false,
         counted: false,
         known: i64::MAX,
+        ahead: crate::store::lane::STARTED_AHEAD,
         aside: &[],
         only: None,
     };

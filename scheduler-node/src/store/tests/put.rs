@@ -272,6 +272,7 @@ async fn a_started_task_of_an_ordered_lane_that_is_replaced_by_one_due_later_let
         ordered: true,
         counted: false,
         known: i64::MAX,
+        ahead: crate::store::lane::STARTED_AHEAD,
         aside: &[],
         only: None,
     };

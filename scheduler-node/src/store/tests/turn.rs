@@ -68,6 +68,7 @@ async fn who_does_not_know_a_queues_newest_policy_claims_nothing_of_it_and_every
             ordered: false,
             counted: false,
             known,
+            ahead: crate::store::lane::STARTED_AHEAD,
             aside: &[],
             only: None,
         };

@@ -79,6 +79,7 @@ impl Loops {
             ordered: false,
             counted: true,
             known: i64::MAX,
+            ahead: crate::store::lane::STARTED_AHEAD,
             aside: &[],
             only: None,
         };
