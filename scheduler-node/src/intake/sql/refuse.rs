@@ -53,8 +53,8 @@ impl Passed {
         }
     }
 
-    /// Leaves rows alone for a while that cannot be judged before their queues are read. Later rows with their keys wait
-    /// behind them.
+    /// Leaves rows alone for a while that cannot be judged before their queues are read. Later rows with their keys
+    /// wait behind them.
     pub(super) fn leave_unknown(&mut self, rows: Vec<&InboxRow>) {
         #[derive(Deserialize)]
         struct Named {

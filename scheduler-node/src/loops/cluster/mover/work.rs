@@ -35,8 +35,8 @@ const LONGEST_RETRY: Duration = Duration::from_secs(10);
 /// A shard is leaving for this long before its cut: by then each node's map says so, and its lists leave the copy out.
 pub(super) const LEAVING_AT_LEAST: Duration = Duration::from_secs(2);
 
-/// The rounds over the changes of a shard, a second each, after which other moves have their turn. A shard that was held
-/// up for a while has as many to write as came meanwhile.
+/// The rounds over the changes of a shard, a second each, after which other moves have their turn. A shard that was
+/// held up for a while has as many to write as came meanwhile.
 pub(super) const LONG_ROUNDS: u32 = 60;
 
 /// The result of a step.

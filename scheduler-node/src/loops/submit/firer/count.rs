@@ -91,7 +91,7 @@ impl Firer {
         }
     }
 
-    /// Corrects a schedule, if it needs that and nobody changes it meanwhile.
+    /// Corrects a schedule, if it needs that and has not changed meanwhile. Returns whether it did.
     async fn correct(&self, record: &ScheduleRecord) -> Result<bool, Error> {
         let home = self.store.home();
         // The firer reports a calendar that this version cannot read when the schedule is due.
