@@ -93,14 +93,14 @@ pub fn check(shards: &ShardSet, target: &DatabaseName, scene: Scene<'_>) -> Resu
     }
     let index = receiver(target, scene)?;
     let subset = |is_in: &dyn Fn(ShardId) -> bool| shards.iter().filter(|shard| is_in(*shard)).collect::<ShardSet>();
-    let moving = subset(&|shard| scene.under_way.contains_key(&shard));
-    if !moving.is_empty() {
-        return Err(Refused::UnderWay { shards: moving });
-    }
     let unknown = subset(&|shard| scene.map.of(shard).is_none());
     if !unknown.is_empty() && scene.map.is_whole() {
         let known = scene.map.iter().map(|(shard, _)| shard).collect();
         return Err(Refused::UnknownShards { shards: unknown, known });
+    }
+    let moving = subset(&|shard| scene.under_way.contains_key(&shard));
+    if !moving.is_empty() {
+        return Err(Refused::UnderWay { shards: moving });
     }
     let closed = subset(&|shard| scene.map.of(shard).is_none_or(|place| !place.status.is_open()));
     if !closed.is_empty() {

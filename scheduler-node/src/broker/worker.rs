@@ -23,6 +23,7 @@ use lapin::{
     types::{AMQPValue, FieldTable, ShortString},
 };
 use serde_json::Value;
+use tokio::task::JoinHandle;
 
 use super::{
     ack::AckHandle,
@@ -40,7 +41,7 @@ const REPORTED_WITHIN: Duration = Duration::from_secs(30);
 /// The interval at which a silent connection is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// One connection to the broker. When it is dropped, every task that was taken and not answered comes again.
+/// One connection to the broker. When it has ended, every task that was taken and not answered comes again.
 pub struct Worker {
     queue: String,
     link: Arc<Link>,
@@ -274,9 +275,12 @@ impl Reports {
     }
 
     /// Ends the connection, once another one takes reports. A report that waits for its confirm would keep it, and with
-    /// it every task that was handed out.
-    pub fn end(&self) {
-        self.link.cut("another connection has taken its place");
+    /// it every task that was handed out. The broker takes the earlier answers.
+    pub fn end(self) -> JoinHandle<()> {
+        spawn_child(async move {
+            self.link.pass_acks().await;
+            self.link.close().await;
+        })
     }
 }
 

@@ -87,42 +87,58 @@ struct Body<'a> {
     cursor: Option<String>,
 }
 
+/// The tasks of one step of a node. It does not know the outcome of a step whose connection broke.
+const STEP: u64 = 500;
+
 /// Why the work stopped before its end.
 #[derive(Debug)]
 struct Broken {
     why: String,
-    /// Whether the last request may have changed tasks from the cursor on.
-    may_be_done: bool,
+    doubt: Doubt,
+}
+
+/// The tasks from the cursor on that may be changed already.
+#[derive(Debug)]
+enum Doubt {
+    None,
+    /// Those of one step, if the reason says that its outcome is unknown.
+    Step,
+    /// Those of the last request, which has no answer.
+    Request,
 }
 
 impl Broken {
     /// A signal came after the last request had its answer.
     fn by_signal() -> Self {
-        Self { why: "stopped by a signal".to_owned(), may_be_done: false }
+        Self { why: "stopped by a signal".to_owned(), doubt: Doubt::None }
     }
 
     /// The node broke off within the last request. It may not know the outcome of its last step.
     const fn within(why: String) -> Self {
-        Self { why, may_be_done: true }
+        Self { why, doubt: Doubt::Step }
     }
 
     /// The last request has no answer that could be read.
     fn of(error: &Error) -> Self {
         let had_no_effect = matches!(error, Error::Call(failure) if failure.had_no_effect());
-        Self { why: explained(error), may_be_done: !had_no_effect }
+        Self { why: explained(error), doubt: if had_no_effect { Doubt::None } else { Doubt::Request } }
     }
 
     /// The reason, and how to go on. A shift is the only action that tasks notice when it is done twice.
     fn told(&self, sum: &BulkAnswer, is_shift: bool) -> String {
         let why = &self.why;
-        match &sum.next_cursor {
-            Some(cursor) if self.may_be_done && is_shift => format!(
+        let Some(cursor) = &sum.next_cursor else { return why.clone() };
+        match self.doubt {
+            Doubt::Request if is_shift => format!(
                 "{why}; up to {} tasks may be shifted already, and --cursor {cursor} would shift them again: look at \
                  their due times first",
                 HumanCount(u64::from(DEFAULT_LIMIT))
             ),
-            Some(cursor) => format!("{why}; continue with --cursor {cursor}"),
-            None => why.clone(),
+            Doubt::Step if is_shift => format!(
+                "{why}; continue with --cursor {cursor}. Where an outcome is unknown, it would shift up to {STEP} tasks \
+                 again: look at the next due times first"
+            ),
+            _ => format!("{why}; continue with --cursor {cursor}"),
         }
     }
 }

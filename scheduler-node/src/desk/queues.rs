@@ -21,7 +21,7 @@ use crate::{
     loops::upkeep::queue_reader::catch_up,
     store::{
         Error, Fault,
-        queues::{QueueQuota, QueueRevisions},
+        queues::{PutQueue, QueueQuota, QueueRevisions},
         rows::QueueRecord,
     },
 };
@@ -54,33 +54,42 @@ impl Desk {
         let policy = request.into_policy()?;
         let desk = self.clone();
         run_to_end(async move {
-            let home = desk.parts().store.home();
-            let record = home.queue_find(&name).await?;
-            let is_wanted = |stored: &QueueRecord| is_as(&stored.queue, &policy, paused);
-            let seen = seen::or_own(seen, record.as_ref().filter(|stored| is_wanted(stored)).map(|own| own.updated_at));
-            check_seen(seen, record.as_ref(), &name)?;
-            let before = record.map(|record| record.queue.policy);
-            desk.refuse_to_leave(before.as_ref(), &policy)?;
-            desk.refuse_to_move(&name, before.as_ref(), policy.placement).await?;
-            if before.is_none() {
-                desk.refuse_one_more().await?;
-            }
-            desk.reach_all().await?;
-            let most = desk.parts().queues_max;
-            let Some(put) = turn(|| home.queue_put_seen(&name, &policy, paused, most, seen)).await? else {
-                let record = home.queue_find(&name).await?;
-                // The same form was sent twice at the same moment.
-                if let Some(stored) = record.as_ref().filter(|stored| seen.is_some() && is_wanted(stored)) {
-                    return Ok(desk.shown_queue(stored.clone()).await);
+            // A caller who saw another state is refused the second time, unless the same form was sent twice at once.
+            let tries = if seen.is_some() { 2 } else { 1 };
+            for _ in 0..tries {
+                if let Some(put) = desk.put_queue_once(&name, &policy, paused, seen).await? {
+                    tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
+                    desk.announce(&name, put.turn).await?;
+                    return Ok(desk.shown_queue(put.record).await);
                 }
-                check_seen(seen, record.as_ref(), &name)?;
-                return Err(too_many(&name, most));
-            };
-            tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
-            desk.announce(&name, put.turn).await?;
-            Ok(desk.shown_queue(put.record).await)
+            }
+            Err(too_many(&name, desk.parts().queues_max))
         })
         .await
+    }
+
+    /// Makes one try. `None`: there is no room for another queue, or the stored one is not as the caller has `seen` it.
+    async fn put_queue_once(
+        &self,
+        name: &QueueName,
+        policy: &QueuePolicy,
+        paused: Option<bool>,
+        seen: Option<Seen>,
+    ) -> Result<Option<PutQueue>, Problem> {
+        let home = self.parts().store.home();
+        let record = home.queue_find(name).await?;
+        let own = record.as_ref().filter(|stored| is_as(&stored.queue, policy, paused)).map(|own| own.updated_at);
+        let seen = seen::or_own(seen, own);
+        check_seen(seen, record.as_ref(), name)?;
+        let before = record.map(|record| record.queue.policy);
+        self.refuse_to_leave(before.as_ref(), policy)?;
+        self.refuse_to_move(name, before.as_ref(), policy.placement).await?;
+        if before.is_none() {
+            self.refuse_one_more().await?;
+        }
+        self.reach_all().await?;
+        let most = self.parts().queues_max;
+        Ok(turn(|| home.queue_put_seen(name, policy, paused, most, seen)).await?)
     }
 
     /// Refuses another queue beyond the limit of the token.

@@ -206,6 +206,7 @@ impl SqlIntake {
                 (Err(problem), _) => refused.push((row, problem)),
             }
         }
+        let is_unread = !unknown.is_empty();
         passed.leave_unknown(unknown);
         self.refuse_judged(refused, passed).await?;
         if let Some(own) = parts.remove(&(self.index, false)) {
@@ -226,7 +227,8 @@ impl SqlIntake {
         let head = rows.first().map(|row| row.id);
         let is_new = head.is_some() && std::mem::replace(&mut passed.head, head) != head;
         let more = rows.len() == BATCH || rows.iter().any(|row| row.request.is_none());
-        Ok(match (is_new, more) {
+        // While queues cannot be read, each pass waits for that, and finds other rows first.
+        Ok(match (is_new && !is_unread, more) {
             (false, _) => Left::Nothing,
             (true, false) => Left::Fresh,
             (true, true) => Left::More,

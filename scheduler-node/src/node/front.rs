@@ -22,7 +22,7 @@ use crate::{
 const OWN_FILES: u64 = 64;
 
 /// The fewest client connections, so that probes and operators have some under any limit.
-const CONNECTIONS_LEAST: usize = 64;
+const CONNECTIONS_LEAST: usize = 8;
 
 /// The open files of a database beside its pools: one connection to hear nudges, one to look at each of its servers.
 const FILES_OF_A_DATABASE: u64 = 8;

@@ -89,7 +89,11 @@ pub async fn run(settings: Settings, stop: CancellationToken) {
             () = relay.pass(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
         }
         if stop.is_cancelled() {
-            return relay.finish().await;
+            relay.finish().await;
+            if let Some(last) = relay.reports.send_replace(None) {
+                let _ = last.end().await;
+            }
+            return;
         }
         wait = (wait * 2).min(LONGEST_WAIT);
     }

@@ -26,6 +26,9 @@ use crate::{
 /// The most rows that are left alone; beyond it the first of them are tried again. Each look sends their ids.
 const ASIDE_MOST: usize = 10_000;
 
+/// The most rows that are left alone because their queues cannot be read. The others stay at the head of the inbox.
+const UNKNOWN_MOST: usize = 2_000;
+
 /// The pause before a row is tried again that may be at fault, so that the rows behind it have their turn.
 const SUSPECT_AGAIN: Duration = Duration::from_secs(2);
 
@@ -64,7 +67,8 @@ impl Passed {
         }
         let named = |row: &InboxRow| serde_json::from_str::<Named>(row.request.as_deref()?).ok();
         let key = |row: &InboxRow| named(row).and_then(|of| Some((of.queue, of.partition_key, of.key?)));
-        self.put_aside(rows.into_iter().map(|row| (row.id, key(row))), Instant::now() + AVOIDED);
+        let room = UNKNOWN_MOST.saturating_sub(self.aside.len());
+        self.put_aside(rows.into_iter().take(room).map(|row| (row.id, key(row))), Instant::now() + AVOIDED);
     }
 
     /// Leaves those of `tasks` alone for a moment that are not done: another transaction locks the row, or the task

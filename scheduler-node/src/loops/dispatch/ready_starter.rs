@@ -337,7 +337,8 @@ impl<S: Statements> ReadyStarter<S> {
         let is_long = started > 0 && turn.comes_due.is_none() && counts.ready.iter().any(|ready| *ready >= most);
         let is_on_its_way = walked && room > 0 && turn.rounds.iter().any(Option::is_some);
         let is_more = is_on_its_way || (most <= below && (room == 0 || is_long));
-        let is_short = started > 0 && room > 0;
+        // A lane may have a task that comes due behind one that was due.
+        let is_short = is_limited(&queue.policy) && started > 0 && room > 0;
         Ok(match (is_more, is_short) {
             (true, _) => LookResult::Started,
             (false, true) => LookResult::Partly,
@@ -356,8 +357,6 @@ impl<S: Statements> ReadyStarter<S> {
         wanted: Levels,
     ) -> Result<Option<Levels>, Error> {
         let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
-        // What starts too early would use up the limit, or leave with others at one moment and exceed the rate.
-        let is_limited = counted || queue.policy.rate_per_second.is_some();
         let aside = self.claims.database.owned_shards.aside();
         let pick = Pick {
             queue: &queue.name,
@@ -367,7 +366,7 @@ impl<S: Statements> ReadyStarter<S> {
             ordered,
             counted,
             known,
-            ahead: if is_limited { STARTED_AHEAD } else { STARTED_FAR_AHEAD },
+            ahead: if is_limited(&queue.policy) { STARTED_AHEAD } else { STARTED_FAR_AHEAD },
             aside: &aside,
             only: None,
         };
@@ -417,6 +416,11 @@ impl<S: Statements> ReadyStarter<S> {
         let error = tried.left.into_iter().map(|(_, error)| error).max_by_key(|error| error.effect == Effect::Unknown);
         Ok((tried.answers, error))
     }
+}
+
+/// Whether a task that starts too early would use up a limit, or leave with others at one moment and exceed a rate.
+fn is_limited(policy: &QueuePolicy) -> bool {
+    policy.max_running.is_some() || policy.rate_per_second.is_some()
 }
 
 /// Whether the statement certainly did nothing, perhaps because of one of its rows.

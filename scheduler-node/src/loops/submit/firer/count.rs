@@ -17,22 +17,27 @@ use crate::{
     supervise::at_work,
 };
 
+/// The pause after a pass that corrected nothing although schedules lie ahead of the clock: it cannot read them, or knows
+/// the former clock.
+const AGAIN_AFTER: Duration = Duration::from_secs(60);
+
 /// The passes that correct schedules. One runs at a time, beside the decisions.
 #[derive(Debug, Default)]
 pub(super) struct Corrections {
     pass: JoinSet<Result<usize, Error>>,
     /// The term in which the last pass began.
     term: Option<Term>,
-    /// The schedules ahead of the clock that a pass found and could not correct.
-    left: i64,
+    /// After a pass in vain: when the next one may begin in the same term.
+    rests_until: Option<Instant>,
 }
 
 impl Corrections {
     /// Takes the result of a pass that has ended. One that failed is repeated.
     fn end(&mut self) {
         match self.pass.try_join_next() {
-            None | Some(Ok(Ok(0))) => {}
-            Some(Ok(Ok(_))) => self.left = 0,
+            None => {}
+            Some(Ok(Ok(0))) => self.rests_until = Some(Instant::now() + AGAIN_AFTER),
+            Some(Ok(Ok(_))) => self.rests_until = None,
             Some(Ok(Err(error))) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "cannot correct the schedules");
                 self.term = None;
@@ -46,8 +51,8 @@ impl Corrections {
 }
 
 impl Firer {
-    /// Counts the schedules on the master. It begins to correct them if it has not yet done so in its term, or if
-    /// further ones lie far ahead of the clock.
+    /// Counts the schedules on the master. It begins to correct them if it has not yet done so in its term, or if some
+    /// lie far ahead of the clock.
     pub(super) async fn count(&self, corrections: &mut Corrections) {
         let _work = at_work();
         corrections.end();
@@ -59,11 +64,16 @@ impl Firer {
         let home = self.store.home();
         let Ok(count) = home.schedule_count(MOST_AHEAD).await else { return };
         self.metrics.schedules.set(count.schedules);
-        let is_wanted = count.ahead > corrections.left || corrections.term != term;
+        let rests = corrections.rests_until.is_some_and(|until| Instant::now() < until);
+        let is_wanted = corrections.term != term || count.ahead > 0 && !rests;
         if is_wanted && corrections.pass.is_empty() && home.clock().at(Instant::now()).is_some() {
-            (corrections.term, corrections.left) = (term, count.ahead);
-            let this = self.clone();
-            corrections.pass.spawn(async move { this.correct_all().await });
+            corrections.term = term;
+            let (this, work) = (self.clone(), at_work());
+            corrections.pass.spawn(async move {
+                let corrected = this.correct_all().await;
+                drop(work);
+                corrected
+            });
         }
     }
 

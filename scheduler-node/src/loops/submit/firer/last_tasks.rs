@@ -22,9 +22,9 @@ use crate::store::{Database, Error, schedules::DueSchedule};
 /// but the next look does.
 const HEAR_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long a database that was silent is not asked again. Otherwise very many schedules with last tasks there would
-/// make each look wait.
-const SILENT_FOR: Duration = Duration::from_secs(2);
+/// How long a database that was silent is not asked again: until the schedules of that look are due again. Otherwise
+/// very many schedules with last tasks there would make each look wait.
+const SILENT_FOR: Duration = super::POSTPONE;
 
 /// The reason why the states of last tasks are unknown.
 #[derive(Debug, thiserror::Error)]
@@ -84,11 +84,12 @@ impl Firer {
                     groups.extend(group.chunks(group.len().div_ceil(2)).map(<[_]>::to_vec));
                 }
                 Err(error) => {
+                    let (name, schedules) = (database.name(), group.len());
+                    tracing::debug!(database = %name, schedules, error = &error as &dyn std::error::Error, "cannot tell whether the last tasks of schedules are finished");
                     if matches!(error, LastTaskUnknown::Silent) {
-                        self.silent.lock().insert(database.name().clone(), Instant::now() + SILENT_FOR);
+                        self.silent.lock().insert(name.clone(), Instant::now() + SILENT_FOR);
+                        break;
                     }
-                    let (database, schedules) = (database.name(), group.len());
-                    tracing::debug!(%database, schedules, error = &error as &dyn std::error::Error, "cannot tell whether the last tasks of schedules are finished");
                 }
             }
         }
