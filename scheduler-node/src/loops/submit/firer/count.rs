@@ -17,8 +17,8 @@ use crate::{
     supervise::at_work,
 };
 
-/// The pause after a pass that corrected nothing although schedules lie ahead of the clock: it cannot read them, or knows
-/// the former clock.
+/// The pause after a pass that corrected nothing although schedules lie ahead of the clock: it cannot read them, or
+/// knows the former clock.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// The passes that correct schedules. One runs at a time, beside the decisions.
