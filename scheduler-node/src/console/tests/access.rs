@@ -52,7 +52,10 @@ async fn a_new_token_is_shown_even_where_the_list_of_tokens_cannot_be_read() {
     let token = between(&made.html, "<pre id=\"made\">", "</pre>").expect("shown").to_owned();
     assert!(made.html.contains("the list of tokens cannot be read"), "{}", made.html);
     assert!(!made.html.contains("There are no tokens"), "{}", made.html);
-    browser.sign_in(&token).await;
+    let stored = "SELECT name FROM duetime.token WHERE sha256 = sha256(convert_to($1, 'UTF8'))";
+    let name: String =
+        sqlx::query_scalar(stored).bind(token).fetch_one(&browser.test.pool).await.expect("it is stored");
+    assert_eq!(name, "shop");
 }
 
 #[tokio::test]
