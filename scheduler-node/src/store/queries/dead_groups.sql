@@ -15,8 +15,12 @@ WITH RECURSIVE hop (queue, nth) AS (
     UNION ALL
     SELECT asked.queue
       FROM unnest($5::text[]) AS asked (queue)
-     CROSS JOIN LATERAL (                                           -- EXISTS might read all rows
-           SELECT FROM duetime.archive AS a WHERE a.queue = asked.queue AND a.state <> 'succeeded' LIMIT 1) AS one
+     CROSS JOIN LATERAL (                                           -- EXISTS, or LIMIT alone, might read all rows
+           SELECT
+             FROM duetime.archive AS a
+            WHERE a.queue = asked.queue AND a.state <> 'succeeded'
+            ORDER BY a.due_at DESC, a.id DESC
+            LIMIT 1) AS one
 ), share AS MATERIALIZED (
     SELECT greatest(1, $1::bigint / greatest(1, count(*))) AS look FROM named
 ), seen AS MATERIALIZED (

@@ -135,7 +135,7 @@ async fn a_claim_looks_its_queues_up_in_a_hash_table_of_those_that_are_not_claim
     let rows = connection.fetch_all(AssertSqlSafe(explain)).await.unwrap();
     let plan = rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n");
     assert!(plan.contains("hashed SubPlan"), "{plan}");
-    assert!(!plan.contains("ANY ($6)"), "a linear search: {plan}");
+    assert!(!plan.contains("queue = ANY"), "a linear search: {plan}");
 }
 
 #[tokio::test]
