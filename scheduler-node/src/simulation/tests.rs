@@ -13,7 +13,7 @@ use super::{
 const SEEDS: u64 = 3_000;
 
 /// The most runs that it takes to find a broken rule.
-const FOUND_WITHIN: u64 = 2_000;
+const FOUND_WITHIN: u64 = 10_000;
 
 /// Runs each of which is run twice.
 const REPEATED: u64 = 40;
