@@ -100,6 +100,8 @@ pub struct Subject {
 #[derive(Clone)]
 pub struct Reports {
     link: Arc<Link>,
+    /// The channel of the tasks: with it, the broker would forget acks that it has not passed on.
+    tasks: Arc<Channel>,
     channels: Arc<Channels>,
 }
 
@@ -126,7 +128,8 @@ impl Worker {
     async fn try_open(login: &Login, queue: &str) -> Result<Self, Error> {
         let (link, _) = Link::open(login, &format!("duetime relay: {queue}"), MemoryHold::unlimited()).await?;
         let channel = Arc::new(link.channel().await?);
-        let reports = Reports { link: Arc::clone(&link), channels: Arc::new(Channels::new(Arc::clone(&link))) };
+        let channels = Arc::new(Channels::new(Arc::clone(&link)));
+        let reports = Reports { link: Arc::clone(&link), tasks: Arc::clone(&channel), channels };
         Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })
     }
 
@@ -280,6 +283,7 @@ impl Reports {
         spawn_child(async move {
             self.link.pass_acks().await;
             self.link.close().await;
+            drop(self.tasks);
         })
     }
 }

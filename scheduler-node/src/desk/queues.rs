@@ -32,6 +32,9 @@ pub(crate) use crate::store::outlook::Census;
 /// those may hang.
 const TURN_TRIES: u32 = 4;
 
+/// The most tries of a change by a caller who saw the queue before: others change it at the same moment.
+const SEEN_TRIES: usize = 4;
+
 /// The pause between two tries, in which the statements that queued up behind the first get their turn.
 const TURN_PAUSE: Duration = Duration::from_millis(100);
 
@@ -54,8 +57,8 @@ impl Desk {
         let policy = request.into_policy()?;
         let desk = self.clone();
         run_to_end(async move {
-            // A caller who saw another state is refused the second time, unless the same form was sent twice at once.
-            let tries = if seen.is_some() { 2 } else { 1 };
+            // A caller who saw another state is refused the next time, unless the same form was sent several times.
+            let tries = if seen.is_some() { SEEN_TRIES } else { 1 };
             for _ in 0..tries {
                 if let Some(put) = desk.put_queue_once(&name, &policy, paused, seen).await? {
                     tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
@@ -63,6 +66,7 @@ impl Desk {
                     return Ok(desk.shown_queue(put.record).await);
                 }
             }
+            check_seen(seen, desk.parts().store.home().queue_find(&name).await?.as_ref(), &name)?;
             Err(too_many(&name, desk.parts().queues_max))
         })
         .await

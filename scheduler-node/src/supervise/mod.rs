@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::{
     loop_kind::LoopKind,
-    pulse::{Pulse, at_work},
+    pulse::{Pulse, Work, at_work},
 };
 
 /// The signals of a stop, in their order. Intake ends before output. The registration ends last, because the

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     loops::upkeep::prober::{NodeFitness, Unfit},
     store::tests::fixture::{self, TestDatabase},
+    supervise::at_work,
 };
 
 const HOUR_MS: i64 = 3_600_000;
@@ -72,13 +73,13 @@ async fn the_master_corrects_schedules_whose_clock_was_set_back() {
     let (master, _) = firer(&counter, true);
     counter.store.home().look().await.expect("it answers");
     let before = standing(&counter).await;
-    master.correct_all().await.expect("it answers");
+    master.correct_all(at_work()).await.expect("it answers");
     assert_eq!(standing(&counter).await, before, "there is nothing to correct");
     set_ahead(&test).await;
     // This version cannot read it, and goes on with the others.
     let unreadable = "INSERT INTO duetime.schedule (name, rules, payload, since) VALUES ('a', '{}', '', now())";
     sqlx::query(unreadable).execute(&test.pool).await.unwrap();
-    master.correct_all().await.expect("it answers");
+    master.correct_all(at_work()).await.expect("it answers");
     sqlx::query("DELETE FROM duetime.schedule WHERE name = 'a'").execute(&test.pool).await.unwrap();
     assert_on_time(&counter, &test).await;
 }
@@ -92,7 +93,7 @@ async fn the_master_corrects_a_fire_time_that_the_calendar_does_not_have_any_mor
         "UPDATE duetime.schedule SET next_at = next_at + interval '59 min', wake_at = wake_at + interval '59 min'";
     sqlx::query(later).execute(&test.pool).await.unwrap();
     counter.store.home().look().await.expect("it answers");
-    firer(&counter, true).0.correct_all().await.expect("it answers");
+    firer(&counter, true).0.correct_all(at_work()).await.expect("it answers");
     assert_eq!(standing(&counter).await, before);
     assert_on_time(&counter, &test).await;
 }

@@ -27,7 +27,7 @@ use crate::{
 const ASIDE_MOST: usize = 10_000;
 
 /// The most rows that are left alone because their queues cannot be read. The others stay at the head of the inbox.
-const UNKNOWN_MOST: usize = 2_000;
+const UNKNOWN_MOST: usize = ASIDE_MOST / 2;
 
 /// The pause before a row is tried again that may be at fault, so that the rows behind it have their turn.
 const SUSPECT_AGAIN: Duration = Duration::from_secs(2);

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::{DECIDED_AT_ONCE, Firer, READ_AT_ONCE};
 use crate::{
     store::{Error, Fault, schedules::ScheduleRecord},
-    supervise::at_work,
+    supervise::{Work, at_work},
 };
 
 /// The pause after a pass that corrected nothing although schedules lie ahead of the clock: it cannot read them, or
@@ -27,7 +27,9 @@ pub(super) struct Corrections {
     pass: JoinSet<Result<usize, Error>>,
     /// The term in which the last pass began.
     term: Option<Term>,
-    /// After a pass in vain: when the next one may begin in the same term.
+    /// The schedules ahead of the clock when the last pass began, unless it has corrected some.
+    left: i64,
+    /// After a pass in vain: when the next one may begin without further ones ahead of the clock.
     rests_until: Option<Instant>,
 }
 
@@ -37,7 +39,7 @@ impl Corrections {
         match self.pass.try_join_next() {
             None => {}
             Some(Ok(Ok(0))) => self.rests_until = Some(Instant::now() + AGAIN_AFTER),
-            Some(Ok(Ok(_))) => self.rests_until = None,
+            Some(Ok(Ok(_))) => (self.left, self.rests_until) = (0, None),
             Some(Ok(Err(error))) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "cannot correct the schedules");
                 self.term = None;
@@ -65,23 +67,20 @@ impl Firer {
         let Ok(count) = home.schedule_count(MOST_AHEAD).await else { return };
         self.metrics.schedules.set(count.schedules);
         let rests = corrections.rests_until.is_some_and(|until| Instant::now() < until);
-        let is_wanted = corrections.term != term || count.ahead > 0 && !rests;
+        let is_wanted = corrections.term != term || count.ahead > corrections.left || count.ahead > 0 && !rests;
         if is_wanted && corrections.pass.is_empty() && home.clock().at(Instant::now()).is_some() {
-            corrections.term = term;
+            (corrections.term, corrections.left) = (term, count.ahead);
             let (this, work) = (self.clone(), at_work());
-            corrections.pass.spawn(async move {
-                let corrected = this.correct_all().await;
-                drop(work);
-                corrected
-            });
+            corrections.pass.spawn(async move { this.correct_all(work).await });
         }
     }
 
     /// Corrects each schedule that waits for a moment which the present clock or calendar cannot have led to. Its right
     /// fire time may be earlier, so its next look would come too late. Returns how many were corrected.
-    pub(crate) async fn correct_all(&self) -> Result<usize, Error> {
+    pub(crate) async fn correct_all(&self, work: Work) -> Result<usize, Error> {
         let (mut after, mut corrected): (Option<ScheduleName>, usize) = (None, 0);
         loop {
+            work.beat();
             let after_name = after.as_ref().map(ScheduleName::as_str);
             let page = self.store.home().schedule_page(after_name, READ_AT_ONCE).await?;
             after = page.last().map(|read| match read {
