@@ -88,18 +88,20 @@ async fn messages_whose_reports_are_refused_are_rejected_and_hold_up_no_other_ta
     assert_eq!(hand.depth(QUEUE).await, 0, "no message came back to the queue");
 }
 
+/// Takes two tasks, and returns what reports on them are about.
+async fn two(worker: &mut Worker) -> [Subject; 2] {
+    worker.subscribe(2).await.unwrap();
+    let mut next = async || timeout(LONG, worker.next()).await.expect("a task comes").unwrap().task.subject.unwrap();
+    [next().await, next().await]
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_beside_a_refused_one_is_sent() {
     let (mut bench, hand, url) = bench().await;
     publish(&hand, "refused", "elsewhere").await;
     publish(&hand, "good", QUEUE).await;
     let mut worker = Worker::open(&Login::new(url.into()), QUEUE).await.unwrap();
-    worker.subscribe(2).await.unwrap();
-    let mut subjects = Vec::new();
-    for _ in 0..2 {
-        let handed = timeout(LONG, worker.next()).await.expect("a task comes").unwrap();
-        subjects.push(handed.task.subject.unwrap());
-    }
+    let subjects = two(&mut worker).await;
     let (reports, body) = (worker.reports(), ResultBody::new(ReportStatus::Succeeded));
     let sent = tokio::join!(reports.send(&subjects[0], &body), reports.send(&subjects[1], &body));
     assert!(matches!(sent, (Outcome::Refused(_), Outcome::Done(()))), "{sent:?}");
@@ -114,12 +116,7 @@ async fn a_report_that_no_queue_takes_is_not_sent_and_says_nothing_about_others(
     publish(&hand, "good", QUEUE).await;
     publish(&hand, "lost", "elsewhere").await;
     let mut worker = Worker::open(&Login::new(bench.rabbit.url(&bench.vhost).into()), QUEUE).await.unwrap();
-    worker.subscribe(2).await.unwrap();
-    let mut subjects = Vec::new();
-    for _ in 0..2 {
-        let handed = timeout(LONG, worker.next()).await.expect("a task comes").unwrap();
-        subjects.push(handed.task.subject.unwrap());
-    }
+    let subjects = two(&mut worker).await;
     let (reports, body) = (worker.reports(), ResultBody::new(ReportStatus::Succeeded));
     let (channel, all, some) = (&hand.channel, result_key("#"), result_key(QUEUE));
     channel
