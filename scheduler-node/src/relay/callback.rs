@@ -174,6 +174,7 @@ mod tests {
 
     /// Calls a target that sends half of its answer, and then closes the connection or falls silent.
     async fn half_answered(closes: bool, timeout: Duration) -> FinishedCall {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let body = b"{}".to_vec();
         let task = Task {
             id: Some("task".to_owned()),
