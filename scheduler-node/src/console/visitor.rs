@@ -84,10 +84,7 @@ impl Visitor {
 
     /// The queues offered to a visitor who has some: those that their token names, and those that exist.
     pub(super) fn offered_queues(&self) -> BTreeSet<String> {
-        let Some(patterns) = self.caller.queues.patterns() else { return BTreeSet::new() };
-        let named = patterns.iter().filter(|pattern| !pattern.ends_with('*')).cloned();
-        let existing = self.desk.queue_names(OFFERED_QUEUES).into_iter().map(|name| name.to_string());
-        named.chain(existing).collect()
+        self.desk.own_queues(OFFERED_QUEUES).unwrap_or_default()
     }
 
     /// Records in the audit log what the visitor saw or took along.

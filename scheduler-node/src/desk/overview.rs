@@ -1,9 +1,6 @@
 //! The tasks to come and the tasks that failed for good, for a person who wants to see both at one glance.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use common::{time::UnixMicros, wire::Problem};
 
@@ -45,19 +42,10 @@ impl Desk {
         Ok(buckets)
     }
 
-    /// The names of the queues that `patterns` reach, up to one more than are looked at: those that exist, and those
-    /// named in full, which may have existed.
-    fn queues_of(&self, patterns: &[String]) -> Vec<String> {
-        let named = patterns.iter().filter(|pattern| !pattern.ends_with('*')).cloned();
-        let known = self.queue_names(DEAD_QUEUES + 1);
-        let known = known.iter().map(|queue| queue.as_str().to_owned());
-        named.chain(known).collect::<BTreeSet<String>>().into_iter().take(DEAD_QUEUES + 1).collect()
-    }
-
     /// The dead tasks of the caller's queues by queue and error, over all databases, the largest group first. A
     /// caller who may not see errors has one group for each queue.
     pub(crate) async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
-        let queues = self.scope.patterns().map(|patterns| self.queues_of(patterns));
+        let queues: Option<Vec<String>> = self.own_queues(DEAD_QUEUES + 1).map(|names| names.into_iter().collect());
         let names = queues.as_deref().map(|names| &names[..names.len().min(DEAD_QUEUES)]);
         let parts = self.parts().store.databases().iter().map(|database| database.dead_groups(names));
         let parts = futures::future::try_join_all(parts).await?;

@@ -1,6 +1,9 @@
 //! Queues: set, shown, paused, deleted. Queues are kept in the first database, their tasks in every database.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use common::{
     ids::QueueName,
@@ -192,11 +195,13 @@ impl Desk {
         Ok(QueueList { queues: self.with_counts(records).await, next_cursor })
     }
 
-    /// The names of at most `most` of the caller's queues, as far as this node knows them, in byte order.
-    pub(crate) fn queue_names(&self, most: usize) -> Vec<QueueName> {
+    /// The queues of a caller who has some: those that their token names in full, which may have existed, and at most
+    /// `most` of those that this node knows, in byte order. `None`: the caller has all.
+    pub(crate) fn own_queues(&self, most: usize) -> Option<BTreeSet<String>> {
+        let named = self.scope.patterns()?.iter().filter(|pattern| !pattern.ends_with('*')).cloned();
         let book = self.parts().books.load();
-        let mine = book.after("").map(|queue| &queue.name).filter(|name| self.scope.has(name));
-        mine.take(most).cloned().collect()
+        let known = book.after("").map(|queue| &queue.name).filter(|name| self.scope.has(name)).take(most);
+        Some(named.chain(known.map(ToString::to_string)).collect())
     }
 
     /// Counts the unfinished tasks of all queues by state, over all databases. For a caller with queues of their own
