@@ -36,7 +36,7 @@ const ACKS_PASSED_WITHIN: Duration = Duration::from_millis(500);
 /// garbage collections.
 const HEARTBEAT_S: u16 = 5;
 /// A routing key to which no queue is bound: a message published to it without `mandatory` is confirmed and gone.
-const NOWHERE: &str = "duetime.nowhere";
+pub(super) const NOWHERE: &str = "duetime.nowhere";
 
 /// A connection that is used until the first doubt and then dropped. It is never recovered.
 pub(super) struct Link {

@@ -179,6 +179,15 @@ impl Broker {
         })
     }
 
+    /// Whether the broker takes messages now. After some seconds without a message it is sounded out: RabbitMQ does not
+    /// tell a quiet connection that it is short of memory or disk.
+    pub async fn takes_messages(&self) -> bool {
+        match self.shared.publisher.load_full() {
+            Some(publisher) => publisher.takes_messages().await,
+            None => false,
+        }
+    }
+
     /// The channel of results and rejections, which outlives reconnects. The same message may come again.
     ///
     /// # Panics

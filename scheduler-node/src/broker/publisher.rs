@@ -6,11 +6,12 @@ use std::{
 };
 
 use common::{outcome::Outcome, wire::amqp::INVALID};
-use lapin::options::BasicPublishOptions;
+use lapin::{BasicProperties, options::BasicPublishOptions};
+use tokio::sync::Mutex;
 
 use super::{
     channels::{Channels, Lease},
-    connection::{ANSWER_WITHIN, Link},
+    connection::{ANSWER_WITHIN, Link, NOWHERE},
     envelope,
     error::answer,
     flight::{Address, Awaited, Flight, LastConfirm},
@@ -22,6 +23,7 @@ use super::{
     routes::{Lane, Refusals, Routes},
     topology::Strangers,
 };
+use crate::supervise::spawn_child;
 
 /// The longest wait for a confirm. Quorum queues answer within milliseconds, and within seconds while they
 /// elect a leader.
@@ -29,6 +31,9 @@ pub(super) const CONFIRM_WITHIN: Duration = Duration::from_secs(30);
 /// The longest wait of a batch for its start. After that it is not sent: the state for which it was claimed may
 /// have changed.
 const START_WITHIN: Duration = Duration::from_secs(5);
+/// The age of a confirm up to which it shows that the broker takes messages. RabbitMQ counts a message that sounds it
+/// out as unroutable, so a quiet node must not send many.
+const CONFIRMED_LATELY: Duration = Duration::from_secs(2);
 
 /// A batch that can be sent.
 struct Run<'a> {
@@ -56,6 +61,8 @@ pub(super) struct Publisher {
     refusals: Arc<Refusals>,
     confirm_within: Duration,
     metrics: Arc<BrokerMetrics>,
+    /// Held while the broker is sounded out: once is enough for all who ask.
+    sounding: Mutex<()>,
 }
 
 impl Publisher {
@@ -68,7 +75,8 @@ impl Publisher {
     ) -> Self {
         let channels = Arc::new(Channels::new(Arc::clone(&link)));
         let routes = Routes::new(Arc::clone(&link), strangers);
-        Self { link, channels, heard: LastConfirm::default(), routes, refusals, confirm_within, metrics }
+        let (heard, sounding) = (LastConfirm::default(), Mutex::default());
+        Self { link, channels, heard, routes, refusals, confirm_within, metrics, sounding }
     }
 
     /// Publishes the batch together or, on a route on which the broker lately refused a message, one by one: the broker
@@ -106,6 +114,27 @@ impl Publisher {
             Err(reason) => not_sent(&batch, &reason),
         };
         published.into_iter().next()
+    }
+
+    /// Whether the broker takes messages now. RabbitMQ tells a connection of an alarm only when it publishes. So without
+    /// a recent confirm, one message to no queue asks.
+    pub(super) async fn takes_messages(&self) -> bool {
+        let _one_asks = self.sounding.lock().await;
+        if self.link.is_blocked() {
+            return false;
+        }
+        if self.heard.silence() < CONFIRMED_LATELY {
+            return true;
+        }
+        let sounded = async {
+            let lease = self.channels.lease().await.ok()?;
+            spawn_child(sound(lease)).await.ok()?
+        };
+        let is_confirmed = matches!(tokio::time::timeout(START_WITHIN, sounded).await, Ok(Some(())));
+        if is_confirmed {
+            self.heard.now();
+        }
+        is_confirmed
     }
 
     /// Makes the route ready and takes a channel for a batch. An error says why the batch cannot be sent.
@@ -241,6 +270,21 @@ impl Publisher {
             self.link.cut(error.explained());
         }
     }
+}
+
+/// Publishes a message to no queue. It keeps its channel until the confirm, which comes after the alarm.
+async fn sound(mut lease: Lease) -> Option<()> {
+    let (channel, options) = (lease.begin(), BasicPublishOptions::default());
+    let confirmed = async {
+        channel.basic_publish("".into(), NOWHERE.into(), options, &[], BasicProperties::default()).await?.await
+    };
+    if confirmed.await.is_err() {
+        // The broker has closed the channel, or the connection is gone.
+        drop(lease.discard());
+        return None;
+    }
+    lease.give_back();
+    Some(())
 }
 
 /// The outcomes of a batch that was not sent. They are `Unknown` all the same: an earlier copy may have been

@@ -239,6 +239,7 @@ impl Loops {
             lanes: Arc::default(),
             books: Arc::clone(&self.counter.books),
             broker: self.broker.subscribe(),
+            sounded: None,
             reporter: self.reporter(),
         }
     }

@@ -117,6 +117,7 @@ impl DatabaseLoops {
             lanes: Arc::clone(&shared.lanes),
             books: Arc::clone(&shared.books),
             broker: self.broker.state(),
+            sounded: Some(self.broker.clone()),
             reporter: self.reporter.clone(),
         };
         let ready_starter = ReadyStarter {

@@ -196,6 +196,7 @@ impl Parts {
             lanes: Arc::clone(&self.lanes),
             books: Arc::clone(&self.books),
             broker: self.broker.state(),
+            sounded: None,
             reporter: self.reporter.clone(),
         }
     }

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::claims::ClaimHandler;
 use crate::{
-    broker::BrokerState,
+    broker::{Broker, BrokerState},
     clock,
     loops::{
         outcome::reporter::{Left, Reporter},
@@ -114,6 +114,8 @@ pub struct Dispatcher<S = Arc<Database>> {
     pub lanes: Arc<Lanes>,
     pub books: Books,
     pub broker: watch::Receiver<BrokerState>,
+    /// Sounded out before deadlines end attempts. `None`: the broker's state tells all, as in the simulation.
+    pub sounded: Option<Broker>,
     pub reporter: Reporter<S>,
 }
 
@@ -319,7 +321,8 @@ impl<S: Statements> Dispatcher<S> {
     }
 
     /// Settles tasks whose deadlines have passed. The preloader wakes a task whose deadline was moved. After an outage
-    /// the reports that came meanwhile are read first.
+    /// the reports that came meanwhile are read first. A broker that takes no messages takes no reports either, and a
+    /// node that publishes nothing may not have heard of it.
     async fn deadlines(&self, due: Vec<(TaskId, UnixMicros)>) {
         if due.is_empty() {
             return;
@@ -332,11 +335,12 @@ impl<S: Statements> Dispatcher<S> {
                 tokio::time::sleep(wait).await;
             }
         } else {
-            let owned_shards = &self.claims.database.owned_shards;
-            owned_shards.end(due.iter().map(|(id, _)| *id));
-            let wake_at = self.claims.now().plus(wait);
-            owned_shards.offer(due.iter().map(|(id, _)| Entry { wake_at, id: *id, kind: WakeKind::Deadline }));
-            return;
+            return self.put_deadlines_back(&due, wait);
+        }
+        if let Some(broker) = &self.sounded
+            && !broker.takes_messages().await
+        {
+            return self.put_deadlines_back(&due, LOOK_AGAIN);
         }
         let until = due.iter().map(|(_, wake_at)| *wake_at).max().unwrap_or(UnixMicros::LAST);
         if let Some(instant) = self.claims.database.sql.clock().instant_of(until) {
@@ -352,6 +356,13 @@ impl<S: Statements> Dispatcher<S> {
         owned_shards.end(ids.into_iter().filter(|id| !failed.contains(id)));
         let wake_at = self.claims.now().plus(LOOK_AGAIN);
         owned_shards.offer(passed.into_iter().map(|id| Entry { wake_at, id, kind: WakeKind::Deadline }));
+    }
+
+    fn put_deadlines_back(&self, due: &[(TaskId, UnixMicros)], wait: Duration) {
+        let owned_shards = &self.claims.database.owned_shards;
+        owned_shards.end(due.iter().map(|(id, _)| *id));
+        let wake_at = self.claims.now().plus(wait);
+        owned_shards.offer(due.iter().map(|(id, _)| Entry { wake_at, id: *id, kind: WakeKind::Deadline }));
     }
 }
 

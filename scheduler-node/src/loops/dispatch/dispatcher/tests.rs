@@ -6,6 +6,7 @@ use common::{
 
 use super::*;
 use crate::{
+    broker::{AmqpSettings, BrokerMetrics, Login},
     loops::tests::{DELIVER, LONG, Loops, POISON, until},
     supervise::spawn_child,
 };
@@ -55,6 +56,38 @@ async fn while_many_messages_wait_to_be_sent_only_what_comes_due_is_claimed() {
     assert_eq!(loops.test.state_of(overdue).await.as_deref(), Some("scheduled"));
     lanes.backlog.note(false, 0, now);
     assert_eq!(next().await, overdue);
+}
+
+/// RabbitMQ holds reports back while it is short of memory, and tells only those who publish.
+#[tokio::test]
+async fn while_the_broker_takes_no_messages_a_deadline_ends_nothing() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.settle(ids, DELIVER).await;
+    let overdue = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
+    sqlx::raw_sql(overdue).execute(&loops.test.pool).await.unwrap();
+    let amqp = AmqpSettings {
+        login: Login::new("amqp://127.0.0.1:1".to_owned().into()),
+        consume: false,
+        delay_exchanges: Vec::new(),
+        cluster: None,
+    };
+    // Its keeper does not run, so it takes nothing.
+    let (silent, _keeper) = Broker::new(amqp, Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap()));
+    let lead = Lead::new(Duration::ZERO, clock::instant());
+    let dispatcher = Dispatcher { sounded: Some(silent), ..loops.dispatcher(loops.claims().0, lead) };
+
+    dispatcher.deadlines(ids.map(|id| (id, UnixMicros::FIRST)).to_vec()).await;
+    for id in ids {
+        assert_eq!(loops.test.state_of(id).await.as_deref(), Some("delivered"), "a report may still come");
+    }
+    let now = dispatcher.claims.now();
+    assert!(loops.database().owned_shards.next_due().is_some_and(|due| due > now), "the deadlines come again");
+
+    Dispatcher { sounded: None, ..dispatcher }.deadlines(ids.map(|id| (id, UnixMicros::FIRST)).to_vec()).await;
+    for id in ids {
+        assert_eq!(loops.test.state_of(id).await.as_deref(), Some("succeeded"));
+    }
 }
 
 /// A rejection may wait at the broker for the end of the outage in which its deadline passed.
