@@ -166,6 +166,10 @@ impl Problem {
     }
 
     /// Whether the problem is one of the moment: nothing was accepted, and the same request may pass later.
+    pub fn is_conflict(&self) -> bool {
+        self.slug() == "conflict"
+    }
+
     pub fn is_unavailable(&self) -> bool {
         self.slug() == "unavailable"
     }

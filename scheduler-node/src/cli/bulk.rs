@@ -6,7 +6,10 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use clap::ValueEnum;
 use common::{
     time::UnixMicros,
-    wire::{BulkAnswer, BulkCursor, bulk::DEFAULT_LIMIT},
+    wire::{
+        BulkAnswer, BulkCursor,
+        bulk::{DEFAULT_LIMIT, STEP},
+    },
 };
 use indicatif::HumanCount;
 use serde::Serialize;
@@ -86,9 +89,6 @@ struct Body<'a> {
     shift_ms: Option<i64>,
     cursor: Option<String>,
 }
-
-/// The tasks of one step of a node. It does not know the outcome of a step whose connection broke.
-const STEP: u64 = 500;
 
 /// Why the work stopped before its end.
 #[derive(Debug)]
@@ -201,7 +201,14 @@ async fn to_the_end(
             (Ok(answer), _) => answer,
             (Err(error), None) => return Err(error),
             // The work done so far is reported all the same.
-            (Err(error), Some(_)) => break Some(Broken::of(&error)),
+            (Err(error), Some(_)) => {
+                if let (Error::Call(failure), Some(sum)) = (&error, &mut sum)
+                    && failure.is_conflict()
+                {
+                    sum.next_cursor = None;
+                }
+                break Some(Broken::of(&error));
+            }
         };
         let interrupted = answer.interrupted.as_ref().map(sentence);
         let next = add(sum, answer);

@@ -19,14 +19,14 @@ use common::{
     time::UnixMicros,
     wire::{
         BulkAnswer, BulkCursor, BulkRequest, ChangeRequest, Problem, ValidBulk,
-        bulk::{Action, Place, Position},
+        bulk::{Action, Place, Position, STEP},
     },
 };
 
 use super::{Desk, run_to_end};
 use crate::store::{
     Database,
-    bulk::{BATCH, BulkChange, FoundTask, Walk},
+    bulk::{BulkChange, FoundTask, Walk},
     change::Keep,
 };
 
@@ -81,7 +81,7 @@ impl Desk {
             if room == 0 || started.elapsed() > ANSWER_WITHIN {
                 break;
             }
-            match self.step(&bulk, at, room.min(BATCH)).await {
+            match self.step(&bulk, at, room.min(STEP)).await {
                 Ok((batch, next, problem)) => {
                     counts.add(batch);
                     position = next;
@@ -103,6 +103,8 @@ impl Desk {
             }
         }
         let BatchCounts { matched, done, no_further_attempts, refused } = counts;
+        // After a conflict no cursor continues: the map of the shards will not be that of the request's begin again.
+        let is_over = interrupted.as_ref().is_some_and(Problem::is_conflict);
         tracing::info!(action = %bulk.action, dry_run = bulk.dry_run, matched, done, ended = position.is_none(), "bulk request");
         Ok(BulkAnswer {
             action: bulk.action,
@@ -111,7 +113,7 @@ impl Desk {
             done,
             no_further_attempts,
             refused,
-            next_cursor: position.map(BulkCursor),
+            next_cursor: position.filter(|_| !is_over).map(BulkCursor),
             interrupted,
         })
     }

@@ -13,7 +13,11 @@ use std::{
 
 use common::{
     task::TaskState,
-    wire::{ExportEnd, ExportedTask, Problem, TaskFilter, bulk::Place, view::Body},
+    wire::{
+        ExportEnd, ExportedTask, Problem, TaskFilter,
+        bulk::{Place, STEP},
+        view::Body,
+    },
 };
 use futures::{Stream, StreamExt};
 use serde_json::value::RawValue;
@@ -23,7 +27,7 @@ use crate::{
     internal::{self, Origin},
     store::{
         Database, Store,
-        bulk::{BATCH, FoundTask, Walk},
+        bulk::{FoundTask, Walk},
         export::WholeTask,
     },
 };
@@ -124,7 +128,7 @@ impl Export {
     }
 
     async fn look(&mut self, database: &Database, walk: Walk) -> Result<(), Problem> {
-        let step = database.bulk_look(walk, &self.filter, self.place.as_ref(), BATCH).await?;
+        let step = database.bulk_look(walk, &self.filter, self.place.as_ref(), STEP).await?;
         self.walked = step.next.is_none();
         (self.found, self.place) = (step.found.into(), step.next);
         Ok(())

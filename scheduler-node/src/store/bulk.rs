@@ -33,9 +33,6 @@ const LOOK: i64 = 20_000;
 /// tries end within 15 s, and clients wait for 30 s.
 const SMALLEST_PART: u16 = 100;
 
-/// The most tasks that one statement writes: some 10 ms. A claim may have to wait that long for one of them.
-pub const BATCH: usize = 500;
-
 /// The tasks of a walk, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walk {

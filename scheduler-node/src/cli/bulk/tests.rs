@@ -154,4 +154,6 @@ async fn no_cursor_is_recommended_that_would_shift_tasks_twice() {
     }
     let told = broken_by(&shift, StatusCode::TOO_MANY_REQUESTS).await;
     assert!(told.contains("; continue with --cursor "), "a refused request shifts nothing: {told}");
+    let told = broken_by(&shift, StatusCode::CONFLICT).await;
+    assert!(!told.contains("--cursor"), "the shards have moved, and every try gets the same answer: {told}");
 }

@@ -31,6 +31,11 @@ impl Failure {
         matches!(self, Self::Refused(_))
     }
 
+    /// Whether the request does not fit what has happened meanwhile, so that repeating it never helps.
+    pub(in crate::cli) fn is_conflict(&self) -> bool {
+        matches!(self, Self::Refused(response) if response.status == StatusCode::CONFLICT)
+    }
+
     /// Whether the request surely took no effect. What a node that failed says about that is for a person.
     pub(in crate::cli) fn had_no_effect(&self) -> bool {
         matches!(self, Self::Refused(_) | Self::Unreachable(_))
