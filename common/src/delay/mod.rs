@@ -2,6 +2,7 @@
 
 mod again;
 mod claim_size;
+mod floor;
 pub mod heap;
 mod hearing;
 pub mod horizon;
@@ -13,6 +14,7 @@ pub mod turn;
 
 pub use again::again;
 pub use claim_size::ClaimSize;
+pub use floor::{Floor, LookFrom, SLOW_LOOK};
 pub use hearing::Hearing;
 pub use lead::Lead;
 pub use low_water::LowWater;

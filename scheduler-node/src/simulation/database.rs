@@ -276,16 +276,23 @@ impl Statements for SimulatedDatabase {
         .await
     }
 
+    async fn ready_oldest(&self, queue: &QueueName, from: Option<UnixMicros>) -> Result<UnixMicros, Error> {
+        let queue = queue.clone();
+        let now = self.clock.at(clock::instant()).unwrap_or(UnixMicros::FIRST);
+        self.read(StoreOp::ReadyOldest, move |world| lanes::oldest(&world.state().table.rows, &queue, from, now)).await
+    }
+
     async fn lane_read(
         &self,
         queue: &QueueName,
         shards: &[ShardId],
         most: usize,
         limit: Option<i64>,
+        from: Option<UnixMicros>,
     ) -> Result<LaneCounts, Error> {
         let (queue, shards) = (queue.clone(), shards.to_vec());
         self.read(StoreOp::LaneRead, move |world| {
-            let mut counts = lanes::read(&world.state().table.rows, &queue, &shards, most, limit);
+            let mut counts = lanes::read(&world.state().table.rows, &queue, &shards, most, (limit, from));
             if world.is(Mutant::LimitIgnored) {
                 counts.out = 0;
             }

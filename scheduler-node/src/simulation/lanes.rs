@@ -19,11 +19,22 @@ use crate::store::{
     lane::{LaneCounts, LaneEnd, LaneEnds, Pick, Walks},
 };
 
-pub fn read(rows: &Rows, queue: &QueueName, shards: &[ShardId], most: usize, limit: Option<i64>) -> LaneCounts {
+pub fn oldest(rows: &Rows, queue: &QueueName, from: Option<UnixMicros>, now: UnixMicros) -> UnixMicros {
+    let is_of = |row: &&Row| row.queue == *queue && row.state == TaskState::Ready && Some(row.due_at) >= from;
+    rows.values().filter(is_of).map(|row| row.due_at).min().unwrap_or(now)
+}
+
+pub fn read(
+    rows: &Rows,
+    queue: &QueueName,
+    shards: &[ShardId],
+    most: usize,
+    (limit, from): (Option<i64>, Option<UnixMicros>),
+) -> LaneCounts {
     let mut counts = LaneCounts::default();
     let is_of = |row: &&Row| row.queue == *queue;
     for row in rows.values().filter(is_of) {
-        if row.state == TaskState::Ready && shards.contains(&row.id.shard()) {
+        if row.state == TaskState::Ready && Some(row.due_at) >= from && shards.contains(&row.id.shard()) {
             let ready = &mut counts.ready[level(row)];
             *ready = most.min(*ready + 1);
             counts.shards.insert(row.id.shard());
@@ -76,6 +87,7 @@ struct OwnedPick {
     after: LaneEnds,
     ahead: Duration,
     ordered: bool,
+    from: Option<UnixMicros>,
 }
 
 /// A task that a pick would start, and the lane that gives it.
@@ -94,6 +106,7 @@ impl OwnedPick {
             after: pick.after.clone(),
             ahead: pick.ahead,
             ordered: pick.ordered,
+            from: pick.from,
         }
     }
 
@@ -102,6 +115,7 @@ impl OwnedPick {
         let is_ready = |row: &&Row| {
             row.queue == self.queue
                 && row.state == TaskState::Ready
+                && Some(row.due_at) >= self.from
                 && level(row) == of
                 && self.shards.contains(&row.id.shard())
         };
@@ -142,6 +156,7 @@ impl OwnedPick {
     fn is_in(&self, row: &Row, lane: &LaneEnd, of: usize) -> bool {
         row.queue == self.queue
             && row.state == TaskState::Ready
+            && Some(row.due_at) >= self.from
             && level(row) == of
             && row.id.shard() == lane.shard
             && row.lane() == lane.lane

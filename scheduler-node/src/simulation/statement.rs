@@ -19,7 +19,7 @@ use super::{
 use crate::{
     clock,
     store::{
-        claim::{Claimed, LOOK_AGAIN_AFTER},
+        claim::{Claimed, HeldBack, LOOK_AGAIN_AFTER},
         settle::{Deliver, Extend, Finish, Finished, Retry},
     },
 };
@@ -89,7 +89,7 @@ pub fn claim(
                 let Some(row) = table.rows.get_mut(id) else { continue };
                 if closed.contains(&row.queue) {
                     row.state = TaskState::Ready;
-                    claimed.held_back.push((*id, row.queue.clone()));
+                    claimed.held_back.push(HeldBack { id: *id, queue: row.queue.clone(), due_at: row.due_at });
                 } else {
                     take(row, locks.fences[&id.shard()], now);
                     row.attempt += 1;

@@ -35,7 +35,7 @@ pub struct Claimed {
     /// Messages to publish at their due times.
     pub deliveries: Vec<Delivery>,
     /// Tasks that are `ready` now, because their lanes are closed.
-    pub held_back: Vec<(TaskId, QueueName)>,
+    pub held_back: Vec<HeldBack>,
     /// Tasks that were not taken and still wake at the times of their rows. Another transaction holds them, they
     /// were moved, or their queue's policy has changed.
     pub passed: Vec<Key>,
@@ -45,11 +45,19 @@ pub struct Claimed {
     pub turned: bool,
 }
 
+/// A task that became `ready`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldBack {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub due_at: UnixMicros,
+}
+
 impl Claimed {
     /// The tasks whose rows the statement has written.
     pub fn written(&self) -> Vec<TaskId> {
         let taken = self.deliveries.iter().map(|delivery| delivery.id);
-        taken.chain(self.held_back.iter().map(|(id, _)| *id)).collect()
+        taken.chain(self.held_back.iter().map(|held| held.id)).collect()
     }
 }
 
@@ -190,7 +198,11 @@ fn read(rows: &[PgRow], presented: usize, sent_at: Instant) -> Result<Claimed, s
         match row.try_get::<Option<&str>, _>("fate")? {
             None => {}
             Some("taken") => claimed.deliveries.push(delivery(row)?),
-            Some("held") => claimed.held_back.push((super::task_id(row, "id")?, super::queue(row, "queue")?)),
+            Some("held") => claimed.held_back.push(HeldBack {
+                id: super::task_id(row, "id")?,
+                queue: super::queue(row, "queue")?,
+                due_at: super::moment(row, "due_at")?,
+            }),
             Some("passed") => claimed.passed.push(Key::read(row)?),
             Some(other) => return Err(super::unexpected("fate", other)),
         }

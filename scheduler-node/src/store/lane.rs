@@ -82,17 +82,51 @@ pub struct Pick<'a> {
     /// Restricts the pick to these of the tasks that it would start. Empty: it starts
     /// none and returns candidates only.
     pub only: Option<&'a [TaskId]>,
+    /// Tasks that are due earlier are left out. `None`: none is.
+    pub from: Option<UnixMicros>,
+}
+
+#[cfg(test)]
+impl<'a> Pick<'a> {
+    /// The first pick of a queue without order, limit or rate, whose policy has not changed.
+    pub fn of(queue: &'a QueueName, fences: &'a BTreeMap<ShardId, Epoch>, wanted: Levels) -> Self {
+        Self {
+            queue,
+            fences,
+            wanted,
+            after: &[const { None }; LEVELS],
+            ordered: false,
+            counted: false,
+            known: i64::MAX,
+            ahead: STARTED_AHEAD,
+            aside: &[],
+            only: None,
+            from: None,
+        }
+    }
 }
 
 impl Database {
-    /// Counts at most `most` ready tasks of each priority. If `limit` is given, also counts
-    /// started tasks, up to that limit.
+    /// Finds the due time of a queue's oldest ready task among those that are due at `from` or later; or the database's
+    /// time, if there is none.
+    pub async fn ready_oldest(&self, queue: &QueueName, from: Option<UnixMicros>) -> Result<UnixMicros, Error> {
+        self.run(StoreOp::ReadyOldest, |pool| async move {
+            let query = sqlx::query(include_str!("queries/ready_oldest.sql"));
+            let row = query.bind(queue.as_str()).bind(from.map(UnixMicros::to_utc)).fetch_one(&pool).await?;
+            super::moment(&row, "oldest")
+        })
+        .await
+    }
+
+    /// Counts at most `most` ready tasks of each priority, of those that are due at `from` or later. If `limit` is
+    /// given, also counts started tasks, up to that limit.
     pub async fn lane_read(
         &self,
         queue: &QueueName,
         shards: &[ShardId],
         most: usize,
         limit: Option<i64>,
+        from: Option<UnixMicros>,
     ) -> Result<LaneCounts, Error> {
         let shards = super::numbers(shards);
         let most = i64::try_from(most).unwrap_or(i64::MAX);
@@ -102,6 +136,7 @@ impl Database {
                 .bind(shards)
                 .bind(most)
                 .bind(limit.unwrap_or(0))
+                .bind(from.map(UnixMicros::to_utc))
                 .fetch_all(&pool)
                 .await?;
             let mut counts = LaneCounts::default();
@@ -154,7 +189,8 @@ impl Database {
             .bind(super::uuids(pick.aside))
             .bind(pick.only.map(super::uuids))
             .bind(window.until.to_utc())
-            .bind(interval(pick.ahead));
+            .bind(interval(pick.ahead))
+            .bind(pick.from.map(UnixMicros::to_utc));
         self.claimed_with(StoreOp::TaskPick, pick.fences, || query, walks).await
     }
 }

@@ -47,6 +47,7 @@ common::labelled! {
         TaskPreload = "task_preload",
         TaskClaim = "task_claim",
         TaskPick = "task_pick",
+        ReadyOldest = "ready_oldest",
         LaneRead = "lane_read",
         TaskRescue = "task_rescue",
         TaskTakeover = "task_takeover",

@@ -54,7 +54,9 @@ impl StoreOp {
                 PoolKind::Fire
             }
             MoveClose | MoveReopen | MoveOpen | MoveReturn | MoveDrop => PoolKind::Fire,
-            TaskPreload | TaskClaim | TaskPick | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => PoolKind::Fire,
+            TaskPreload | TaskClaim | TaskPick | ReadyOldest | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => {
+                PoolKind::Fire
+            }
             TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskSetAside | TaskStanding => PoolKind::Fire,
             TaskHeld | TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge | PresenceRead => PoolKind::Fire,
             QueueRevision | QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,

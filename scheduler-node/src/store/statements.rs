@@ -86,7 +86,10 @@ statements! {
     ) -> Claimed;
     async fn task_rescue(&self, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> Claimed;
     async fn ready_queues(&self) -> Vec<QueueName>;
-    async fn lane_read(&self, queue: &QueueName, shards: &[ShardId], most: usize, limit: Option<i64>) -> LaneCounts;
+    async fn ready_oldest(&self, queue: &QueueName, from: Option<UnixMicros>) -> UnixMicros;
+    async fn lane_read(
+        &self, queue: &QueueName, shards: &[ShardId], most: usize, limit: Option<i64>, from: Option<UnixMicros>
+    ) -> LaneCounts;
     async fn task_pick(&self, pick: &Pick<'_>) -> (Claimed, Walks);
     async fn task_pick_candidates(&self, pick: &Pick<'_>) -> Vec<TaskId>;
     async fn task_deliver(&self, tasks: &[Deliver]) -> ();

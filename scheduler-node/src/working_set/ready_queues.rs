@@ -9,15 +9,19 @@ use std::{
     time::Instant,
 };
 
-use common::ids::QueueName;
+use common::{ids::QueueName, time::UnixMicros};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+use super::floors::Floors;
 
 #[derive(Debug, Default)]
 pub struct ReadyQueues {
     looks: Mutex<Looks>,
     /// Wakes the ready starter: a look is due earlier than before.
     pub sooner: Notify,
+    /// Where looks begin.
+    pub floors: Floors,
 }
 
 #[derive(Debug, Default)]
@@ -74,6 +78,18 @@ impl ReadyQueues {
         }
         drop(looks);
         self.sooner.notify_one();
+    }
+
+    /// Adds the queues of tasks that became ready, with their due times. They are looked at by `now`.
+    pub fn add_ready<'a>(&self, tasks: impl IntoIterator<Item = (&'a QueueName, UnixMicros)>, now: Instant) {
+        let mut queues = BTreeSet::new();
+        for (queue, due_at) in tasks {
+            self.floors.lower(queue, due_at);
+            if !queues.contains(queue) {
+                queues.insert(queue.clone());
+            }
+        }
+        self.add(queues, now);
     }
 
     /// Notes that there may be room in these queues. Those with waiting tasks are looked at.

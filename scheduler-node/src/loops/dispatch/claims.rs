@@ -79,8 +79,8 @@ impl<S: Statements> ClaimHandler<S> {
         }
         if !claimed.held_back.is_empty() {
             self.metrics.held_back.inc_by(claimed.held_back.len() as u64);
-            let queues: BTreeSet<_> = claimed.held_back.iter().map(|(_, queue)| queue.clone()).collect();
-            self.database.ready_queues.add(queues, clock::instant());
+            let ready = claimed.held_back.iter().map(|held| (&held.queue, held.due_at));
+            self.database.ready_queues.add_ready(ready, clock::instant());
         }
         Some(claimed)
     }

@@ -8,6 +8,7 @@
 //! so on this node's shards.
 
 mod doubt;
+mod floor;
 mod gains;
 #[cfg(test)]
 mod tests;
@@ -302,7 +303,7 @@ impl<S: Statements> ReadyStarter<S> {
         if shards.is_empty() {
             return Ok(LookResult::Nothing);
         }
-        let counts = self.claims.database.sql.lane_read(&queue.name, &shards, most, limit).await?;
+        let (counts, from) = self.count(&queue.name, &shards, most, limit).await?;
         let mut ready = counts.ready;
         if ready == [0; LEVELS] {
             return Ok(LookResult::Nothing);
@@ -320,7 +321,7 @@ impl<S: Statements> ReadyStarter<S> {
         turn.comes_due = turn.comes_due.filter(|_| room > 0 && turn.rounds.iter().any(Option::is_some));
         while room > 0 && ready != [0; LEVELS] {
             let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), dice::roll);
-            let Some(taken) = self.pick(queue, known, &fences, turn, wanted).await? else {
+            let Some(taken) = self.pick(queue, (known, from), &fences, turn, wanted).await? else {
                 return Ok(LookResult::Turned);
             };
             walked = true;
@@ -351,7 +352,7 @@ impl<S: Statements> ReadyStarter<S> {
     async fn pick(
         &self,
         queue: &Queue,
-        known: i64,
+        (known, from): (i64, Option<UnixMicros>),
         fences: &BTreeMap<ShardId, Epoch>,
         turn: &mut QueueProgress,
         wanted: Levels,
@@ -369,6 +370,7 @@ impl<S: Statements> ReadyStarter<S> {
             ahead: if is_limited(&queue.policy) { STARTED_AHEAD } else { STARTED_FAR_AHEAD },
             aside: &aside,
             only: None,
+            from,
         };
         let sent = clock::instant();
         let sent_at = self.claims.database.sql.clock().at(sent);

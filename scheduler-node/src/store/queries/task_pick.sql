@@ -22,7 +22,8 @@
 -- `candidates` holds the tasks that it would start.
 -- $15 the end of the time window: the statement starts none after it. Its node counts again some time
 -- after it has given up on an answer, and a statement that was held up on its way must not come in after that count.
--- $16 how far ahead of its due time a task is started.
+-- $16 how far ahead of its due time a task is started; $17 the due time before which no task is ready (NULL: any may
+-- be). The statement passes index entries before it without a look at their rows, or not at all in the lane `-`.
 -- Returns at least one row, as task_claim.sql does; `ends`: where each priority's walk ended, as "priority shard
 -- lane"; `cut`: the priorities whose walks ended before they had come round; `comes_due`: of the lanes whose first
 -- task is due later, the earliest due time.
@@ -47,12 +48,14 @@ WITH RECURSIVE fence AS MATERIALIZED (
            SELECT at.place, at.moves, oldest.lane, oldest.due_at
              FROM (SELECT CASE WHEN w.lane IS NULL THEN w.place % cardinality($2::int[]) + 1 ELSE w.place END AS place,
                           CASE WHEN w.lane IS NULL THEN w.moves + 1 ELSE w.moves END AS moves,
-                          coalesce(w.lane, '') AS after) AS at
+                          coalesce(nullif(w.lane, ''), '-') AS after,                      -- `-` is the first lane
+                          CASE WHEN w.lane <> '' THEN 'infinity' ELSE coalesce($17, '-infinity') - interval '1 us' END AS due) AS at
              LEFT JOIN LATERAL (
                   SELECT coalesce('=' || t.partition_key, '-') COLLATE "C" AS lane, t.due_at
                     FROM duetime.task AS t
                    WHERE t.queue = $1 AND t.priority = w.priority AND t.shard = ($2::int[])[at.place] AND t.state = 'ready'
-                     AND coalesce('=' || t.partition_key, '-') COLLATE "C" > at.after
+                     AND (coalesce('=' || t.partition_key, '-') COLLATE "C", t.due_at) > (at.after, at.due)
+                     AND t.due_at >= coalesce($17, '-infinity')
                    ORDER BY coalesce('=' || t.partition_key, '-') COLLATE "C", t.due_at, t.id
                    LIMIT 1) AS oldest ON true
            OFFSET 0) AS next                                        -- evaluates it once, not at each use
@@ -94,7 +97,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
                     WHERE l.head IS NULL
                       AND t.queue = $1 AND t.priority = l.priority AND t.shard = l.shard AND t.state = 'ready'
                       AND coalesce('=' || t.partition_key, '-') COLLATE "C" = l.lane
-                      AND t.due_at <= statement_timestamp() + $16
+                      AND t.due_at BETWEEN coalesce($17, '-infinity') AND statement_timestamp() + $16
                       AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
                       AND t.id <> ALL($13::uuid[])
                     ORDER BY t.due_at, t.id

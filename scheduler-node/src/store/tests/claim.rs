@@ -9,11 +9,7 @@ use common::{
 };
 
 use super::{claim, fixture, new_task, own, pick, state_of, submitted};
-use crate::store::{
-    lane::{LaneEnds, Pick},
-    settle::Deliver,
-    submit::Sending,
-};
+use crate::store::{lane::Pick, settle::Deliver, submit::Sending};
 
 #[tokio::test]
 async fn a_claimed_task_is_dispatching_counts_an_attempt_and_is_claimed_once() {
@@ -109,18 +105,7 @@ async fn what_became_ready_long_before_its_due_time_is_started_about_then() {
     assert_eq!(held.held_back.len(), 2);
     for ordered in [false, true] {
         sqlx::raw_sql("UPDATE duetime.task SET state = 'ready', in_order = NULL").execute(&test.pool).await.unwrap();
-        let pick = Pick {
-            queue: &orders,
-            fences: &fences,
-            wanted: [0, 0, 5, 0, 0],
-            after: &LaneEnds::default(),
-            ordered,
-            counted: false,
-            known: i64::MAX,
-            ahead: crate::store::lane::STARTED_AHEAD,
-            aside: &[],
-            only: None,
-        };
+        let pick = Pick { ordered, ..Pick::of(&orders, &fences, [0, 0, 5, 0, 0]) };
         let (claimed, walks) = test.database.task_pick(&pick).await.unwrap();
         assert_eq!(claimed.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [due.id]);
         assert_eq!(walks.comes_due, Some(soon), "the time of the next pick");

@@ -12,7 +12,9 @@ use common::{
 };
 use integration_tests::sandbox::shared;
 use prometheus::Registry;
-use sqlx::{Connection, PgConnection, PgPool, postgres::PgPoolOptions};
+use sqlx::{
+    AssertSqlSafe, Connection, Executor, PgConnection, PgPool, Postgres, pool::PoolConnection, postgres::PgPoolOptions,
+};
 use tokio::sync::OnceCell;
 
 use crate::store::{Database, Store, StoreMetrics, connect, migrate};
@@ -228,6 +230,15 @@ pub(crate) fn fresh_id_of(shard: ShardId) -> TaskId {
 }
 
 /// The current time of the database.
+/// A connection whose statements are planned as those of a node.
+pub(crate) async fn planned(pool: &PgPool) -> PoolConnection<Postgres> {
+    let mut connection = pool.acquire().await.unwrap();
+    for (setting, value) in connect::PLANS {
+        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
+    }
+    connection
+}
+
 pub(crate) async fn now(pool: &PgPool) -> UnixMicros {
     let now: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(pool).await.unwrap();

@@ -61,7 +61,7 @@ type Summary = (BTreeSet<(TaskId, i32, bool)>, BTreeSet<TaskId>, BTreeSet<(TaskI
 fn summary(claimed: &Claimed) -> Summary {
     (
         claimed.deliveries.iter().map(|one| (one.id, one.attempt.number(), one.redelivered)).collect(),
-        claimed.held_back.iter().map(|(id, _)| *id).collect(),
+        claimed.held_back.iter().map(|held| held.id).collect(),
         claimed.passed.iter().map(|key| (key.id, key.state.to_string())).collect(),
         claimed.refused,
     )
@@ -163,23 +163,16 @@ impl Both {
         let (queue, fences) = (QueueName::new(self.dice.one_of(&["a", "b"])), self.presented(&self.ids));
         let shards: Vec<ShardId> = fences.keys().copied().collect();
         let limit = self.dice.one_of(&[None, Some(2)]);
-        let real = self.test.database.lane_read(&queue, &shards, 3, limit).await.unwrap();
-        assert_eq!(real, lanes::read(&self.table.rows, &queue, &shards, 3, limit));
+        let from = if self.dice.is_percent(50) { Some(self.hours().await) } else { None };
+        let simulated = lanes::oldest(&self.table.rows, &queue, from, UnixMicros::LAST);
+        let real = self.test.database.ready_oldest(&queue, from).await.unwrap();
+        assert!(simulated == UnixMicros::LAST || real == simulated, "the database's time is its own");
+        let real = self.test.database.lane_read(&queue, &shards, 3, limit, from).await.unwrap();
+        assert_eq!(real, lanes::read(&self.table.rows, &queue, &shards, 3, (limit, from)));
         let wanted = [self.dice.index(3), self.dice.index(3), self.dice.index(3), 0, 0];
         let (ordered, counted) = (self.dice.is_percent(60), limit.is_some());
         let after = self.ends.clone();
-        let pick = Pick {
-            queue: &queue,
-            fences: &fences,
-            wanted,
-            after: &after,
-            ordered,
-            counted,
-            known: i64::MAX,
-            ahead: crate::store::lane::STARTED_AHEAD,
-            aside: &[],
-            only: None,
-        };
+        let pick = Pick { after: &after, ordered, counted, from, ..Pick::of(&queue, &fences, wanted) };
         let (real, real_walks) = self.test.database.task_pick(&pick).await.unwrap();
         let (simulated, walks) = self.in_memory(lanes::pick(&pick, UnixMicros::LAST)).await;
         assert_eq!(summary(&real), summary(&simulated), "{pick:?}");

@@ -7,14 +7,12 @@ use common::{
     priority::Levels,
     task::{NewTask, TaskState},
 };
-use serde_json::Value;
-use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
+use sqlx::{Executor, PgConnection, Row};
 
 use super::{changed, fixture, fixture::TestDatabase, new_task, node, own, state_of, until_waiting};
 use crate::{
     store::{
         claim::Claimed,
-        connect::PLANS,
         lane::{LaneCounts, LaneEnds, Pick},
         settle::{Finish, Report, Retry},
         submit::Sending,
@@ -47,18 +45,7 @@ impl<'a> Picker<'a> {
 
     async fn pick(&mut self, wanted: Levels) -> Claimed {
         let (queue, fences, after) = (&self.queue, &self.fences, &self.after);
-        let pick = Pick {
-            queue,
-            fences,
-            wanted,
-            after,
-            ordered: self.ordered,
-            counted: self.counted,
-            known: i64::MAX,
-            ahead: crate::store::lane::STARTED_AHEAD,
-            aside: &[],
-            only: None,
-        };
+        let pick = Pick { after, ordered: self.ordered, counted: self.counted, ..Pick::of(queue, fences, wanted) };
         let (claimed, walks) = self.test.database.task_pick(&pick).await.unwrap();
         for (after, end) in self.after.iter_mut().zip(walks.ends) {
             *after = end.or_else(|| after.take());
@@ -78,7 +65,7 @@ impl<'a> Picker<'a> {
 
     async fn counts(&self, most: usize, limit: Option<i64>) -> LaneCounts {
         let shards: Vec<ShardId> = self.fences.keys().copied().collect();
-        self.test.database.lane_read(&self.queue, &shards, most, limit).await.unwrap()
+        self.test.database.lane_read(&self.queue, &shards, most, limit, None).await.unwrap()
     }
 }
 
@@ -359,18 +346,7 @@ async fn a_walk_that_used_up_its_steps_says_so_and_the_next_one_goes_on_behind_i
         .await
         .unwrap();
     ready(&test, &["idle"]).await;
-    let pick = Pick {
-        queue: &picker.queue,
-        fences: &picker.fences,
-        wanted: [0, 0, 5, 0, 0],
-        after: &picker.after,
-        ordered: true,
-        counted: false,
-        known: i64::MAX,
-        ahead: crate::store::lane::STARTED_AHEAD,
-        aside: &[],
-        only: None,
-    };
+    let pick = Pick { ordered: true, ..Pick::of(&picker.queue, &picker.fences, [0, 0, 5, 0, 0]) };
     let (claimed, walks) = test.database.task_pick(&pick).await.unwrap();
     assert_eq!((claimed.deliveries.len(), walks.cut[2]), (0, true));
     let (claimed, _) = test.database.task_pick(&Pick { after: &walks.ends, ..pick }).await.unwrap();
@@ -401,6 +377,7 @@ async fn an_acquire_waits_for_a_pick_in_flight() {
         .bind(None::<Vec<uuid::Uuid>>)
         .bind(chrono::DateTime::<chrono::Utc>::MAX_UTC)
         .bind(sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: 0 })
+        .bind(None::<chrono::DateTime<chrono::Utc>>)
         .fetch_all(&mut *picking)
         .await
         .unwrap();
@@ -408,82 +385,10 @@ async fn an_acquire_waits_for_a_pick_in_flight() {
     let acquiring = spawn_child(async move {
         let fences: BTreeMap<_, _> =
             database.shard_acquire(&[ShardId::new(0)], &node("b")).await.unwrap().into_iter().collect();
-        database.lane_read(&QueueName::new("orders"), &[ShardId::new(0)], 10, Some(10)).await.unwrap().out
+        database.lane_read(&QueueName::new("orders"), &[ShardId::new(0)], 10, Some(10), None).await.unwrap().out
             + fences.len()
     });
     until_waiting(&test.pool, 1).await;
     picking.execute("COMMIT").await.unwrap();
     assert_eq!(acquiring.await.unwrap(), 2, "the new owner counts what the old one has started");
-}
-
-/// 200,000 tasks of one partition key and ten of each of twenty others, on one shard. Another
-/// 100,000 tasks belong to other queues.
-const BACKLOG: &str = "
-INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, priority, payload, content_type, partition_key)
-SELECT gen_random_uuid(), 0, 'orders', 'ready', due, due, 3, '{}', 'application/json', CASE WHEN g > 200 THEN 'big' ELSE 'small-' || g % 20 END
-  FROM generate_series(1, 200200) AS g, LATERAL (SELECT now() - g * interval '1 ms' AS due) AS moment;
-INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key)
-SELECT gen_random_uuid(), g % 128, 'q' || g % 50, 'scheduled', due, due, '{}', 'application/json', CASE WHEN g % 2 = 0 THEN 'k' || g % 1000 END
-  FROM generate_series(1, 100000) AS g, LATERAL (SELECT now() + g * interval '10 ms' AS due) AS moment;
-ANALYZE duetime.task;
-";
-
-/// The number of task rows that an executed plan examined, kept or not.
-fn touched(plan: &Value) -> f64 {
-    let number = |name: &str| plan[name].as_f64().unwrap_or(0.0);
-    let own = if plan["Relation Name"].as_str() == Some("task") {
-        (number("Actual Rows") + number("Rows Removed by Filter") + number("Rows Removed by Index Recheck"))
-            * number("Actual Loops")
-    } else {
-        0.0
-    };
-    own + plan["Plans"].as_array().into_iter().flatten().map(touched).sum::<f64>()
-}
-
-#[tokio::test]
-async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
-    let test = fixture::database().await;
-    own(&test, "a").await;
-    test.pool.execute(BACKLOG).await.unwrap();
-    let mut connection = test.pool.acquire().await.unwrap();
-    for (setting, value) in PLANS {
-        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
-    }
-    let types = "text, int[], bigint[], interval, smallint[], int[], int[], text[], int, boolean, boolean, bigint, uuid[], uuid[], timestamptz, interval";
-    let pick = include_str!("../queries/task_pick.sql");
-    connection.execute(AssertSqlSafe(format!("PREPARE pick ({types}) AS {pick}"))).await.unwrap();
-    let counting = include_str!("../queries/lane_read.sql");
-    connection
-        .execute(AssertSqlSafe(format!("PREPARE counting (text, int[], bigint, bigint) AS {counting}")))
-        .await
-        .unwrap();
-    for (call, most) in [
-        ("counting ('orders', '{0}', 500, 100)", 600.0),
-        ("counting ('orders', '{0,1,2,3,4,5,6,7,8,9}', 500, 100)", 620.0),
-        (
-            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{10}', '{1}', '{}', 1000, false, true, 0, '{}', NULL, 'infinity', '100 ms')",
-            200.0,
-        ),
-        (
-            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, false, true, 0, '{}', NULL, 'infinity', '100 ms')",
-            3_000.0,
-        ),
-        (
-            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, true, true, 0, '{}', NULL, 'infinity', '100 ms')",
-            3_000.0,
-        ),
-    ] {
-        let call = call.replace("'{}', 1000", "ARRAY[''], 1000");
-        let explain = format!("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE {call}");
-        let plan: Value = connection.fetch_one(AssertSqlSafe(explain)).await.unwrap().get(0);
-        let touched = touched(&plan[0]["Plan"]);
-        assert!(touched <= most, "{touched} rows for {call}: {plan:#}");
-    }
-    let taken: Vec<(String, i64)> = sqlx::query_as(
-        "SELECT CASE WHEN partition_key = 'big' THEN 'big' ELSE 'small' END AS who, count(*) FROM duetime.task WHERE attempt > 0 GROUP BY 1 ORDER BY 1",
-    )
-    .fetch_all(&test.pool)
-    .await
-    .unwrap();
-    assert!(taken.iter().any(|(who, tasks)| who == "small" && *tasks >= 200), "{taken:?}");
 }

@@ -273,18 +273,7 @@ async fn a_pick_that_was_held_up_beyond_its_window_starts_nothing() {
     let waiting = new_task(fixture::fresh_id_of(ShardId::new(0)));
     test.database.task_submit(std::slice::from_ref(&waiting), Sending::First).await.unwrap();
     sqlx::query("UPDATE duetime.task SET state = 'ready'").execute(&test.pool).await.unwrap();
-    let pick = Pick {
-        queue: &waiting.queue,
-        fences: &fences,
-        wanted: [0, 0, 5, 0, 0],
-        after: &Default::default(),
-        ordered: false,
-        counted: true,
-        known: i64::MAX,
-        ahead: crate::store::lane::STARTED_AHEAD,
-        aside: &[],
-        only: None,
-    };
+    let pick = Pick { counted: true, ..Pick::of(&waiting.queue, &fences, [0, 0, 5, 0, 0]) };
     let now = fixture::now(&test.pool).await;
     for (until, started) in [(now.minus(Duration::from_millis(1)), 0), (now.plus(Duration::from_secs(3_600)), 1)] {
         let window = Window { after: None, until };

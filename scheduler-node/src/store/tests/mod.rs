@@ -16,6 +16,7 @@ mod glance;
 mod in_memory;
 mod inbox;
 mod lane;
+mod lane_plans;
 mod late;
 mod list;
 mod list_plans;
@@ -132,21 +133,9 @@ async fn pick(
     most: usize,
 ) -> super::claim::Claimed {
     let shards: Vec<ShardId> = fences.keys().copied().collect();
-    let ready = database.lane_read(queue, &shards, most, None).await.unwrap().ready;
+    let ready = database.lane_read(queue, &shards, most, None, None).await.unwrap().ready;
     let wanted = shares(ready, most, None, || 0.0);
-    let pick = Pick {
-        queue,
-        fences,
-        wanted,
-        after: &Default::default(),
-        ordered: false,
-        counted: false,
-        known: i64::MAX,
-        ahead: crate::store::lane::STARTED_AHEAD,
-        aside: &[],
-        only: None,
-    };
-    database.task_pick(&pick).await.unwrap().0
+    database.task_pick(&Pick::of(queue, fences, wanted)).await.unwrap().0
 }
 
 /// Opens a transaction that runs `shard_acquire` of shard 0 for another node; nothing is committed yet.

@@ -16,7 +16,7 @@ use crate::{
     coordination::tests::soon,
     store::{
         change::Keep,
-        lane::{LaneEnds, Pick},
+        lane::Pick,
         put::{Put, PutOutcome, Retention},
         settle::{Finish, Report, Retry},
     },
@@ -264,18 +264,7 @@ async fn a_started_task_of_an_ordered_lane_that_is_replaced_by_one_due_later_let
         (task.due_now, task.due_at) = (false, in_an_hour);
     });
     assert_eq!(put(&test, &later).await.outcome, PutOutcome::Replaced);
-    let pick = Pick {
-        queue: &old.queue,
-        fences: &fences,
-        wanted: [0, 0, 5, 0, 0],
-        after: &LaneEnds::default(),
-        ordered: true,
-        counted: false,
-        known: i64::MAX,
-        ahead: crate::store::lane::STARTED_AHEAD,
-        aside: &[],
-        only: None,
-    };
+    let pick = Pick { ordered: true, ..Pick::of(&old.queue, &fences, [0, 0, 5, 0, 0]) };
     let (claimed, _) = test.database.task_pick(&pick).await.unwrap();
     assert_eq!(claimed.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [next.id]);
 }

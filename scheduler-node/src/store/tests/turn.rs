@@ -58,20 +58,9 @@ async fn who_does_not_know_a_queues_newest_policy_claims_nothing_of_it_and_every
     let closed = BTreeSet::from([orders()]);
     let known = test.database.task_claim(&ids, &fences, Duration::ZERO, &closed, revision).await.unwrap();
     assert_eq!((known.turned, known.held_back.len()), (false, 2));
-    let wanted: Levels = [0, 0, 2, 0, 0];
+    let (queue, wanted): (_, Levels) = (orders(), [0, 0, 2, 0, 0]);
     for (known, started) in [(revision - 1, 0), (revision, 2)] {
-        let pick = Pick {
-            queue: &orders(),
-            fences: &fences,
-            wanted,
-            after: &Default::default(),
-            ordered: false,
-            counted: false,
-            known,
-            ahead: crate::store::lane::STARTED_AHEAD,
-            aside: &[],
-            only: None,
-        };
+        let pick = Pick { known, ..Pick::of(&queue, &fences, wanted) };
         let (claimed, _) = test.database.task_pick(&pick).await.unwrap();
         assert_eq!((claimed.deliveries.len(), claimed.turned), (started, started == 0));
     }

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use common::{
     delay::{
         heap::WakeKind,
@@ -67,22 +69,11 @@ impl Loops {
 
     /// Picks tasks as a node does that never gets the answer.
     async fn pick(&self, wanted: usize) {
-        let (queue, after) = (QueueName::new(LIMITED), LaneEnds::default());
+        let queue = QueueName::new(LIMITED);
         let mut levels = [0; LEVELS];
         // The default priority is 3.
         levels[2] = wanted;
-        let pick = Pick {
-            queue: &queue,
-            fences: &self.fences,
-            wanted: levels,
-            after: &after,
-            ordered: false,
-            counted: true,
-            known: i64::MAX,
-            ahead: crate::store::lane::STARTED_AHEAD,
-            aside: &[],
-            only: None,
-        };
+        let pick = Pick { counted: true, ..Pick::of(&queue, &self.fences, levels) };
         let (claimed, _) = self.test.database.task_pick(&pick).await.unwrap();
         assert_eq!(claimed.deliveries.len(), wanted);
     }
@@ -133,6 +124,29 @@ async fn a_queue_goes_on_although_a_look_for_what_a_lost_pick_started_can_never_
     sqlx::raw_sql(unreadable).execute(&loops.test.pool).await.unwrap();
     starter.look(&queue, true).await.expect("three tasks still wait");
     assert!(starter.turns.lock()[&queue].doubt.is_none());
+}
+
+#[tokio::test]
+async fn a_look_begins_at_the_floor_and_finds_what_became_ready_below_it() {
+    let loops = Loops::new().await;
+    loops.limited().await;
+    let (claims, mut dispatches) = loops.claims();
+    let (starter, queue) = (loops.ready_starter(claims.clone()), QueueName::new(LIMITED));
+    let now = clock::instant();
+    let long = Duration::from_secs(60);
+    claims.database.ready_queues.floors.change(&queue, |floor| {
+        floor.was_slow(now);
+        floor.read_head(claims.now().plus(long), long, now);
+    });
+    assert_eq!(starter.look(&queue, true).await, None, "all are due before the floor");
+
+    sqlx::raw_sql("UPDATE duetime.task SET state = 'scheduled'").execute(&loops.test.pool).await.unwrap();
+    let ids = loops.three(|task| task.queue = queue.clone()).await;
+    let closed = BTreeSet::from([queue.clone()]);
+    let held = loops.test.database.task_claim(&ids, &loops.fences, Duration::ZERO, &closed, i64::MAX).await;
+    claims.received("due", ids.to_vec(), &loops.fences, Duration::ZERO, held).await;
+    starter.look(&queue, true).await;
+    assert_eq!(ids_of(&mut dispatches, 3).await, ids.into());
 }
 
 const SHARDS: [ShardId; 2] = [ShardId::new(0), ShardId::new(1)];
