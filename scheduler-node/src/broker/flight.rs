@@ -31,6 +31,9 @@ use super::{
     route::Route,
 };
 
+/// The reason why a message was not sent: it waited for its route, or for the message ahead of it.
+pub(super) const TOO_LATE: &str = "it was claimed too long ago to be sent";
+
 /// The words of a refusal over a routing key. A refusal of the whole exchange does not have them.
 const OF_A_KEY: &str = "access to topic '";
 
@@ -68,6 +71,13 @@ async fn send_one(
     let confirm =
         channel.basic_publish(address.exchange.clone(), routing_key, options, outgoing.body(), properties).await;
     (confirm, Instant::now())
+}
+
+/// Whether one of these messages must not be sent any more. The others are looked at again with it, which keeps their
+/// order.
+pub(super) fn is_too_late(batch: &[Outgoing]) -> bool {
+    let now = Instant::now();
+    batch.iter().any(|outgoing| outgoing.is_too_late(now))
 }
 
 /// A batch on its way.
@@ -145,12 +155,13 @@ impl Flight {
 
     /// Sends all messages and waits for all confirms. With `carefully`, one message goes ahead of the others: a
     /// broker that refuses a route closes the channel, and messages sent to a closed channel cost the whole
-    /// connection.
+    /// connection. If its confirm takes too long, the others are not sent.
     pub(super) async fn fly(&mut self, channel: &Channel, address: &Address, batch: &[Outgoing], carefully: bool) {
         let ahead = if carefully { 1 } else { batch.len() };
         self.send(channel, address, batch, 0..ahead).await;
         self.gather(0..ahead).await;
-        if self.trouble.is_none() && ahead < batch.len() {
+        let others = &batch[ahead..];
+        if self.trouble.is_none() && !others.is_empty() && !is_too_late(others) {
             self.send(channel, address, batch, ahead..batch.len()).await;
             self.gather(ahead..batch.len()).await;
         }
@@ -236,9 +247,9 @@ impl Flight {
         }
     }
 
-    /// Whether all confirms are in, and with them all returns.
+    /// Whether all confirms of the messages that were sent are in, and with them all returns.
     pub(super) fn is_whole(&self) -> bool {
-        self.messages.iter().all(|message| message.confirmed.is_some())
+        self.messages[..self.begun].iter().all(|message| message.confirmed.is_some())
     }
 
     /// Whether every message whose sending has begun went to the socket.
@@ -286,7 +297,11 @@ impl Flight {
         // An ack can hide a return only behind the return of another message. While confirms are missing and a
         // message was returned, any ack may hide one.
         let acks_count = self.is_whole() || self.returned.is_empty();
-        let reason = self.trouble.as_deref().unwrap_or("its confirm may belong to another message");
+        let reason = |index: usize| match &self.trouble {
+            Some(trouble) => trouble.clone(),
+            None if index >= self.begun => TOO_LATE.to_owned(),
+            None => "its confirm may belong to another message".to_owned(),
+        };
         let refused = self.only_in_doubt().zip(self.refusal(batch));
         let judge = |(index, (message, outgoing)): (usize, (&Message, &Outgoing))| {
             let (id, attempt) = (outgoing.delivery.id, outgoing.delivery.attempt);
@@ -303,7 +318,7 @@ impl Flight {
                     Some((of, reason)) if *of == index => {
                         Outcome::Refused(NotTaken::Unacceptable { reason: reason.clone() })
                     }
-                    _ => Outcome::Unknown(reason.to_owned()),
+                    _ => Outcome::Unknown(reason(index)),
                 },
             };
             Published { id, attempt, sent_at: message.sent_at, outcome }
@@ -320,6 +335,7 @@ mod tests {
     fn judged(confirmed: &[Option<bool>], returned: &[usize]) -> Vec<Outcome<(), NotTaken>> {
         let batch = batch("mail", confirmed.len());
         let mut flight = Flight::new(batch.len(), LastConfirm::default());
+        flight.begun = batch.len();
         for (message, confirmed) in flight.messages.iter_mut().zip(confirmed) {
             message.confirmed = *confirmed;
         }

@@ -98,6 +98,8 @@ impl Publisher {
     async fn send_copy(self: &Arc<Self>, route: &Route, of: &Outgoing) -> Option<Published> {
         let mut copy = of.clone();
         copy.delivery.redelivered = true;
+        // A marked copy may follow those of another owner.
+        copy.send_before = None;
         let (this, route) = (Arc::clone(self), route.clone());
         spawn_child(async move { this.publish_copy(&route, copy).await }).await.ok().flatten()
     }

@@ -1,5 +1,7 @@
 //! A delivery in its AMQP form, property by property, and the parts of an answer that identify its attempt.
 
+use std::time::Instant;
+
 use common::{
     ids::QueueName,
     task::Delivery,
@@ -28,11 +30,19 @@ pub struct Outgoing {
     pub shaped: Option<Shaped>,
     /// The receipt that a report of the attempt brings back.
     pub receipt: Option<String>,
+    /// The instant from which the message must not be sent: by then another node may own the task and have published
+    /// a marked copy. `None`: the message may be sent at any time.
+    pub send_before: Option<Instant>,
 }
 
 impl Outgoing {
     pub(super) fn body(&self) -> &[u8] {
         self.shaped.as_ref().map_or(&self.delivery.content.payload, |shaped| &shaped.body)
+    }
+
+    /// Whether the message must not be sent any more.
+    pub fn is_too_late(&self, now: Instant) -> bool {
+        self.send_before.is_some_and(|before| now >= before)
     }
 }
 

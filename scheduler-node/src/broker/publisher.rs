@@ -14,7 +14,7 @@ use super::{
     connection::{ANSWER_WITHIN, Link, NOWHERE},
     envelope,
     error::answer,
-    flight::{Address, Awaited, Flight, LastConfirm},
+    flight::{Address, Awaited, Flight, LastConfirm, TOO_LATE, is_too_late},
     message::Outgoing,
     metrics::BrokerMetrics,
     published::Published,
@@ -137,7 +137,8 @@ impl Publisher {
         is_confirmed
     }
 
-    /// Makes the route ready and takes a channel for a batch. An error says why the batch cannot be sent.
+    /// Makes the route ready and takes a channel for a batch, while the batch may be sent. An error says why it cannot
+    /// be sent.
     async fn start<'a>(&self, route: &'a Route, batch: &[Outgoing]) -> Result<Run<'a>, String> {
         if self.link.is_blocked() {
             return Err("the broker has blocked the connection".to_owned());
@@ -150,6 +151,10 @@ impl Publisher {
             self.channels.lease().await
         };
         match tokio::time::timeout(START_WITHIN, start).await {
+            Ok(Ok(lease)) if is_too_late(batch) => {
+                lease.give_back();
+                Err(TOO_LATE.to_owned())
+            }
             Ok(Ok(lease)) => Ok(Run { route, lane, address, lease }),
             Ok(Err(error)) => Err(error.explained()),
             Err(_) => Err("neither the queue nor a channel was ready in time".to_owned()),

@@ -102,6 +102,15 @@ impl Publish for SimulatedBroker {
         let (mut published, mut last) = (Vec::new(), Duration::ZERO);
         for message in &batch {
             self.world.state().judge.handed_over((message.delivery.id, message.delivery.attempt.number()));
+            if message.is_too_late(clock::instant()) {
+                published.push(Published {
+                    id: message.delivery.id,
+                    attempt: message.delivery.attempt,
+                    sent_at: None,
+                    outcome: Outcome::Unknown("the simulated process stood still for too long".to_owned()),
+                });
+                continue;
+            }
             let Fate { arrives_after, heard_after, outcome } = self.fate();
             if let Some(after) = arrives_after {
                 self.send(message, after);

@@ -271,6 +271,7 @@ pub(crate) fn outgoing(queue: &str) -> Outgoing {
         wants_result: false,
         shaped: None,
         receipt: None,
+        send_before: None,
     }
 }
 

@@ -12,8 +12,9 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, Outgoing, Published, lost::DOUBTED_AFTER},
+    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, Outgoing, Published, Route, lost::DOUBTED_AFTER},
     bench::{Bench, Hand, LONG, Tally, batch, route, tally},
+    refused::forward,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,6 +217,71 @@ async fn a_slow_broker_gets_one_copy_of_one_message_at_most() {
         return;
     }
     panic!("the connection is lost each time, although the broker stands still for less than two heartbeats");
+}
+
+/// How long a broker stands still that makes a batch too late. It is shorter than a confirm is awaited without doubt.
+const STANDS_STILL: Duration = Duration::from_secs(2);
+
+/// Publishes ten messages to a broker that stands still for longer than they may be sent. Returns them and their
+/// outcomes.
+async fn published_too_late(bench: &Bench, route: &Route) -> (Vec<Outgoing>, Vec<Published>) {
+    let send_before = Instant::now() + STANDS_STILL / 2;
+    let batch = batch("mail", 10).into_iter().map(|of| Outgoing { send_before: Some(send_before), ..of });
+    let batch: Vec<Outgoing> = batch.collect();
+    bench.rabbit.pause().unwrap();
+    let going_on = async {
+        tokio::time::sleep(STANDS_STILL).await;
+        bench.rabbit.resume().unwrap();
+    };
+    let (published, ()) = tokio::join!(bench.broker.publish(route, batch.clone()), going_on);
+    assert!(published.iter().all(|of| of.sent_at.is_none_or(|at| at < send_before)), "sent late: {published:?}");
+    (batch, published)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_whose_queue_takes_too_long_to_declare_is_not_sent() {
+    let bench = Bench::alone(LONG).await;
+    for turn in 0..5 {
+        let queue = format!("mail-{turn}");
+        let (_, published) = published_too_late(&bench, &route(&queue)).await;
+        bench.until_up().await;
+        if published.iter().any(|of| of.sent_at.is_some()) {
+            // A process stops thread by thread: the broker declared the queue before it stood still.
+            continue;
+        }
+        assert_eq!(tally(&published), Tally { unknown: 10, ..Tally::default() });
+        bench.until_taken(&queue).await;
+        let there = bench.hand().await.take_all(&queue).await;
+        assert!(published.iter().all(|of| !there.contains(&format!("{}:1", of.id))), "{there:?}");
+        return;
+    }
+    panic!("the broker declares the queue each time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rest_of_a_batch_is_not_sent_when_the_confirm_of_the_first_message_takes_too_long() {
+    let bench = Bench::alone(LONG).await;
+    let forward = forward(&bench).await;
+    for turn in 0..5 {
+        // Leaves a free channel, so that the first message needs no answer of the broker.
+        bench.until_taken("mail").await;
+        // Nothing has gone this way yet, and no queue is declared for it.
+        let route = Route { routing_key: turn.to_string(), ..forward.clone() };
+        let (batch, published) = published_too_late(&bench, &route).await;
+        if tally(&published) != (Tally { done: 1, unknown: 9, ..Tally::default() }) {
+            // The broker answered before it stood still, or needed so long to go on that its connection is lost.
+            bench.until_up().await;
+            continue;
+        }
+        assert!(published[1..].iter().all(|of| of.sent_at.is_none()), "{published:?}");
+        let read_again = batch[1..].iter().map(|of| Outgoing { send_before: None, ..of.clone() }).collect();
+        assert_eq!(tally(&bench.broker.publish(&route, read_again).await).done, 9);
+        let there = bench.hand().await.take_all("kept").await;
+        let copies = |of: &Published| there.iter().filter(|id| **id == format!("{}:1", of.id)).count();
+        assert!(published[1..].iter().all(|of| copies(of) == 1), "{there:?}");
+        return;
+    }
+    panic!("the broker answers at once each time, or its connection is lost");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

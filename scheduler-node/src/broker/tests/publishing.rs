@@ -43,8 +43,8 @@ async fn a_delivery_says_what_the_contract_says() {
         envelope: None,
         ..plain.delivery
     };
-    let mut full =
-        Outgoing { delivery, max_attempts: 4, wants_result: true, shaped: None, receipt: Some("r".to_owned()) };
+    let receipt = Some("r".to_owned());
+    let mut full = Outgoing { delivery, max_attempts: 4, wants_result: true, receipt, ..plain };
     full.delivery.content.headers.insert("traceparent".to_owned(), "00-ab-cd-01".to_owned());
     let id = full.delivery.id;
     bench.broker.publish(&route("mail"), vec![full]).await;

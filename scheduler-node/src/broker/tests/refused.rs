@@ -96,7 +96,7 @@ async fn after_a_refusal_the_next_one_costs_no_neighbour_a_copy_and_no_connectio
 }
 
 /// The exchange `forward`, with a queue behind it that takes every message.
-async fn forward(bench: &Bench) -> Route {
+pub(super) async fn forward(bench: &Bench) -> Route {
     let hand = bench.hand().await;
     let nothing = FieldTable::default;
     let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };

@@ -172,8 +172,11 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let place = |dispatch: &Dispatch| Place::of(dispatch, &policy, hops.get(&dispatch.delivery.id).copied());
         let places: HashMap<TaskId, Place> =
             batch.iter().map(|(dispatch, _)| (dispatch.delivery.id, place(dispatch))).collect();
-        let outgoing: Vec<Outgoing> =
-            batch.into_iter().map(|(dispatch, shaped)| outgoing(dispatch.delivery, shaped, &policy, &keys)).collect();
+        let outgoing = |(dispatch, shaped): (Dispatch, _)| Outgoing {
+            send_before: self.send_before(&dispatch),
+            ..outgoing(dispatch.delivery, shaped, &policy, &keys)
+        };
+        let outgoing: Vec<Outgoing> = batch.into_iter().map(outgoing).collect();
         let messages = outgoing.len();
         self.history.record_all(
             outgoing
@@ -202,12 +205,15 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         known.ok()?.ok()?.clone()
     }
 
+    /// The instant from which a message of this claim must not be sent.
+    fn send_before(&self, dispatch: &Dispatch) -> Option<Instant> {
+        if seeded!(StalePublish) { None } else { Some(dispatch.claimed_at + self.longest_hold) }
+    }
+
     /// Keeps the fresh messages. Those claimed too long ago go back to be looked at again.
     fn fresh<T>(&self, batch: Vec<T>, dispatch: impl Fn(&T) -> &Dispatch) -> Vec<T> {
         let now = clock::instant();
-        let is_fresh = |of: &T| {
-            seeded!(StalePublish) || now.saturating_duration_since(dispatch(of).claimed_at) < self.longest_hold
-        };
+        let is_fresh = |of: &T| self.send_before(dispatch(of)).is_none_or(|before| now < before);
         let (fresh, old): (Vec<T>, Vec<T>) = batch.into_iter().partition(is_fresh);
         for dispatch in old.iter().map(dispatch) {
             self.databases[dispatch.database].look_again([dispatch.delivery.id], LOOK_AGAIN);
@@ -359,6 +365,7 @@ fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue, keys: &Re
         wants_result: queue.policy.settle.needs_report(),
         delivery,
         shaped,
+        send_before: None,
     }
 }
 
