@@ -10,7 +10,7 @@ use integration_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{id_of, in_state, scenario, submit_now};
+use crate::{id_of, in_state, lasts, scenario, submit_now};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -50,6 +50,32 @@ async fn a_rejected_attempt_is_retried_after_its_back_off() {
                 task.rest["attempts"].as_array().into_iter().flatten().map(|attempt| &attempt["reason"]).collect();
             ensure!(reasons.iter().filter(|reason| **reason == "rejected").count() == 2, "{task:?}");
         }
+        Ok(())
+    })
+    .await;
+}
+
+/// The deadline passes while the only node is stopped, and the rejection waits at RabbitMQ.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rejection_that_came_while_all_nodes_were_stopped_counts_although_its_deadline_has_passed() {
+    const TIMEOUT: Duration = Duration::from_secs(8);
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let script = |delivery: &integration_tests::ledger::Delivery| {
+            if delivery.attempt == 1 { Answer::reject() } else { Answer::ack() }
+        };
+        sandbox.consume("mail", &policy("reject", 5, TIMEOUT.as_millis() as i64), script).await?;
+        sandbox.hold_consumers("mail", true);
+        let (client, ledger) = (sandbox.client(0), &sandbox.ledger);
+        let number = submit_now(&client, ledger, "mail", &Value::Null).await?;
+        ledger.expect_attempts(number, 2);
+        in_state(&client, &id_of(ledger, number)?, "delivered").await?;
+        sandbox.pause(0)?;
+        sandbox.hold_consumers("mail", false);
+        ledger.wait_delivered(number, 1, SOON).await?;
+        // RabbitMQ closes the silent connection meanwhile, so the rejection comes after the node has connected again.
+        lasts(2 * TIMEOUT).await;
+        sandbox.resume(0)?;
+        ledger.wait_delivered(number, 2, 3 * SOON).await?;
         Ok(())
     })
     .await;

@@ -56,7 +56,8 @@ const LOOKS_AHEAD: u32 = 4;
 /// leave it again at once.
 const SOON: Duration = Duration::from_millis(500);
 
-/// The longest sleep, after which the loop asks again for a clock that had no reading yet.
+/// The longest sleep, after which the loop asks again for a clock that had no reading yet. The loop shows as
+/// often that the process runs.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
@@ -140,6 +141,8 @@ impl<S: Statements> Dispatcher<S> {
                 self.claims.database.hearing.lock().begin_again(clock::instant());
                 continue;
             }
+            // A long wait for a claim counts as a stop, too: such a database is hardly there to write reports.
+            self.claims.database.hearing.lock().runs(clock::instant());
             match self.turn() {
                 Turn::Wake(batch) => {
                     let is_full = batch.is_full;
@@ -320,31 +323,13 @@ impl<S: Statements> Dispatcher<S> {
         }
     }
 
-    /// Settles tasks whose deadlines have passed. The preloader wakes a task whose deadline was moved. After an outage
-    /// the reports that came meanwhile are read first. A broker that takes no messages takes no reports either, and a
-    /// node that publishes nothing may not have heard of it.
+    /// Settles tasks whose deadlines have passed. The preloader wakes a task whose deadline was moved.
     async fn deadlines(&self, due: Vec<(TaskId, UnixMicros)>) {
         if due.is_empty() {
             return;
         }
-        let wait = self.claims.database.hearing.lock().wait(clock::instant());
-        if seeded!(DeafDeadline) {
-            // No report comes first.
-        } else if wait <= SOON {
-            if !wait.is_zero() {
-                tokio::time::sleep(wait).await;
-            }
-        } else {
+        if let Err(wait) = self.until_passed(&due).await {
             return self.put_deadlines_back(&due, wait);
-        }
-        if let Some(broker) = &self.sounded
-            && !broker.takes_messages().await
-        {
-            return self.put_deadlines_back(&due, LOOK_AGAIN);
-        }
-        let until = due.iter().map(|(_, wake_at)| *wake_at).max().unwrap_or(UnixMicros::LAST);
-        if let Some(instant) = self.claims.database.sql.clock().instant_of(until) {
-            tokio::time::sleep_until(instant.into()).await;
         }
         let mut ids: Vec<TaskId> = due.into_iter().map(|(id, _)| id).collect();
         let Left { passed, failed } = self.reporter.deadlines(self.claims.index, &mut ids).await;
@@ -356,6 +341,42 @@ impl<S: Statements> Dispatcher<S> {
         owned_shards.end(ids.into_iter().filter(|id| !failed.contains(id)));
         let wake_at = self.claims.now().plus(LOOK_AGAIN);
         owned_shards.offer(passed.into_iter().map(|id| Entry { wake_at, id, kind: WakeKind::Deadline }));
+    }
+
+    /// Waits until these deadlines have passed. An error says for how long they must not end attempts: after an outage
+    /// the reports that came meanwhile are read first. A broker that takes no messages takes no reports either, and a
+    /// node that publishes nothing may not have heard of it.
+    async fn until_passed(&self, due: &[(TaskId, UnixMicros)]) -> Result<(), Duration> {
+        let wait = self.hears_first();
+        if wait > SOON {
+            return Err(wait);
+        }
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        if let Some(broker) = &self.sounded
+            && !broker.takes_messages().await
+        {
+            return Err(LOOK_AGAIN);
+        }
+        let until = due.iter().map(|(_, wake_at)| *wake_at).max().unwrap_or(UnixMicros::LAST);
+        if let Some(instant) = self.claims.database.sql.clock().instant_of(until) {
+            tokio::time::sleep_until(instant.into()).await;
+        }
+        // The process may have been stopped in one of these waits, and continue here before the loop does.
+        let wait = self.hears_first();
+        if wait.is_zero() { Ok(()) } else { Err(wait) }
+    }
+
+    /// How long reports come before deadlines.
+    fn hears_first(&self) -> Duration {
+        if seeded!(DeafDeadline) {
+            return Duration::ZERO;
+        }
+        let now = clock::instant();
+        let mut hearing = self.claims.database.hearing.lock();
+        hearing.runs(now);
+        hearing.wait(now)
     }
 
     fn put_deadlines_back(&self, due: &[(TaskId, UnixMicros)], wait: Duration) {

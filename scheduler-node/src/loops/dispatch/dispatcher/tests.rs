@@ -3,6 +3,7 @@ use common::{
     ids::QueueName,
     queue::{Queue, QueueBook, QueuePolicy, Settle},
 };
+use futures::FutureExt;
 
 use super::*;
 use crate::{
@@ -90,27 +91,68 @@ async fn while_the_broker_takes_no_messages_a_deadline_ends_nothing() {
     }
 }
 
-/// A rejection may wait at the broker for the end of the outage in which its deadline passed.
-#[tokio::test]
-async fn after_an_outage_a_rejection_that_waits_comes_before_a_deadline_that_has_passed() {
-    let loops = Loops::new().await;
+/// Delivered tasks whose deadlines have passed.
+async fn overdue(loops: &Loops) -> [TaskId; 3] {
     let ids = loops.claimed().await;
     loops.settle(ids, DELIVER).await;
     let overdue = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
     sqlx::raw_sql(overdue).execute(&loops.test.pool).await.unwrap();
-    let owned_shards = Arc::clone(&loops.database().owned_shards);
-    loops.database().hearing.lock().begin_again(clock::instant());
-    let (_dispatches, stop) = loops.dispatch(WakeKind::Deadline, &ids);
-    let now = loops.claims().0.now();
-    until(|| async { owned_shards.in_flight() == 0 && owned_shards.next_due().is_none_or(|due| due > now) }).await;
+    ids
+}
+
+async fn all_wait(loops: &Loops, ids: [TaskId; 3]) {
     for id in ids {
         let state = loops.test.state_of(id).await;
         assert_eq!(state.as_deref(), Some("delivered"), "a rejection may still come");
     }
+}
+
+/// Wakes the deadlines of these tasks in a dispatcher. They are put back, and end no attempt.
+async fn put_back(loops: &Loops, ids: [TaskId; 3]) -> CancellationToken {
+    let owned_shards = Arc::clone(&loops.database().owned_shards);
+    let (_dispatches, stop) = loops.dispatch(WakeKind::Deadline, &ids);
+    let now = loops.claims().0.now();
+    until(|| async { owned_shards.in_flight() == 0 && owned_shards.next_due().is_none_or(|due| due > now) }).await;
+    all_wait(loops, ids).await;
+    stop
+}
+
+/// A rejection may wait at the broker for the end of the outage in which its deadline passed.
+#[tokio::test]
+async fn after_an_outage_a_rejection_that_waits_comes_before_a_deadline_that_has_passed() {
+    let loops = Loops::new().await;
+    let ids = overdue(&loops).await;
+    let owned_shards = Arc::clone(&loops.database().owned_shards);
+    loops.database().hearing.lock().begin_again(clock::instant());
+    let stop = put_back(&loops, ids).await;
     *loops.database().hearing.lock() = Hearing::default();
     owned_shards.offer(ids.map(|id| Entry { wake_at: UnixMicros::FIRST, id, kind: WakeKind::Deadline }));
     for id in ids {
         until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
     }
     stop.cancel();
+}
+
+#[tokio::test]
+async fn after_a_stop_of_the_node_a_rejection_that_waits_comes_before_a_deadline_that_has_passed() {
+    let loops = Loops::new().await;
+    let ids = overdue(&loops).await;
+    loops.database().hearing.lock().runs(clock::instant() - LONG);
+    put_back(&loops, ids).await.cancel();
+}
+
+#[tokio::test]
+async fn a_stop_of_the_node_while_a_deadline_waits_for_its_moment_lets_a_rejection_come_first() {
+    let loops = Loops::new().await;
+    let ids = overdue(&loops).await;
+    loops.database().sql.ping().await.unwrap();
+    let dispatcher = loops.dispatcher(loops.claims().0, Lead::new(Duration::ZERO, clock::instant()));
+    let moment = dispatcher.claims.now().plus(Duration::from_secs(1));
+    let mut ending = std::pin::pin!(dispatcher.deadlines(ids.map(|id| (id, moment)).to_vec()));
+    assert!(ending.as_mut().now_or_never().is_none(), "they wait for their moment");
+    loops.database().hearing.lock().runs(clock::instant() - LONG);
+    ending.await;
+    all_wait(&loops, ids).await;
+    let next_due = loops.database().owned_shards.next_due();
+    assert!(next_due.is_some_and(|due| due > moment), "the deadlines come again");
 }
