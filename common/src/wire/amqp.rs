@@ -66,6 +66,19 @@ pub const HEADER_RECEIPT: &str = "duetime-receipt";
 pub const HEADER_ERROR: &str = "duetime-error";
 /// The original properties of a message that no client can parse, in base64.
 pub const HEADER_PROPERTIES: &str = "duetime-properties";
+/// The exchange and the routing key to which a message was published before it was set aside.
+pub const HEADER_EXCHANGE: &str = "duetime-exchange";
+pub const HEADER_ROUTING_KEY: &str = "duetime-routing-key";
+/// The properties that would make a message expire, or copies of it go elsewhere, while it is set aside.
+pub const HEADER_EXPIRATION: &str = "duetime-expiration";
+pub const HEADER_CC: &str = "duetime-CC";
+pub const HEADER_BCC: &str = "duetime-BCC";
+
+/// The headers that a message gets when it is set aside. They are no fields of a task, so they do not keep a message
+/// from becoming one after its cause is gone and a person has moved it back.
+pub const ASIDE_HEADERS: [&str; 7] =
+    [HEADER_ERROR, HEADER_PROPERTIES, HEADER_EXCHANGE, HEADER_ROUTING_KEY, HEADER_EXPIRATION, HEADER_CC, HEADER_BCC];
+
 /// The type that publishers to an exchange expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -12,6 +12,7 @@ use crate::{
     time::{Present, UnixMicros},
     wire::{
         Limits, Problem, TaskRequest,
+        amqp::ASIDE_HEADERS,
         check::{BYTES, DEFAULT_PRIORITY, check_headers, check_short, check_size},
     },
 };
@@ -68,6 +69,9 @@ impl Message {
         let mut own = BTreeMap::new();
         for (name, field) in self.headers() {
             let name = name.as_str().ok_or_else(|| refuse("headers", "the name of a header is not UTF-8"))?;
+            if ASIDE_HEADERS.contains(&name) {
+                continue;
+            }
             if let Some(option) = name.strip_prefix("duetime-") {
                 set(&mut request, option, field)?;
             } else if [X_DELAY, X_DELIVERY_TIME, X_DELIVERY_DELAY].contains(&name) {

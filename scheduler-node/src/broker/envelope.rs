@@ -6,7 +6,10 @@ use common::{
         self,
         envelope::{Field, Properties, Table, Text},
     },
-    wire::amqp::{HEADER_ERROR, HEADER_MESSAGE_ID, HEADER_PROPERTIES, HEADER_REDELIVERED},
+    wire::amqp::{
+        HEADER_BCC, HEADER_CC, HEADER_ERROR, HEADER_EXCHANGE, HEADER_EXPIRATION, HEADER_MESSAGE_ID, HEADER_PROPERTIES,
+        HEADER_REDELIVERED, HEADER_ROUTING_KEY,
+    },
 };
 use lapin::{
     BasicProperties,
@@ -23,8 +26,9 @@ const REASON_CHARS: usize = 1_000;
 /// The most bytes of a set-aside message's properties, so that its headers fit into one frame (128 KiB) with
 /// Duetime's own. A longer frame costs the connection. Beyond the limit, the original headers are left out.
 const MAX_ASIDE_BYTES: usize = 64 << 10;
-/// The headers that would route copies of a message elsewhere when it is published again.
-const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
+/// The headers that would route copies of a message elsewhere when it is published again, and their names on a
+/// message that is set aside.
+const ROUTING_HEADERS: [(&str, &str); 2] = [("CC", HEADER_CC), ("BCC", HEADER_BCC)];
 
 /// Reads all properties of a message.
 pub(super) fn read(of: &BasicProperties) -> Properties {
@@ -73,30 +77,29 @@ pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: O
 }
 
 /// The properties of a message that cannot be a task: the original ones with the reason and the origin, without
-/// those that would make it go elsewhere or vanish.
+/// those that would make it go elsewhere or vanish. Each header that this adds is one of `ASIDE_HEADERS`.
 pub(super) fn set_aside(received: &Received, reason: &str, user: Option<&str>) -> BasicProperties {
     let message = &received.message;
     let of = &message.properties;
     let mut headers = FieldTable::default();
     let fits = serde_json::to_string(of).is_ok_and(|json| json.len() <= MAX_ASIDE_BYTES);
     for (name, value) in of.headers.iter().flatten().filter(|_| fits) {
-        let name = short(name);
-        let kept = if ROUTING_HEADERS.contains(&name.as_str()) { format!("duetime-{name}").into() } else { name };
-        headers.insert(kept, amqp(value));
+        let routing = ROUTING_HEADERS.iter().find(|(routing, _)| name.as_str() == Some(*routing));
+        headers.insert(routing.map_or_else(|| short(name), |(_, aside)| (*aside).into()), amqp(value));
     }
     let mut say = |name: &str, text: Vec<u8>| {
         headers.insert(name.into(), AMQPValue::LongString(text.into()));
     };
     say(HEADER_ERROR, reason.chars().take(REASON_CHARS).collect::<String>().into_bytes());
-    say("duetime-exchange", received.exchange.clone().into_bytes());
+    say(HEADER_EXCHANGE, received.exchange.clone().into_bytes());
     let trouble = received.trouble.as_ref();
     let routing_key = trouble.and_then(|trouble| trouble.routing_key.clone());
-    say("duetime-routing-key", routing_key.unwrap_or_else(|| message.routing_key.clone().into_bytes()));
+    say(HEADER_ROUTING_KEY, routing_key.unwrap_or_else(|| message.routing_key.clone().into_bytes()));
     if let Some(trouble) = trouble {
         say(HEADER_PROPERTIES, STANDARD.encode(&trouble.properties).into_bytes());
     }
     if let Some(expiration) = &of.expiration {
-        say("duetime-expiration", expiration.0.clone());
+        say(HEADER_EXPIRATION, expiration.0.clone());
     }
     let lasting = Properties { expiration: None, headers: None, ..of.clone() };
     besides_headers(&lasting, user).with_headers(headers).with_delivery_mode(PERSISTENT)

@@ -150,6 +150,18 @@ fn a_message_that_cannot_be_a_task_is_told_which_header_is_to_blame() {
 }
 
 #[test]
+fn a_message_that_was_set_aside_and_moved_back_is_the_task_that_it_was_meant_to_be() {
+    let meant = [("duetime-queue", said("mail")), ("tenant", said("blue"))];
+    let aside = ASIDE_HEADERS.map(|name| (name, Field::Void));
+    assert_eq!(submitted(&[&meant[..], &aside].concat()), submitted(&meant));
+    // Only the very names pass: a header that a publisher misspells is refused still.
+    for name in ["duetime-errors", "duetime-cc", "duetime-"] {
+        let problem = submitted(&[meant[0].clone(), (name, said("x"))]).unwrap_err();
+        assert_eq!(problem.field.as_deref(), Some(name), "{problem:?}");
+    }
+}
+
+#[test]
 fn a_delay_is_read_as_the_plugin_reads_it() {
     let f64 = |value: f64| Field::F64(value.to_bits());
     for (field, wait_ms, negated) in [

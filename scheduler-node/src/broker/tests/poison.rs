@@ -2,12 +2,19 @@
 
 use std::time::Duration;
 
-use common::wire::{
-    amqp::{HEADER_ERROR, HEADER_PROPERTIES, INVALID, REJECTED, RESULTS, SUBMIT},
-    screen::{Screen, TroubleKind},
+use common::{
+    time::{Present, UnixMicros},
+    wire::{
+        Limits,
+        amqp::{ASIDE_HEADERS, HEADER_ERROR, HEADER_PROPERTIES, INVALID, REJECTED, RESULTS, SUBMIT},
+        screen::{Screen, TroubleKind},
+    },
 };
 use integration_tests::raw_amqp::{self, RawAmqp, Sent};
-use lapin::{BasicProperties, types::AMQPValue};
+use lapin::{
+    BasicProperties,
+    types::{AMQPValue, FieldArray, FieldTable},
+};
 use rand::{SeedableRng, rngs::StdRng};
 use tokio::{sync::mpsc, time::timeout};
 
@@ -98,6 +105,37 @@ async fn what_is_set_aside_unread_has_the_reason_and_its_properties_as_they_came
     assert_eq!((aside.data.as_slice(), text(HEADER_ERROR).as_str()), (&b"body"[..], "for this reason"));
     use base64::{Engine, engine::general_purpose::STANDARD};
     assert_eq!(STANDARD.decode(text(HEADER_PROPERTIES)).unwrap(), properties);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_was_set_aside_can_be_moved_back() {
+    const QUEUE: &str = "duetime-queue";
+    let bench = Bench::new().await;
+    let (mut received, hand) = (bench.broker.received(), bench.hand().await);
+    let text = |text: &str| AMQPValue::LongString(text.into());
+    let mut headers = FieldTable::default();
+    headers.insert(QUEUE.into(), text("mail"));
+    headers.insert("CC".into(), AMQPValue::FieldArray(FieldArray::from(vec![text("elsewhere")])));
+    let properties = BasicProperties::default().with_headers(headers).with_expiration("600000".into());
+    hand.publish(SUBMIT, b"{}", properties).await;
+
+    let first = next(&mut received).await;
+    let now = Present::exactly(UnixMicros::new(1_700_000_000_000_000));
+    let refused = first.message.submitted(now, &Limits::default()).expect_err("CC is no text");
+    bench.broker.set_aside(&first, &refused.to_string()).await.unwrap();
+    first.ack.ack().await;
+    let aside = hand.take(INVALID).await.expect("it is there");
+    let added = aside.properties.headers().clone().unwrap();
+    let mut added: Vec<&str> = added.inner().keys().map(|name| name.as_str()).filter(|name| *name != QUEUE).collect();
+    added.retain(|name| !ASIDE_HEADERS.contains(name));
+    assert_eq!(added, Vec::<&str>::new(), "headers that would keep it from becoming a task");
+
+    hand.publish(SUBMIT, &aside.data, aside.properties.clone()).await;
+    let again = next(&mut received).await;
+    let task = again.message.submitted(now, &Limits::default()).expect("it is a task now");
+    assert_eq!((task.queue.as_str(), task.content.payload.as_slice()), ("mail", &b"{}"[..]));
+    assert!(task.content.headers.is_empty(), "{:?}", task.content.headers);
+    again.ack.ack().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
