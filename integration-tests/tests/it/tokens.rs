@@ -162,6 +162,20 @@ async fn a_token_is_made_listed_and_revoked_by_hand_and_the_audit_tells_who_did_
             before["deeds"][0]["status"] == 200 && before["deeds"][0]["who"] == newest["deeds"][0]["who"],
             "{before}"
         );
+        // One deed a page, so that the command must go on.
+        let all = [one.as_slice(), &["--all"]].concat();
+        let whole = terminal.json(&all).await?;
+        ensure!(whole["deeds"].as_array().is_some_and(|deeds| deeds.len() == 2), "one document: {whole}");
+        ensure!(whole["next_cursor"].is_null(), "{whole}");
+        let (lines, error) = terminal.ends(0, &[&all[..], &["--output", "jsonl"]].concat(), "").await?;
+        let deeds = lines.lines().map(|line| serde_json::from_str(line).context(line.to_owned()));
+        let deeds: Vec<Value> = deeds.collect::<Result<_>>()?;
+        let statuses: Vec<&Value> = deeds.iter().map(|deed| &deed["status"]).collect();
+        ensure!(statuses == [404, 200] && !error.contains("--cursor"), "a deed a line: {lines}{error}");
+        let shown = terminal.text(&all).await?;
+        ensure!(shown.starts_with("AT") && shown.lines().count() == 3, "{shown}");
+        let (line, error) = terminal.ends(0, &[&one[..], &["--output", "jsonl"]].concat(), "").await?;
+        ensure!(line.lines().count() == 1 && error.contains("--all"), "{line}{error}");
         let nobody = terminal.json(&["audit", "--who", "nobody"]).await?;
         ensure!(nobody["deeds"] == json!([]), "{nobody}");
         Ok(())

@@ -63,7 +63,8 @@ pub enum NodeCommand {
     #[command(subcommand)]
     Schedule(schedule::Command),
     /// Show who did what, newest first.
-    #[command(after_help = "Example:\n  duetime audit --what queue.pause --after 2030-01-31T00:00:00Z")]
+    #[command(after_help = "Examples:\n  duetime audit --what queue.pause --after 2030-01-31T00:00:00Z\n  \
+                            duetime audit --all --after 2030-01-31T00:00:00Z --output jsonl")]
     Audit(Invocation<audit::Args>),
     /// Show the nodes, the master and the owner of each shard; drain a node.
     #[command(
