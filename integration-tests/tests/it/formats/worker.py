@@ -7,8 +7,8 @@ from kombu import Queue
 
 app = Celery("app", broker=os.environ["AMQP_URL"])
 app.conf.update(
-    # Duetime has declared it.
-    task_queues=[Queue("sums", no_declare=True, queue_arguments={"x-queue-type": "quorum"})],
+    # Duetime has declared it. A worker takes the queues of this list and no others.
+    task_queues=[Queue("celery.later", no_declare=True, queue_arguments={"x-queue-type": "quorum"})],
     # A task that fails is rejected: its next attempt is Duetime's to make.
     task_acks_late=True,
     task_acks_on_failure_or_timeout=False,
