@@ -4,16 +4,18 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use futures::StreamExt;
 use integration_tests::{
     page::Page,
     sandbox::{Etcd, Sandbox, Tether, binary, run_with, scratch},
 };
 use lapin::{
     BasicProperties,
-    options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions},
+    options::{BasicAckOptions, BasicConsumeOptions, BasicGetOptions, QueueDeclareOptions},
     types::FieldTable,
 };
-use serde_json::json;
+use reqwest::Method;
+use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tokio::process::Command;
 
@@ -69,6 +71,29 @@ async fn may_not_read(sandbox: &Sandbox, user: &str, queue: &str) -> Result<()> 
     refused(outcome.map_err(Into::into)).with_context(|| format!("{user} reads `{queue}`"))
 }
 
+/// Checks that a consumer may hear that its task is to stop, but by no queue of its own.
+async fn hears_of_a_stop(sandbox: &Sandbox, user: &str, queue: &str) -> Result<()> {
+    const REPLIES: &str = "amq.rabbitmq.reply-to";
+    let hand = shop(sandbox, user).await?;
+    let exclusive = QueueDeclareOptions { exclusive: true, ..Default::default() };
+    let declared = hand.channel.queue_declare("".into(), exclusive, FieldTable::default()).await;
+    refused(declared.map_err(Into::into)).with_context(|| format!("{user} declares a queue"))?;
+
+    let (client, consumer) = (sandbox.client(0), shop(sandbox, user).await?);
+    client.submit(&json!({ "queue": queue })).await?;
+    let taken = consumer.take(queue).await?;
+    client.call::<Value>(Method::POST, &format!("/v1/tasks/{}/stop", taken.task), None).await?;
+    let without_acks = BasicConsumeOptions { no_ack: true, ..Default::default() };
+    let mut replies =
+        consumer.channel.basic_consume(REPLIES.into(), "".into(), without_acks, FieldTable::default()).await?;
+    let running = report(&taken.task, taken.receipt.as_deref()).with_reply_to(REPLIES.into());
+    consumer.publish("duetime.in", &format!("result.{queue}"), br#"{"status":"running"}"#, running).await?;
+    let reply = tokio::time::timeout(SOON, replies.next()).await?.context("the channel is open")??;
+    let told: Value = serde_json::from_slice(&reply.data)?;
+    ensure!(told == json!({ "id": taken.task, "attempt": 1, "stopping": true }), "{told}");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_recipe_for_rabbitmq_allows_what_each_program_needs_and_nothing_else() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
@@ -98,6 +123,7 @@ async fn the_recipe_for_rabbitmq_allows_what_each_program_needs_and_nothing_else
         consumer.publish("duetime.in", "result.shop.orders", br#"{"status":"succeeded"}"#, succeeded).await?;
         taken.message.ack(BasicAckOptions::default()).await?;
         in_state(&client, &taken.task, "succeeded").await?;
+        hears_of_a_stop(sandbox, "shop-consumer", "shop.orders").await?;
 
         for (exchange, key) in [
             ("duetime.in", "submit.bank.orders"),
