@@ -285,7 +285,15 @@ fn name(text: &str) -> ShortString {
 
 #[cfg(test)]
 mod tests {
-    use super::other_max_length;
+    use super::{other_max_length, task_queue};
+
+    #[test]
+    fn the_reference_lists_every_argument_of_a_task_queue() {
+        let page = include_str!("../../../docs/reference.md");
+        for argument in task_queue(1).inner().keys() {
+            assert!(page.contains(&format!("\n| `{argument}` | ")), "{argument}");
+        }
+    }
 
     #[test]
     fn the_length_of_a_queue_is_read_off_the_refusal_to_declare_it_with_another() {
