@@ -1,7 +1,7 @@
 //! Static checks of the documentation. Commands for a person are typed by a scenario (`it/docs.rs`), or state why
 //! not, and are read by the program's own parser (`scheduler-node/tests/docs.rs`).
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use integration_tests::page::{Fence, Page, root};
 
@@ -162,6 +162,16 @@ fn what_is_not_run_is_on_the_list() {
         not_run.iter().map(|(page, reason, begins)| (page.as_str(), reason.as_str(), begins.as_str())).collect();
     not_run.sort_by_key(|(page, ..)| *page);
     assert_eq!(not_run, NOT_RUN);
+}
+
+/// The examples share a queue: of two with one key, the second would make no task.
+#[test]
+fn every_example_submits_under_a_key_of_its_own() {
+    let page = std::fs::read_to_string(root().join("examples/README.md")).expect("it can be read");
+    let submitted = page.split(" sums ").skip(1).filter_map(|rest| rest.split_whitespace().next());
+    let keys: Vec<&str> = submitted.filter(|word| word.starts_with("order-")).collect();
+    let languages = page.lines().filter(|line| line.starts_with("| [")).count();
+    assert_eq!((keys.len(), keys.iter().collect::<BTreeSet<_>>().len()), (languages, languages), "{keys:?}");
 }
 
 /// An unknown word behind a language would be a promise that no test keeps.
