@@ -1,7 +1,7 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores test-programs build demo up down chaos test last-release test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench soak bench-micro bench-peers lint fmt chart-test chart-readme image
+.PHONY: help rust stores test-programs build demo up down chaos test last-release test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench soak bench-micro bench-peers lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
@@ -14,13 +14,17 @@ STACK = "$(BUILT)/release/stack"
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-stores: ## Install what is missing of PostgreSQL, etcd and RabbitMQ
+# A prerequisite of what installs, so that a machine whose Rust does not do is left as it is.
+rust:
+	@CARGO='$(CARGO)' tools/rust-version
+
+stores: rust ## Install what is missing of PostgreSQL, etcd and RabbitMQ
 	@integration-tests/install
 
-test-programs: ## Install what is missing of these, and of what only tests and benchmarks call
+test-programs: rust ## Install what is missing of these, and of what only tests and benchmarks call
 	@integration-tests/install tests
 
-build: ## Build the node and the tools, optimised
+build: rust ## Build the node and the tools, optimised
 	$(CARGO) build --release --package scheduler-node --package integration-tests --bins
 	@grep --quiet DUETIME_SEEDED_BUG "$(BUILT)/release/duetime"; case $$? in 1) ;; 0) echo "duetime has seeded bugs: it was built with fail points"; exit 1 ;; *) exit 1 ;; esac
 
