@@ -7,7 +7,7 @@ use common::{
     priority::Levels,
     task::{NewTask, TaskState},
 };
-use sqlx::{Executor, PgConnection, Row};
+use sqlx::{Executor, PgConnection};
 
 use super::{changed, fixture, fixture::TestDatabase, new_task, node, own, state_of, until_waiting};
 use crate::{
