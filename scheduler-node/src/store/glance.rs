@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use common::time::UnixMicros;
+use common::{delay::LowWater, time::UnixMicros};
 use sqlx::Row;
 use tokio::sync::watch;
 
@@ -11,6 +11,14 @@ use super::{Database, Error, StoreOp};
 /// The age up to which a loop relies on a glance. It is half as long again as the interval of the glances: where they
 /// are held up, each loop reads for itself, as often as it would without them.
 const FRESH: Duration = Duration::from_millis(600);
+
+/// Where glances begin in the tables that are emptied from their heads, in the order of the parameters of glance.sql.
+pub(super) type Heads = [LowWater; 3];
+
+/// The places in [`Heads`].
+pub(super) const INBOX: usize = 0;
+pub(super) const SCHEDULES: usize = 1;
+pub(super) const FIRES: usize = 2;
 
 /// What one glance at a database has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +45,10 @@ impl Database {
     /// Glances at the database. The glance is also a reading of its clock. It wakes the receivers of [`Self::glances`].
     pub async fn look(&self) -> Result<Glance, Error> {
         let asked = self.clock.ask(Instant::now());
-        let from = self.inbox_low_water.lock().from(asked.sent);
+        let from = self.heads.lock().map(|head| head.from(asked.sent));
         let read = self.run(StoreOp::Glance, |pool| async move {
-            let look = sqlx::query(include_str!("queries/glance.sql")).bind(inbox_from(from).to_utc());
+            let [inbox, schedules, fires] = from.map(|from| from_or_head(from).to_utc());
+            let look = sqlx::query(include_str!("queries/glance.sql")).bind(inbox).bind(schedules).bind(fires);
             let row = look.fetch_one(&pool).await?;
             let arrived = Instant::now();
             let glance = Glance {
@@ -55,19 +64,25 @@ impl Database {
             Ok((glance, super::moment(&row, "now")?, arrived))
         });
         let read = read.await;
+        // All of them rest together, because each glance notes all of them.
+        let is_from_heads = from[INBOX].is_none();
         if let Err(error) = &read
             && error.is_out_of_time()
-            && from.is_none()
+            && is_from_heads
         {
             let failed = Instant::now();
             let now = self.clock.at(failed).unwrap_or_else(crate::clock::now);
             let took = failed.saturating_duration_since(asked.sent);
-            self.inbox_low_water.lock().ran_out_of_time(now, took, failed);
+            self.heads.lock().iter_mut().for_each(|head| head.ran_out_of_time(now, took, failed));
         }
         let (glance, now, arrived) = read?;
-        if from.is_none() {
-            let took = arrived.saturating_duration_since(asked.sent);
-            self.inbox_low_water.lock().note(glance.inbox_oldest, now, took, arrived);
+        let took = arrived.saturating_duration_since(asked.sent);
+        let oldest = [glance.inbox_oldest, glance.schedule_wake_at, glance.fire_wake_at];
+        for (head, oldest) in self.heads.lock().iter_mut().zip(oldest) {
+            match is_from_heads {
+                true => head.note(oldest, now, took, arrived),
+                false => head.note_from_mark(oldest, now),
+            }
         }
         self.clock.observe(now, asked, arrived);
         self.glances.send_replace(Some(glance));
@@ -76,7 +91,17 @@ impl Database {
 
     /// The moment of a submission from which to read the inbox.
     pub(super) fn inbox_from(&self, now: Instant) -> UnixMicros {
-        inbox_from(self.inbox_low_water.lock().from(now))
+        from_or_head(self.heads.lock()[INBOX].from(now))
+    }
+
+    /// The `wake_at` from which to read schedules.
+    pub(super) fn schedules_from(&self, now: Instant) -> UnixMicros {
+        from_or_head(self.heads.lock()[SCHEDULES].from_beside(now))
+    }
+
+    /// The `wake_at` from which to read decided fire times.
+    pub(super) fn fires_from(&self, now: Instant) -> UnixMicros {
+        from_or_head(self.heads.lock()[FIRES].from_beside(now))
     }
 
     /// The last glance, unless it is too old to be relied on.
@@ -90,6 +115,7 @@ impl Database {
     }
 }
 
-fn inbox_from(low_water: Option<UnixMicros>) -> UnixMicros {
-    low_water.unwrap_or(UnixMicros::new(0))
+/// No moment in a table is earlier than that of the head.
+pub(super) fn from_or_head(from: Option<UnixMicros>) -> UnixMicros {
+    from.unwrap_or(UnixMicros::FIRST)
 }

@@ -173,7 +173,7 @@ pub struct Database {
     due_times: SharedWrite<DueTimeJob, TaskRecord>,
     /// The last glance.
     glances: tokio::sync::watch::Sender<Option<glance::Glance>>,
-    inbox_low_water: parking_lot::Mutex<common::delay::LowWater>,
+    heads: parking_lot::Mutex<glance::Heads>,
 }
 
 impl fmt::Debug for Database {
@@ -207,7 +207,7 @@ impl Database {
             cancels: SharedWrite::default(),
             due_times: SharedWrite::default(),
             glances: tokio::sync::watch::Sender::default(),
-            inbox_low_water: parking_lot::Mutex::default(),
+            heads: parking_lot::Mutex::default(),
         }
     }
 

@@ -253,10 +253,11 @@ impl Database {
     /// Reads at most `most` schedules that have been due for a decision for longer than `lag`.
     pub async fn schedule_due(&self, lag: Duration, most: i64, left_alone: &[Revision]) -> Result<DueSchedules, Error> {
         let left_alone: Vec<i64> = left_alone.iter().map(|revision| revision.0).collect();
+        let from = self.schedules_from(Instant::now());
         self.run(StoreOp::ScheduleDue, |pool| async move {
             let query =
                 sqlx::query(include_str!("queries/schedule_due.sql")).bind(interval(lag)).bind(most).bind(left_alone);
-            let rows = query.fetch_all(&pool).await?;
+            let rows = query.bind(from.to_utc()).fetch_all(&pool).await?;
             let arrived = Instant::now();
             let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
             let (now, next_wake_at) = (super::moment(first, "now")?, super::optional_moment(first, "next_wake_at")?);
@@ -301,9 +302,10 @@ impl Database {
         reachable: &[ShardId],
     ) -> Result<Vec<Result<FireRecord, sqlx::Error>>, Error> {
         let reachable = super::numbers(reachable);
+        let from = self.fires_from(Instant::now());
         self.run(StoreOp::FireTake, |pool| async move {
             let query = sqlx::query(include_str!("queries/fire_take.sql"));
-            let query = query.bind(interval(hold)).bind(most).bind(reachable);
+            let query = query.bind(interval(hold)).bind(most).bind(reachable).bind(from.to_utc());
             Ok(query.fetch_all(&pool).await?.iter().map(fire).collect())
         })
         .await

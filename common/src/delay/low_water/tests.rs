@@ -20,3 +20,32 @@ fn quick_looks_begin_at_the_head_and_slow_ones_use_a_tenth_of_the_time() {
     started.ran_out_of_time(at, Duration::from_secs(5), start);
     assert_eq!(started.from(start), Some(at.minus(LOOK_BACK)));
 }
+
+#[test]
+fn while_looks_from_the_head_run_out_of_time_the_others_go_on_with_the_rows_that_are_left() {
+    let (start, at) = (Instant::now(), UnixMicros::new(1_000_000_000_000));
+    let (hour, minute) = (Duration::from_secs(3_600), Duration::from_secs(60));
+    let mut low_water = LowWater::default();
+    low_water.ran_out_of_time(at, Duration::from_secs(5), start);
+    let oldest = at.plus(hour).minus(minute);
+    low_water.note_from_mark(Some(oldest), at.plus(hour));
+    assert_eq!(low_water.from(start), Some(oldest.minus(LOOK_BACK)));
+    low_water.note_from_mark(None, at.plus(hour));
+    assert_eq!(low_water.from(start), Some(at.plus(hour).minus(LOOK_BACK)));
+    assert_eq!(low_water.from(start + Duration::from_secs(45)), None, "one from the head is due all the same");
+
+    // The clock was an hour ahead.
+    low_water.ran_out_of_time(at, Duration::from_secs(5), start);
+    assert_eq!(low_water.from(start), Some(at.minus(LOOK_BACK)));
+}
+
+#[test]
+fn looks_beside_one_from_the_head_begin_at_the_mark() {
+    let (start, at) = (Instant::now(), UnixMicros::new(1_000_000_000_000));
+    let mut low_water = LowWater::default();
+    assert_eq!(low_water.from_beside(start), None, "there is no mark");
+    low_water.note(None, at, Duration::from_secs(5), start);
+    let under_way = start + Duration::from_secs(50);
+    assert_eq!((low_water.from(under_way), low_water.from_beside(under_way)), (None, Some(at.minus(LOOK_BACK))));
+    assert_eq!(low_water.from_beside(start + Duration::from_secs(55)), None, "no look is recorded any more");
+}

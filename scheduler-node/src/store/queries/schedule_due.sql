@@ -4,7 +4,7 @@
 -- schedules with it. An application's open transaction delays its own schedule and no other. The lock is shared, so
 -- two nodes that read at the same moment skip nothing.
 -- $1 how long the statement leaves a due schedule to other nodes; $2 the limit of schedules; $3 the revisions of
--- schedules that this node leaves alone.
+-- schedules that this node leaves alone; $4 the `wake_at` before which schedules are not looked at.
 SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
   FROM (SELECT (SELECT wake_at
                   FROM duetime.schedule
@@ -14,7 +14,7 @@ SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
   LEFT JOIN (SELECT s.name, s.revision, s.rules, s.payload, s.next_at, s.since, s.paused_at, s.buffered_at, s.last_fire_at, s.last_task,
                     s.created_at, s.updated_at, EXISTS (SELECT FROM duetime.fire AS f WHERE f.id = s.last_task) AS pending
                FROM duetime.schedule AS s
-              WHERE s.wake_at <= statement_timestamp() - $1
+              WHERE s.wake_at >= $4 AND s.wake_at <= statement_timestamp() - $1
                 AND s.revision <> ALL ($3::bigint[])
               ORDER BY s.wake_at
               LIMIT $2

@@ -3,7 +3,7 @@
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
-use super::fixture;
+use super::{fixture, list_plans::Plan};
 
 const ROWS: i64 = 200_000;
 
@@ -28,6 +28,14 @@ pub(super) async fn plan(connection: &mut PgConnection, sql: &str, types: &str, 
     let rows = connection.fetch_all(AssertSqlSafe(format!("EXPLAIN EXECUTE hot ({values})"))).await.unwrap();
     connection.execute("DEALLOCATE hot").await.unwrap();
     rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns how many pages a statement file reads with a node's settings, and these parameter types and values.
+pub(super) async fn pages(connection: &mut PgConnection, sql: &str, types: &str, values: &str) -> u64 {
+    for (setting, value) in crate::store::connect::PLANS {
+        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
+    }
+    Plan::of(connection, "force_generic_plan", sql, types, values).await.buffers()
 }
 
 fn assert_no_scan_of_all_tasks(plan: &str) {
@@ -271,16 +279,16 @@ async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment
         test.pool.execute(fill).await.unwrap();
     }
     let mut connection = test.pool.acquire().await.unwrap();
-    let taken = format!("'2 s', 100, {}", shards());
+    let taken = format!("'2 s', 100, {}, now() - interval '1 h'", shards());
     let cases = [
         (
             include_str!("../queries/schedule_due.sql"),
-            "interval, bigint, bigint[]",
-            "'1 s', 100, '{}'",
+            "interval, bigint, bigint[], timestamptz",
+            "'1 s', 100, '{}', now() - interval '1 h'",
             "schedule_wake",
             "schedule",
         ),
-        (include_str!("../queries/fire_take.sql"), "interval, bigint, int[]", &taken, "fire_wake", "fire"),
+        (include_str!("../queries/fire_take.sql"), "interval, bigint, int[], timestamptz", &taken, "fire_wake", "fire"),
     ];
     for (sql, types, values, index, table) in cases {
         let plan = plan(&mut connection, sql, types, values).await;

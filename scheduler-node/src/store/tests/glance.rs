@@ -1,10 +1,19 @@
 //! Glances: one shows each change that a loop follows, and an old one is not relied on.
 
-use common::{ids::QueueName, queue::QueuePolicy};
-use sqlx::AssertSqlSafe;
+use std::time::{Duration, Instant};
 
-use super::fixture;
-use crate::{coordination::tests::SOON, store::glance::Glance, supervise::spawn_child};
+use common::{ids::QueueName, queue::QueuePolicy};
+use sqlx::{AssertSqlSafe, Executor};
+
+use super::{
+    explain::{pages, shards},
+    fixture,
+};
+use crate::{
+    coordination::tests::SOON,
+    store::glance::{FIRES, Glance, SCHEDULES},
+    supervise::spawn_child,
+};
 
 /// The parts of a glance that a loop acts on.
 fn facts(glance: Glance) -> (i64, i64, i64, [bool; 4]) {
@@ -33,6 +42,8 @@ async fn a_glance_shows_each_change_that_a_loop_follows() {
     assert_eq!(facts(test.database.look().await.unwrap()).3, [true, true, false, false]);
     sqlx::query("UPDATE duetime.inbox SET error = 'no', refused_at = now()").execute(&test.pool).await.unwrap();
     super::schedules::added(&test, "hourly").await;
+    // Were it long past, a glance just after a slow one would leave it to the next one from the head.
+    sqlx::query("UPDATE duetime.schedule SET wake_at = now()").execute(&test.pool).await.unwrap();
     let fire = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
                 SELECT gen_random_uuid(), name, now(), false, rules, payload, now() FROM duetime.schedule";
     sqlx::query(fire).execute(&test.pool).await.unwrap();
@@ -52,7 +63,7 @@ async fn a_glance_that_is_held_up_leaves_the_last_one_to_grow_too_old() {
     let held_up = spawn_child(async move { database.look().await });
     let too_old = async {
         while test.database.glance().is_some() {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::time::timeout(SOON, too_old).await.expect("it grows old");
@@ -90,8 +101,74 @@ async fn a_glance_reads_ends_of_indexes_however_large_the_tables_are() {
     }
     let mut connection = test.pool.acquire().await.unwrap();
     let sql = include_str!("../queries/glance.sql");
-    let plan = super::explain::plan(&mut connection, sql, "timestamptz", "now()").await;
+    let plan = super::explain::plan(&mut connection, sql, "timestamptz, timestamptz, timestamptz", "now(), now(), now()").await;
     for index in ["inbox_waiting", "schedule_wake", "fire_wake"] {
         assert!(plan.contains(index), "{plan}");
     }
+}
+
+/// A page of an index or a table is 8 KiB. From the head, each statement reads a thousand of them or more.
+const FEW_PAGES: u64 = 100;
+
+#[tokio::test]
+async fn looks_after_one_from_the_head_do_not_pass_what_an_open_snapshot_keeps() {
+    let test = fixture::database().await;
+    let mut old = test.pool.acquire().await.unwrap();
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM duetime.meta").await.unwrap();
+    for fired in [
+        "INSERT INTO duetime.schedule (name, rules, payload, since, wake_at)
+         SELECT 's' || g, '{}', '', now(), now() - interval '1 h' + g * interval '1 ms' FROM generate_series(1, 100000) AS g",
+        "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+         SELECT gen_random_uuid(), 's', now(), false, '{}', '', wake_at FROM duetime.schedule",
+        "DELETE FROM duetime.schedule",
+        "DELETE FROM duetime.fire",
+    ] {
+        test.pool.execute(fired).await.unwrap();
+    }
+    let glance = test.database.look().await.unwrap();
+    assert_eq!((glance.schedule_wake_at, glance.fire_wake_at), (None, None));
+    // At the moment at which it was sent, the next one would begin at the mark, however long it took.
+    let marks = test.database.heads.lock().map(|head| head.from(glance.asked).expect("it rests"));
+    let marks = marks.map(|mark| format!("'{mark}'"));
+    let head = "'-infinity'";
+    let mut connection = test.pool.acquire().await.unwrap();
+    let mut read = async |sql, types, values: String| pages(&mut connection, sql, types, &values).await;
+    let (sql, types) = (include_str!("../queries/glance.sql"), "timestamptz, timestamptz, timestamptz");
+    assert!(read(sql, types, format!("{head}, {head}, {head}")).await > 5 * FEW_PAGES);
+    assert!(read(sql, types, marks.join(", ")).await < FEW_PAGES);
+    let (sql, types) = (include_str!("../queries/schedule_due.sql"), "interval, bigint, bigint[], timestamptz");
+    let due = |from: &str| format!("'0 s', 100, '{{}}', {from}");
+    assert!(read(sql, types, due(head)).await > 5 * FEW_PAGES);
+    assert!(read(sql, types, due(&marks[SCHEDULES])).await < FEW_PAGES);
+    let (sql, types) = (include_str!("../queries/fire_take.sql"), "interval, bigint, int[], timestamptz");
+    let take = |from: &str| format!("'2 s', 100, {}, {from}", shards());
+    assert!(read(sql, types, take(head)).await > 5 * FEW_PAGES);
+    assert!(read(sql, types, take(&marks[FIRES])).await < FEW_PAGES);
+    old.execute("COMMIT").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_schedule_or_a_fire_time_before_the_mark_is_read_after_the_next_look_from_the_head() {
+    let test = fixture::database().await;
+    let now = fixture::now(&test.pool).await;
+    let long = Duration::from_secs(3_600);
+    let note = || test.database.heads.lock().iter_mut().for_each(|head| head.note(None, now, long, Instant::now()));
+    note();
+    super::schedules::added(&test, "hourly").await;
+    let fire = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+                SELECT $1, name, now(), false, rules, payload, wake_at FROM duetime.schedule";
+    sqlx::query(fire).bind(fixture::fresh_id().uuid()).execute(&test.pool).await.unwrap();
+    let shards: Vec<_> = fixture::all_shards().iter().collect();
+    let read = async || {
+        let due = test.database.schedule_due(Duration::ZERO, 10, &[]).await.unwrap();
+        (due.schedules.len(), test.database.fire_take(Duration::ZERO, 10, &shards).await.unwrap().len())
+    };
+    let glance = test.database.look().await.unwrap();
+    assert_eq!((glance.schedule_wake_at, glance.fire_wake_at), (None, None));
+    assert_eq!(read().await, (0, 0));
+
+    *test.database.heads.lock() = Default::default();
+    let glance = test.database.look().await.unwrap();
+    assert!(glance.schedule_wake_at.is_some() && glance.fire_wake_at.is_some());
+    assert_eq!(read().await, (1, 1));
 }

@@ -188,8 +188,9 @@ async fn two_that_take_on_at_the_same_moment_get_different_fire_times() {
     sqlx::query("BEGIN").execute(&mut *first).await.unwrap();
     let taking = sqlx::query(include_str!("../queries/fire_take.sql"));
     let hold = crate::store::claim::interval(Duration::from_secs(60));
+    let taking = taking.bind(hold).bind(1_i64).bind(crate::store::numbers(&all_shards()));
     let held: Vec<sqlx::postgres::PgRow> =
-        taking.bind(hold).bind(1_i64).bind(crate::store::numbers(&all_shards())).fetch_all(&mut *first).await.unwrap();
+        taking.bind(UnixMicros::FIRST.to_utc()).fetch_all(&mut *first).await.unwrap();
     let held: TaskId = crate::store::task_id(&held[0], "id").unwrap();
     let taken = test.database.fire_take(Duration::from_secs(60), 10, &all_shards()).await.unwrap();
     let ids: Vec<TaskId> = taken.into_iter().map(|fire| fire.unwrap().id).collect();
