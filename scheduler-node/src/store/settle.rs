@@ -9,7 +9,7 @@ use common::{
 };
 use sqlx::{Postgres, Row, postgres::PgArguments, query::Query};
 
-use super::{Database, Error, StoreOp, change::Keep, depend::Succeeded};
+use super::{Database, Error, StoreOp, change::Keep, depend::Succeeded, glance::from_or_head};
 use crate::history::Step;
 
 /// A task whose publish is confirmed. Its outcome stays open until the deadline.
@@ -43,6 +43,14 @@ pub struct Finished {
     pub ids: Vec<TaskId>,
     /// Those of them that have a key and succeeded.
     pub succeeded: Vec<Succeeded>,
+}
+
+/// A task that was archived because it expired before a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expired {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub expires_at: UnixMicros,
 }
 
 /// The consumer's last report on a task.
@@ -184,34 +192,43 @@ impl Database {
         .await
     }
 
-    /// Archives at most `most` tasks of `shards` that expired before a claim, except those in
-    /// `aside`. Returns them and their queues.
+    /// Archives at most `most` tasks of `shards` that expired before a claim, except those in `aside`. Only tasks with
+    /// an expiry of at least `from` are looked at. `None`: from the head.
     pub async fn task_expire(
         &self,
         shards: &[ShardId],
+        from: Option<UnixMicros>,
         most: i64,
         keep: &Keep,
         aside: &[TaskId],
-    ) -> Result<Vec<(TaskId, QueueName)>, Error> {
-        self.expire(shards, most, keep, aside, None).await
+    ) -> Result<Vec<Expired>, Error> {
+        self.expire(shards, from, most, keep, aside, None).await
     }
 
-    /// Archives those of `ids` that expired before a claim. Returns them and their queues.
+    /// Archives those of `ids`, found from `from` on, that expired before a claim.
     pub async fn task_expire_these(
         &self,
         shards: &[ShardId],
+        from: Option<UnixMicros>,
         ids: &[TaskId],
         keep: &Keep,
-    ) -> Result<Vec<(TaskId, QueueName)>, Error> {
-        self.expire(shards, i64::try_from(ids.len()).unwrap_or(i64::MAX), keep, &[], Some(ids)).await
+    ) -> Result<Vec<Expired>, Error> {
+        self.expire(shards, from, i64::try_from(ids.len()).unwrap_or(i64::MAX), keep, &[], Some(ids)).await
     }
 
-    /// Lists at most `most` tasks of `shards` that expired before a claim, except those in `aside`.
-    pub async fn task_expired(&self, shards: &[ShardId], most: i64, aside: &[TaskId]) -> Result<Vec<TaskId>, Error> {
+    /// Lists at most `most` tasks that [`Self::task_expire`] would archive.
+    pub async fn task_expired(
+        &self,
+        shards: &[ShardId],
+        from: Option<UnixMicros>,
+        most: i64,
+        aside: &[TaskId],
+    ) -> Result<Vec<TaskId>, Error> {
         let (shards, aside) = (super::numbers(shards), super::uuids(aside));
+        let from = from_or_head(from).to_utc();
         self.run(StoreOp::TaskExpired, |pool| async move {
             let statement = sqlx::query(include_str!("queries/task_expired.sql"));
-            let rows = statement.bind(shards).bind(most).bind(aside).fetch_all(&pool).await?;
+            let rows = statement.bind(shards).bind(most).bind(aside).bind(from).fetch_all(&pool).await?;
             rows.iter().map(|row| super::task_id(row, "id")).collect()
         })
         .await
@@ -220,15 +237,16 @@ impl Database {
     async fn expire(
         &self,
         shards: &[ShardId],
+        from: Option<UnixMicros>,
         most: i64,
         keep: &Keep,
         aside: &[TaskId],
         only: Option<&[TaskId]>,
-    ) -> Result<Vec<(TaskId, QueueName)>, Error> {
+    ) -> Result<Vec<Expired>, Error> {
         let (shards, aside, only) = (super::numbers(shards), super::uuids(aside), only.map(super::uuids));
         let (queues, keeps): (Vec<&str>, Vec<i64>) =
             keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
-        let expired: Vec<(TaskId, QueueName)> = self
+        let expired: Vec<Expired> = self
             .run(StoreOp::TaskExpire, |pool| async move {
                 let rows = sqlx::query(include_str!("queries/task_expire.sql"))
                     .bind(shards)
@@ -238,12 +256,17 @@ impl Database {
                     .bind(keeps)
                     .bind(aside)
                     .bind(only)
+                    .bind(from_or_head(from).to_utc())
                     .fetch_all(&pool)
                     .await?;
-                rows.iter().map(|row| Ok((super::task_id(row, "id")?, super::queue(row, "queue")?))).collect()
+                let expired = |row| {
+                    let (id, queue) = (super::task_id(row, "id")?, super::queue(row, "queue")?);
+                    Ok(Expired { id, queue, expires_at: super::moment(row, "expires_at")? })
+                };
+                rows.iter().map(expired).collect()
             })
             .await?;
-        self.history.record_all(expired.iter().map(|(task, _)| Step::Expired { task: *task }));
+        self.history.record_all(expired.iter().map(|task| Step::Expired { task: task.id }));
         // Most often none has expired, and there is no commit to rely on.
         if !expired.is_empty() {
             self.wrote.notify_one();

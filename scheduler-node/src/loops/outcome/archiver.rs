@@ -4,20 +4,26 @@
 //! If it stops, expired tasks keep their old state, although no claim takes them. After some days finished tasks
 //! find no partition to go to.
 
+mod searches;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use common::ids::{QueueName, ShardId, TaskId};
+use common::{
+    ids::{ShardId, TaskId},
+    time::UnixMicros,
+};
 use tokio_util::sync::CancellationToken;
 
+use self::searches::{EXPIRED_PER_PASS, Searches};
 use crate::{
     clock,
     config::Audit,
     loops::upkeep::queue_reader::Books,
     metrics::Metrics,
-    store::{Error, Fault, StoreOp, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine},
+    store::{Error, Fault, StoreOp, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine, settle::Expired},
     supervise::at_work,
     working_set::{
         database::NodeDatabase,
@@ -28,9 +34,6 @@ use crate::{
 
 /// The interval between two searches for expired tasks.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
-
-/// The number of expired tasks in one statement.
-const EXPIRED_PER_PASS: i64 = 500;
 
 /// The interval between two checks of the partitions, which are made days ahead.
 const TURN_EVERY: Duration = Duration::from_secs(600);
@@ -70,7 +73,7 @@ pub struct Archiver {
 impl Archiver {
     pub async fn run(self, stop: CancellationToken) {
         let mut next: Option<(Instant, u64, Option<i64>)> = None;
-        let (mut failures, mut aside) = (0, Vec::new());
+        let (mut failures, mut aside, mut searches) = (0, Vec::new(), Searches::default());
         let mut forget_at = Instant::now();
         loop {
             let (keep_days, today) = (self.keep_days(), self.today());
@@ -85,7 +88,7 @@ impl Archiver {
             if Instant::now() >= forget_at && self.forget(&stop).await {
                 forget_at = Instant::now() + FORGET_EVERY;
             }
-            if let Err(error) = self.expire(&mut aside).await {
+            if let Err(error) = self.expire(&mut aside, &mut searches).await {
                 tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not archive expired tasks; retrying");
             }
             tokio::select! {
@@ -155,7 +158,8 @@ impl Archiver {
         forget_all("audit", stop, deeds).await && is_done
     }
 
-    async fn expire(&self, aside: &mut Vec<TaskId>) -> Result<(), Error> {
+    async fn expire(&self, aside: &mut Vec<TaskId>, searches: &mut Searches) -> Result<(), Error> {
+        let database = &self.database.sql;
         let shards: Vec<ShardId> = self.database.owned_shards.claimable().into_keys().collect();
         if shards.is_empty() {
             return Ok(());
@@ -164,14 +168,20 @@ impl Archiver {
         loop {
             work.beat();
             let keep = Keep::of(&self.books.load());
-            let expired = match self.database.sql.task_expire(&shards, EXPIRED_PER_PASS, &keep, aside).await {
+            let search = searches.begin(&shards, clock::instant());
+            let expired = database.task_expire(&shards, search.from, EXPIRED_PER_PASS, &keep, aside).await;
+            let now = clock::instant();
+            if let Some(database_now) = database.clock().at(now) {
+                searches.end(&search, &expired, database_now, now);
+            }
+            let expired = match expired {
                 Err(error) if matches!(error.fault(), Fault::Data | Fault::Bug) => {
-                    self.expire_apart(&shards, &keep, aside).await?
+                    self.expire_apart(&shards, search.from, &keep, aside).await?
                 }
                 expired => expired?,
             };
-            for (_, queue) in &expired {
-                self.metrics.finished(queue, "expired", 1);
+            for task in &expired {
+                self.metrics.finished(&task.queue, "expired", 1);
             }
             if i64::try_from(expired.len()).unwrap_or(0) < EXPIRED_PER_PASS {
                 return Ok(());
@@ -184,13 +194,14 @@ impl Archiver {
     async fn expire_apart(
         &self,
         shards: &[ShardId],
+        from: Option<UnixMicros>,
         keep: &Keep,
         aside: &mut Vec<TaskId>,
-    ) -> Result<Vec<(TaskId, QueueName)>, Error> {
+    ) -> Result<Vec<Expired>, Error> {
         let database = &self.database.sql;
-        let mut ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
-        let expire_part = |part| database.task_expire_these(shards, part, keep);
-        let ids_of = |expired: &Vec<(TaskId, QueueName)>| expired.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+        let mut ids = database.task_expired(shards, from, EXPIRED_PER_PASS, aside).await?;
+        let expire_part = |part| database.task_expire_these(shards, from, part, keep);
+        let ids_of = |expired: &Vec<Expired>| expired.iter().map(|task| task.id).collect::<Vec<_>>();
         let suspects = &self.database.suspects;
         let (_, mut tried) = suspects.try_each(StoreOp::TaskExpire, &mut ids, |id| *id, expire_part, ids_of).await;
         for Refused { item: id, error } in tried.refused {

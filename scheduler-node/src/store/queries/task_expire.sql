@@ -2,11 +2,14 @@
 -- Guard: not claimed. The statement skips a row that another transaction locks until the next time.
 -- $1 shards; $2 the limit of tasks; $3 ms for which an expired task is kept, except in the queues $4, which keep it
 -- for $5 ms ($4 and $5 pairwise).
--- $6 ids to leave alone; $7 the only ids to expire (NULL: any). Returns the expired tasks and their queues.
+-- $6 ids to leave alone; $7 the only ids to expire (NULL: any); $8 the expiry before which tasks are not looked at.
+-- Returns the expired tasks, their queues and expiries.
+-- The statement's own time bounds the search in the index; clock_timestamp() is volatile and cannot.
 WITH late AS MATERIALIZED (
     SELECT id
       FROM duetime.task
-     WHERE expires_at <= clock_timestamp() AND state IN ('waiting', 'scheduled', 'ready') AND shard = ANY($1::int[])
+     WHERE expires_at >= $8 AND expires_at <= statement_timestamp()
+       AND state IN ('waiting', 'scheduled', 'ready') AND shard = ANY($1::int[])
        AND id <> ALL($6::uuid[]) AND ($7::uuid[] IS NULL OR id = ANY($7::uuid[]))
      ORDER BY expires_at
      LIMIT $2
@@ -26,4 +29,4 @@ SELECT id, shard, queue, 'expired', wake_at, due_at, expires_at, priority, attem
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
     ON CONFLICT (drop_on, id) DO NOTHING                            -- an earlier end stays
-RETURNING id, queue
+RETURNING id, queue, expires_at

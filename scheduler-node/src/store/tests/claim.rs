@@ -54,13 +54,14 @@ async fn what_has_expired_is_not_claimed() {
         .database
         .task_expire(
             &[ShardId::new(0)],
+            None,
             10,
             &crate::store::change::Keep { default_ms: 0, others: std::sync::Arc::default() },
             &[],
         )
         .await
         .unwrap();
-    assert_eq!(expired, [(task.id, QueueName::new("orders"))]);
+    assert_eq!((expired[0].id, expired[0].queue.as_str(), expired.len()), (task.id, "orders", 1));
     assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some("expired"));
 }
 

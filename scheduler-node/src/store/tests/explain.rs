@@ -215,12 +215,52 @@ async fn what_expired_is_found_by_its_own_index() {
     let plan = plan(
         &mut connection,
         include_str!("../queries/task_expire.sql"),
-        "int[], bigint, bigint, text[], bigint[], uuid[], uuid[]",
-        &format!("{shards}, 500, 1, '{{}}', '{{}}', '{{}}', NULL"),
+        EXPIRE_TYPES,
+        &expire_values(&shards, "now() - interval '1 h'"),
     )
     .await;
     assert_no_scan_of_all_tasks(&plan);
     assert!(plan.contains("task_expiry"), "{plan}");
+    // Otherwise a pass reads the tasks that expire later, too.
+    let bound = "Index Cond: ((expires_at >= $8) AND (expires_at <= statement_timestamp()))";
+    assert!(plan.contains(bound), "{plan}");
+}
+
+const EXPIRE_TYPES: &str = "int[], bigint, bigint, text[], bigint[], uuid[], uuid[], timestamptz";
+
+fn expire_values(shards: &str, from: &str) -> String {
+    format!("{shards}, 500, 1, '{{}}', '{{}}', '{{}}', NULL, {from}")
+}
+
+#[tokio::test]
+async fn a_search_for_expired_tasks_passes_nothing_before_its_bound_however_much_an_open_snapshot_keeps() {
+    let test = fixture::database().await;
+    let mut old = test.pool.acquire().await.unwrap();
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM duetime.meta").await.unwrap();
+    for ended in [
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, expires_at, payload, content_type)
+         SELECT gen_random_uuid(), g % 128, 'q', 'scheduled', now(), now(), now() - interval '1 h' + g * interval '1 ms', '', 'x'
+           FROM generate_series(1, 100000) AS g",
+        "DELETE FROM duetime.task",
+    ] {
+        test.pool.execute(ended).await.unwrap();
+    }
+    let mut connection = test.pool.acquire().await.unwrap();
+    let shards = shards();
+    let cases = [
+        (include_str!("../queries/task_expire.sql"), EXPIRE_TYPES, expire_values(&shards, "FROM")),
+        (
+            include_str!("../queries/task_expired.sql"),
+            "int[], bigint, uuid[], timestamptz",
+            format!("{shards}, 500, '{{}}', FROM"),
+        ),
+    ];
+    for (sql, types, values) in cases {
+        let head = pages(&mut connection, sql, types, &values.replace("FROM", "'-infinity'")).await;
+        let later = pages(&mut connection, sql, types, &values.replace("FROM", "now() - interval '10 min'")).await;
+        assert!(head > 1_000 && later < 50, "{head} and {later} pages");
+    }
+    old.execute("COMMIT").await.unwrap();
 }
 
 #[tokio::test]

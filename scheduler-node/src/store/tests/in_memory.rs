@@ -264,9 +264,9 @@ impl Both {
 
     async fn expire(&mut self) {
         let shards = [ShardId::new(0), ShardId::new(1)];
-        let real = self.test.database.task_expire(&shards, 100, &Self::keep(), &[]).await.unwrap();
+        let real = self.test.database.task_expire(&shards, None, 100, &Self::keep(), &[]).await.unwrap();
         let simulated = self.in_memory(statement::expire(&shards)).await;
-        assert_eq!(sorted(real.into_iter().map(|(id, _)| id).collect()), sorted(simulated));
+        assert_eq!(sorted(real.into_iter().map(|task| task.id).collect()), sorted(simulated));
     }
 
     /// The reads: keys, what an owner before left, and standings.

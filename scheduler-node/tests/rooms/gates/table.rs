@@ -209,7 +209,7 @@ const UNCLAIMED_ONLY: &[Gate] = &[
         NO_ROW,
         &[
             guard("not claimed", Locked("late", "state IN ('waiting', 'scheduled', 'ready')")),
-            guard("expiry has passed", Locked("late", "expires_at <= clock_timestamp()")),
+            guard("expiry has passed", Locked("late", "expires_at <= statement_timestamp()")),
             guard("tasks of these shards", Locked("late", "shard = ANY($1::INT[])")),
             guard("not claimed", Itself("t.id = late.id")),
         ],

@@ -358,9 +358,9 @@ impl<'a> Subject<'a> {
     /// Expires the task. Its last moment to start has passed for this statement only.
     async fn expire(&self) -> Answer {
         self.set_expiry(Some(self.now.minus(MINUTE))).await;
-        let expired = self.test.database.task_expire(&[self.id.shard()], 1_000, &keep(), &[]).await.unwrap();
+        let expired = self.test.database.task_expire(&[self.id.shard()], None, 1_000, &keep(), &[]).await.unwrap();
         self.set_expiry(None).await;
-        Answer::of(expired.iter().any(|(id, _)| *id == self.id))
+        Answer::of(expired.iter().any(|task| task.id == self.id))
     }
 
     async fn set_expiry(&self, expires_at: Option<UnixMicros>) {
