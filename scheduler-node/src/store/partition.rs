@@ -1,6 +1,7 @@
 //! The archive's daily partitions: made ahead and dropped whole. Neither step blocks a statement that is running.
 
 use chrono::{Days, NaiveDate};
+use common::time::UnixMicros;
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{Database, Error, Fault, StoreOp};
@@ -31,6 +32,8 @@ enum Link {
 pub struct Turned {
     pub made: usize,
     pub dropped: usize,
+    /// The days by which the database's clock is ahead of the node's.
+    pub ahead_days: i64,
     /// The first partition that could not be made or dropped, and the reason.
     pub failed: Option<(String, Error)>,
 }
@@ -45,9 +48,14 @@ fn is_taken(error: &sqlx::Error) -> bool {
 impl Database {
     /// Makes the partitions that rows kept for up to `keep_days` need, and drops those whose day has passed. A
     /// failure to make one keeps none from being dropped. An error says that the database is away.
-    pub async fn partitions_turn(&self, keep_days: u64) -> Result<Turned, Error> {
+    ///
+    /// A day has passed when the database's clock and the node's wall clock, `node_now`, both say so. Neither of them
+    /// alone can drop the whole archive by being ahead for a moment, and a late drop costs nothing but disk.
+    pub async fn partitions_turn(&self, keep_days: u64, node_now: UnixMicros) -> Result<Turned, Error> {
         let (today, present) = self.partitions_read().await?;
-        let mut turned = Turned::default();
+        let node_today = node_now.to_utc().date_naive();
+        let ahead_days = today.signed_duration_since(node_today).num_days();
+        let mut turned = Turned { ahead_days, ..Turned::default() };
         for ahead in 0..=keep_days.saturating_add(1 + SPARE_DAYS) {
             let Some(day) = today.checked_add_days(Days::new(ahead)) else { break };
             if present.iter().any(|partition| partition.drop_on == day && partition.link != Link::Detached) {
@@ -62,7 +70,9 @@ impl Database {
                 }
             }
         }
-        let mut passed: Vec<Partition> = present.into_iter().filter(|partition| partition.drop_on < today).collect();
+        let present_day = today.min(node_today);
+        let mut passed: Vec<Partition> =
+            present.into_iter().filter(|partition| partition.drop_on < present_day).collect();
         passed.sort_unstable_by_key(|partition| (partition.link, partition.drop_on));
         for partition in &passed {
             match self.partition_drop(partition).await {

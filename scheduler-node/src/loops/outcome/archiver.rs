@@ -61,6 +61,19 @@ const ASIDE_MOST: usize = 1_000;
 
 const DAY_MS: i64 = 86_400_000;
 
+/// The days between a database's clock and the node's that are logged. Around midnight, clocks that agree are one
+/// apart.
+const CLOCKS_APART_DAYS: u64 = 2;
+
+/// What the archiver remembers of the partitions' turns for the log.
+#[derive(Debug, Default)]
+struct Turns {
+    /// The failures in a row.
+    failures: u32,
+    /// Whether the clocks are days apart.
+    are_clocks_apart: bool,
+}
+
 #[derive(Debug)]
 pub struct Archiver {
     pub database: NodeDatabase,
@@ -73,7 +86,7 @@ pub struct Archiver {
 impl Archiver {
     pub async fn run(self, stop: CancellationToken) {
         let mut next: Option<(Instant, u64, Option<i64>)> = None;
-        let (mut failures, mut aside, mut searches) = (0, Vec::new(), Searches::default());
+        let (mut turns, mut aside, mut searches) = (Turns::default(), Vec::new(), Searches::default());
         let mut forget_at = Instant::now();
         loop {
             let (keep_days, today) = (self.keep_days(), self.today());
@@ -81,7 +94,7 @@ impl Archiver {
             // another day.
             if next.is_none_or(|(at, days, day)| {
                 Instant::now() >= at || days < keep_days || (today.is_some() && day != today)
-            }) && let Some(pause) = self.turn(keep_days, &mut failures).await
+            }) && let Some(pause) = self.turn(keep_days, &mut turns).await
             {
                 next = Some((Instant::now() + pause, keep_days, today));
             }
@@ -112,11 +125,11 @@ impl Archiver {
     }
 
     /// Makes and drops partitions. Every node does so, and skips what another node has done already. Returns the pause
-    /// before the next time; `None`: the database did not answer. `failures` counts the failures in a row.
-    async fn turn(&self, keep_days: u64, failures: &mut u32) -> Option<Duration> {
+    /// before the next time; `None`: the database did not answer.
+    async fn turn(&self, keep_days: u64, turns: &mut Turns) -> Option<Duration> {
         let _work = at_work();
         let database = self.database.name();
-        let turned = match self.database.sql.partitions_turn(keep_days).await {
+        let turned = match self.database.sql.partitions_turn(keep_days, clock::now()).await {
             Ok(turned) => turned,
             Err(error) => {
                 tracing::debug!(%database, error = &error as &dyn std::error::Error, "could not create or drop archive partitions; retrying");
@@ -129,14 +142,19 @@ impl Archiver {
         if turned.made + turned.dropped > 0 {
             tracing::info!(%database, made = turned.made, dropped = turned.dropped, "archive partitions created and dropped");
         }
+        let was_apart =
+            std::mem::replace(&mut turns.are_clocks_apart, turned.ahead_days.unsigned_abs() >= CLOCKS_APART_DAYS);
+        if turns.are_clocks_apart && !was_apart {
+            tracing::warn!(%database, ahead_days = turned.ahead_days, "the clocks of the database and of this node are days apart; finished tasks are dropped once both say that their time is over");
+        }
         let Some((partition, error)) = turned.failed else {
-            if std::mem::take(failures) >= LOGGED_FAILURE {
+            if std::mem::take(&mut turns.failures) >= LOGGED_FAILURE {
                 tracing::info!(%database, "archive partitions can be created and dropped again");
             }
             return Some(TURN_EVERY);
         };
-        *failures += 1;
-        if *failures == LOGGED_FAILURE {
+        turns.failures += 1;
+        if turns.failures == LOGGED_FAILURE {
             tracing::warn!(%database, partition, error = &error as &dyn std::error::Error, "could not create or drop an archive partition; retrying every minute. The likely cause is an open transaction that has read `duetime.archive`");
         }
         Some(TURN_AGAIN)

@@ -101,7 +101,9 @@ async fn a_glance_reads_ends_of_indexes_however_large_the_tables_are() {
     }
     let mut connection = test.pool.acquire().await.unwrap();
     let sql = include_str!("../queries/glance.sql");
-    let plan = super::explain::plan(&mut connection, sql, "timestamptz, timestamptz, timestamptz", "now(), now(), now()").await;
+    let plan =
+        super::explain::plan(&mut connection, sql, "timestamptz, timestamptz, timestamptz", "now(), now(), now()")
+            .await;
     for index in ["inbox_waiting", "schedule_wake", "fire_wake"] {
         assert!(plan.contains(index), "{plan}");
     }

@@ -1,5 +1,7 @@
 //! The archive's daily partitions.
 
+use std::time::Duration;
+
 use chrono::{Days, NaiveDate};
 use sqlx::{Executor, Postgres, pool::PoolConnection};
 
@@ -35,6 +37,11 @@ async fn read_the_archive(test: &TestDatabase) -> PoolConnection<Postgres> {
     reader
 }
 
+/// Turns the partitions by clocks that agree.
+async fn turn(test: &TestDatabase, keep_days: u64) -> Turned {
+    test.database.partitions_turn(keep_days, crate::clock::now()).await.unwrap()
+}
+
 #[track_caller]
 fn assert_turned(turned: &Turned, made: usize, dropped: usize) {
     assert!(turned.failed.is_none() && (turned.made, turned.dropped) == (made, dropped), "{turned:?}");
@@ -44,11 +51,29 @@ fn assert_turned(turned: &Turned, made: usize, dropped: usize) {
 async fn partitions_are_made_ahead_once_and_dropped_when_their_day_has_passed() {
     let test = fixture::database().await;
     let name = passed(&test, 2).await;
-    assert_turned(&test.database.partitions_turn(1).await.unwrap(), 0, 1);
+    assert_turned(&turn(&test, 1).await, 0, 1);
     assert!(!exists(&test, &name).await);
-    let further = test.database.partitions_turn(60).await.unwrap();
+    let further = turn(&test, 60).await;
     assert!(further.made > 0);
-    assert_turned(&test.database.partitions_turn(60).await.unwrap(), 0, 0);
+    assert_turned(&turn(&test, 60).await, 0, 0);
+}
+
+#[tokio::test]
+async fn a_day_is_dropped_once_the_clocks_of_the_database_and_of_the_node_both_say_that_it_is_over() {
+    let test = fixture::database().await;
+    let (long_past, past) = (passed(&test, 40).await, passed(&test, 2).await);
+    let month = Duration::from_secs(30 * 86_400);
+    let now = fixture::now(&test.pool).await;
+    // The database's clock is a month ahead.
+    let turned = test.database.partitions_turn(1, now.minus(month)).await.unwrap();
+    assert_turned(&turned, 0, 1);
+    assert_eq!(turned.ahead_days, 30);
+    assert!(!exists(&test, &long_past).await && exists(&test, &past).await);
+    // It is a month behind.
+    let turned = test.database.partitions_turn(1, now.plus(month)).await.unwrap();
+    assert_turned(&turned, 0, 1);
+    assert_eq!(turned.ahead_days, -30);
+    assert!(!exists(&test, &past).await && !test.database.partition_days().await.unwrap().is_empty());
 }
 
 /// The number of busy tables and of their indexes with expressions, and the least and the largest statistics target.
@@ -74,7 +99,7 @@ async fn statistics_targets(test: &fixture::TestDatabase) -> (i64, i32, i32) {
 #[tokio::test]
 async fn analyze_reads_few_rows_of_busy_tables() {
     let test = fixture::database().await;
-    assert!(test.database.partitions_turn(60).await.unwrap().made > 0);
+    assert!(turn(&test, 60).await.made > 0);
     let (tables, least, most) = statistics_targets(&test).await;
     assert!(tables > 60 && (least, most) == (10, 10), "{tables} tables and indexes, targets {least} to {most}");
 }
@@ -101,7 +126,7 @@ async fn turning_partitions_waits_for_no_reader_and_no_writer() {
     let test = fixture::database().await;
     let mut reader = read_the_archive(&test).await;
     // The server's lock timeout is 2 s: a lock that conflicts with the reader's would fail.
-    let turned = test.database.partitions_turn(80).await.unwrap();
+    let turned = turn(&test, 80).await;
     assert!(turned.made > 0 && turned.failed.is_none(), "{turned:?}");
     reader.execute("COMMIT").await.unwrap();
 }
@@ -111,12 +136,12 @@ async fn a_partition_that_an_open_transaction_keeps_goes_after_its_end_and_other
     let test = fixture::database().await;
     let (earlier, later) = (passed(&test, 4).await, passed(&test, 2).await);
     let mut reader = read_the_archive(&test).await;
-    let turned = test.database.partitions_turn(80).await.unwrap();
+    let turned = turn(&test, 80).await;
     assert!(turned.made > 0 && turned.dropped == 0, "{turned:?}");
     assert_eq!(turned.failed.expect("one is kept").0, earlier);
 
     reader.execute("COMMIT").await.unwrap();
-    assert_turned(&test.database.partitions_turn(80).await.unwrap(), 0, 2);
+    assert_turned(&turn(&test, 80).await, 0, 2);
     assert!(!exists(&test, &earlier).await && !exists(&test, &later).await);
 }
 
@@ -129,7 +154,7 @@ async fn a_partition_whose_drop_broke_off_after_its_detach_goes_all_the_same() {
          CREATE TABLE duetime.archive_20261399 ()"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(detach)).execute(&test.pool).await.unwrap();
-    assert_turned(&test.database.partitions_turn(1).await.unwrap(), 0, 1);
+    assert_turned(&turn(&test, 1).await, 0, 1);
     assert!(!exists(&test, &name).await && exists(&test, "archive_20261399").await);
 }
 
@@ -138,12 +163,12 @@ async fn a_partition_that_is_half_detached_goes_before_an_older_one() {
     let test = fixture::database().await;
     let half = passed(&test, 2).await;
     let mut reader = read_the_archive(&test).await;
-    test.database.partitions_turn(1).await.unwrap().failed.expect("it is kept");
+    turn(&test, 1).await.failed.expect("it is kept");
     reader.execute("COMMIT").await.unwrap();
     let is_half = "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = ('duetime.' || $1)::regclass";
     assert!(sqlx::query_scalar::<_, bool>(is_half).bind(&half).fetch_one(&test.pool).await.unwrap());
     let older = passed(&test, 4).await;
-    assert_turned(&test.database.partitions_turn(1).await.unwrap(), 0, 2);
+    assert_turned(&turn(&test, 1).await, 0, 2);
     assert!(!exists(&test, &half).await && !exists(&test, &older).await);
 }
 
