@@ -21,8 +21,10 @@ pub const CLUSTER: &str = "duetime.cluster";
 /// A topic exchange in front of two of these: `result.<queue>` leads to [`RESULTS`], `submit.<queue>` to [`SUBMIT`].
 /// With it, RabbitMQ's topic permissions can restrict a user's reports and submissions to certain queues.
 pub const IN: &str = "duetime.in";
-const RESULT_KEY: &str = "result.";
-const SUBMIT_KEY: &str = "submit.";
+/// How the routing keys in [`IN`] begin that lead to [`RESULTS`].
+pub const RESULT_KEY: &str = "result.";
+/// How the routing keys in [`IN`] begin that lead to [`SUBMIT`].
+pub const SUBMIT_KEY: &str = "submit.";
 
 /// The routing key in [`IN`] of reports on a queue's tasks; `#` matches every queue.
 pub fn result_key(queue: &str) -> String {
@@ -34,10 +36,17 @@ pub fn submit_key(queue: &str) -> String {
     format!("{SUBMIT_KEY}{queue}")
 }
 
-/// The queue that a message to [`IN`] was addressed to; `None` for a message that came another way.
-pub fn addressed_to<'a>(exchange: &str, routing_key: &'a str) -> Option<&'a str> {
-    let key = (exchange == IN).then_some(routing_key)?;
-    key.strip_prefix(RESULT_KEY).or_else(|| key.strip_prefix(SUBMIT_KEY))
+const ASTRAY: &str = "its routing key in `duetime.in` does not lead here: keys of reports begin with `result.`, those of \
+                      tasks with `submit.`, and a key in `CC` or `BCC` does not count";
+
+/// The queue that a message to [`IN`] was addressed to; `None` for a message that came another way. `start`: how the
+/// routing keys begin that lead to where the message was read. An error says why its key does not: a key in the
+/// header `CC` or `BCC` led it there, which RabbitMQ 3 does not compare with the sender's topic permissions.
+pub fn addressed_to<'a>(exchange: &str, routing_key: &'a str, start: &str) -> Result<Option<&'a str>, &'static str> {
+    if exchange != IN {
+        return Ok(None);
+    }
+    routing_key.strip_prefix(start).map(Some).ok_or(ASTRAY)
 }
 
 /// How the names begin that RabbitMQ makes for a client: those of direct reply-to, and those of queues declared without
@@ -186,10 +195,19 @@ mod tests {
 
     #[test]
     fn a_message_to_the_door_names_its_queue_by_its_routing_key() {
-        assert_eq!(addressed_to(IN, &result_key("a.b")), Some("a.b"));
-        assert_eq!(addressed_to(IN, &submit_key("a")), Some("a"));
-        for (exchange, key) in [("", "result.a"), ("other", "result.a"), (IN, "a"), (IN, "results.a")] {
-            assert_eq!(addressed_to(exchange, key), None, "{exchange} {key}");
+        assert_eq!(addressed_to(IN, &result_key("a.b"), RESULT_KEY), Ok(Some("a.b")));
+        assert_eq!(addressed_to(IN, &submit_key("a"), SUBMIT_KEY), Ok(Some("a")));
+        for exchange in ["", "other"] {
+            assert_eq!(addressed_to(exchange, "result.a", RESULT_KEY), Ok(None), "{exchange}");
+        }
+        for (key, start) in [
+            ("submit.a", RESULT_KEY),
+            ("result.a", SUBMIT_KEY),
+            ("result", RESULT_KEY),
+            ("results.a", RESULT_KEY),
+            ("a", SUBMIT_KEY),
+        ] {
+            assert_eq!(addressed_to(IN, key, start), Err(ASTRAY), "{key} {start}");
         }
     }
 

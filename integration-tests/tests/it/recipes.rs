@@ -12,7 +12,7 @@ use integration_tests::{
 use lapin::{
     BasicProperties,
     options::{BasicAckOptions, BasicConsumeOptions, BasicGetOptions, QueueDeclareOptions},
-    types::FieldTable,
+    types::{AMQPValue, FieldTable},
 };
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -46,6 +46,13 @@ async fn restart(sandbox: &Sandbox) -> Result<()> {
     node.stop(SOON).await?;
     node.start()?;
     node.wait_ready(SOON).await
+}
+
+/// Properties with which RabbitMQ routes a message by a second key, which its receiver does not see.
+fn also_to(key: &str, properties: BasicProperties) -> BasicProperties {
+    let mut headers = properties.headers().clone().unwrap_or_default();
+    headers.insert("BCC".into(), AMQPValue::FieldArray(vec![AMQPValue::LongString(key.into())].into()));
+    properties.with_headers(headers)
 }
 
 /// Checks that RabbitMQ closed the channel over it.
@@ -140,6 +147,24 @@ async fn the_recipe_for_rabbitmq_allows_what_each_program_needs_and_nothing_else
             ("duetime.rejected", ""),
         ] {
             may_not_publish(sandbox, "shop-consumer", exchange, key).await?;
+        }
+        let as_task = also_to("submit.shop.orders", BasicProperties::default());
+        let as_task = consumer.publish("duetime.in", "result.shop.orders", b"8", as_task).await;
+        let as_report = also_to("result.shop.orders", report(&taken.task, taken.receipt.as_deref()));
+        let as_report = producer.publish("duetime.in", "submit.shop.orders", b"{}", as_report).await;
+        if as_task.is_ok() && as_report.is_ok() {
+            // RabbitMQ 3 compares only the routing key with the permissions.
+            let hand = Hand::open(&sandbox.amqp_url()).await?;
+            let aside = [hand.take_aside().await?, hand.take_aside().await?].join("; ");
+            ensure!(aside.contains("`BCC`"), "{aside}");
+            let both = || async {
+                client.metric("duetime_messages_quarantined_total").await.ok()?.filter(|count| *count == 2.0)
+            };
+            until("no report came of either", SOON, both).await?;
+        } else {
+            // Later ones compare the other keys, too.
+            refused(as_task)?;
+            refused(as_report)?;
         }
         may_not_read(sandbox, "shop-producer", "shop.orders").await?;
         may_not_read(sandbox, "shop-consumer", "duetime.results").await?;

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use common::wire::{
-    amqp::{IN, REJECTED, RESULTS, addressed_to, may_answer_to},
+    amqp::{IN, REJECTED, RESULT_KEY, RESULTS, addressed_to, may_answer_to},
     screen::{Trouble, TroubleKind},
 };
 use lapin::types::FieldTable;
@@ -77,8 +77,8 @@ pub struct Incoming {
     /// A queue of the sender's for answers, if the message names one that may get them.
     pub reply_to: Option<ReplyTo>,
     pub attempt_header: Option<i64>,
-    /// The queue that its routing key in `duetime.in` named.
-    pub addressed_to: Option<String>,
+    /// The queue that its routing key in `duetime.in` named. An error says why that key does not lead here.
+    pub addressed_to: Result<Option<String>, &'static str>,
     /// Whether it came through an exchange of Duetime's rather than directly by the name of its queue.
     pub is_by_exchange: bool,
     /// The user who published it, as checked by RabbitMQ.
@@ -189,7 +189,8 @@ impl Returns {
         let exchange = delivery.exchange.as_str();
         Incoming {
             source: self.source,
-            addressed_to: addressed_to(exchange, delivery.routing_key.as_str()).map(ToOwned::to_owned),
+            addressed_to: addressed_to(exchange, delivery.routing_key.as_str(), RESULT_KEY)
+                .map(|queue| queue.map(ToOwned::to_owned)),
             is_by_exchange: exchange == self.source.exchange(),
             user: properties.user_id().as_ref().map(ToString::to_string),
             message_id: properties.message_id().as_ref().map(ToString::to_string),

@@ -14,7 +14,7 @@ use std::{
 
 use common::wire::{
     Message,
-    amqp::{SUBMIT, addressed_to},
+    amqp::{SUBMIT, SUBMIT_KEY, addressed_to},
 };
 use futures::{StreamExt, stream::FuturesUnordered};
 use parking_lot::Mutex;
@@ -212,14 +212,19 @@ impl SourceReader {
 
     fn read(&self, arrived: Arrived) -> Received {
         let Arrived { delivery, ack, trouble } = arrived;
+        let addressed_to = match self.source {
+            IntakeSource::Submit => addressed_to(delivery.exchange.as_str(), delivery.routing_key.as_str(), SUBMIT_KEY),
+            IntakeSource::Delay(_) => Ok(None),
+        };
+        let astray = addressed_to.err();
         let message = Message {
             routing_key: delivery.routing_key.as_str().to_owned(),
-            addressed_to: addressed_to(delivery.exchange.as_str(), delivery.routing_key.as_str())
-                .map(ToOwned::to_owned),
+            addressed_to: addressed_to.ok().flatten().map(ToOwned::to_owned),
             redelivered: delivery.redelivered,
             properties: envelope::read(&delivery.properties),
             body: delivery.data,
         };
-        Received { source: self.source.clone(), message, trouble, ack, exchange: delivery.exchange.as_str().to_owned() }
+        let exchange = delivery.exchange.as_str().to_owned();
+        Received { source: self.source.clone(), message, trouble, astray, ack, exchange }
     }
 }

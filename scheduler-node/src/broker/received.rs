@@ -35,6 +35,8 @@ pub struct Received {
     pub message: Message,
     /// The reason why the message did not come as it was sent. Such a message cannot be a task.
     pub trouble: Option<Trouble>,
+    /// The reason why its routing key in `duetime.in` does not lead here.
+    pub astray: Option<&'static str>,
     pub ack: AckHandle,
     /// The exchange to which it was published.
     pub(super) exchange: String,

@@ -130,7 +130,8 @@ impl AmqpIntake {
     async fn receive(&self, batch: Vec<Received>, pass: OwnedSemaphorePermit, asides: &Semaphore) {
         let _work = at_work();
         let (troubled, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
-        let (batch, by_name): (Vec<Received>, Vec<Received>) = batch.into_iter().partition(|of| self.may_come(of));
+        let (batch, barred): (Vec<Received>, Vec<Received>) =
+            batch.into_iter().partition(|received| self.refusal(received).is_none());
         let mut again = Vec::new();
         let rules = self.delay_rules.now();
         let (batch, unknown): (Vec<Received>, Vec<Received>) =
@@ -154,10 +155,11 @@ impl AmqpIntake {
         for received in troubled {
             unfit.extend(self.reject_if_cut(received).await);
         }
-        for received in by_name {
+        for received in barred {
+            let why = self.refusal(&received).unwrap_or_default();
             let user = received.message.properties.user_id.as_ref().and_then(Text::as_str);
-            self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), BY_NAME));
-            unfit.push((received, BY_NAME.to_owned()));
+            self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), why));
+            unfit.push((received, why.to_owned()));
         }
         if unfit.is_empty() || !again.is_empty() {
             self.give_back(again).await;
@@ -191,10 +193,11 @@ impl AmqpIntake {
         Some((received, trouble.reason))
     }
 
-    /// Whether the source allows the message. Without `amqp.default_door` a task must come through `duetime.in`; a
+    /// Why a message may not come the way it came. Without `amqp.default_door` a task must come through `duetime.in`; a
     /// delay exchange is a source of its own.
-    fn may_come(&self, received: &Received) -> bool {
-        self.default_exchange || received.source != IntakeSource::Submit || received.message.addressed_to.is_some()
+    fn refusal(&self, received: &Received) -> Option<&'static str> {
+        let is_by_name = received.source == IntakeSource::Submit && received.message.addressed_to.is_none();
+        received.astray.or_else(|| (is_by_name && !self.default_exchange).then_some(BY_NAME))
     }
 
     /// Sets messages aside that cannot be tasks, and begins none at or after `until`. Returns those that must be

@@ -2,11 +2,11 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use common::wire::amqp::{REJECTED, RESULTS, SUBMIT};
+use common::wire::amqp::{IN, REJECTED, RESULT_KEY, RESULTS, SUBMIT};
 use futures::StreamExt;
 use lapin::{
     BasicProperties,
-    options::{BasicConsumeOptions, BasicGetOptions, BasicRejectOptions, QueueDeclareOptions},
+    options::{BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, BasicRejectOptions, QueueDeclareOptions},
     types::{AMQPValue, FieldTable, ShortString},
 };
 use serde_json::json;
@@ -87,6 +87,24 @@ async fn a_report_is_answered_in_a_queue_that_rabbitmq_named_and_in_no_other() {
     let consume = hand.channel.basic_consume(mine, "".into(), BasicConsumeOptions::default(), FieldTable::default());
     let answer = timeout(LONG, consume.await.unwrap().next()).await.expect("it is answered").unwrap().unwrap();
     assert_eq!((answer.properties.correlation_id(), &*answer.data), (&Some("some-task".into()), &b"stop"[..]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_is_astray_in_a_queue_to_which_only_its_second_routing_key_leads() {
+    let mut bench = Bench::new().await;
+    let (mut received, hand) = (bench.broker.received(), bench.hand().await);
+    for (key, second) in [("result.mail", "submit.mail"), ("submit.mail", "result.mail")] {
+        let mut headers = FieldTable::default();
+        headers.insert("BCC".into(), AMQPValue::FieldArray(vec![AMQPValue::LongString(second.into())].into()));
+        let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default().with_headers(headers));
+        hand.channel.basic_publish(IN.into(), key.into(), options, b"{}", properties).await.unwrap();
+        let report = bench.next().await;
+        let task = timeout(LONG, received.recv()).await.expect("it comes").expect("the broker lives");
+        let is_report = key.starts_with(RESULT_KEY);
+        assert_eq!((report.addressed_to.is_ok(), task.astray.is_some()), (is_report, is_report), "{key}");
+        report.ack.ack().await;
+        task.ack.ack().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -102,9 +102,9 @@ impl<S: Statements> Reporter<S> {
         let coming = stream::poll_fn(|context| incoming.poll_recv(context));
         let mut messages = stream::iter(held).chain(coming);
         while let Some(message) = messages.next().await {
-            if !self.default_exchange && !message.is_by_exchange {
-                self.note_refused(&message, BY_NAME);
-                drop(aside.send((message, BY_NAME.to_owned())).await);
+            if let Some(why) = self.refusal(&message) {
+                self.note_refused(&message, why);
+                drop(aside.send((message, why.to_owned())).await);
                 continue;
             }
             // The broker delivers no more unacked messages than one channel holds, so no send ever waits here.
@@ -118,6 +118,14 @@ impl<S: Statements> Reporter<S> {
                 Err(reason) => drop(aside.send((message, reason)).await),
             }
         }
+    }
+
+    /// Why a message may not come the way it came.
+    fn refusal(&self, message: &Incoming) -> Option<&'static str> {
+        if !self.default_exchange && !message.is_by_exchange {
+            return Some(BY_NAME);
+        }
+        message.addressed_to.as_ref().err().filter(|_| message.trouble.is_none()).copied()
     }
 
     /// Waits for the keys of receipts: without them a genuine receipt cannot be told from a wrong one. Returns the
@@ -224,7 +232,8 @@ impl<S: Statements> Reporter<S> {
                 _ => Receipt::Wrong,
             },
         };
-        let voucher = Voucher { queue: message.addressed_to.clone(), receipt, user: message.user.clone() };
+        let queue = message.addressed_to.clone().ok().flatten();
+        let voucher = Voucher { queue, receipt, user: message.user.clone() };
         Sender { place: 0, voucher }
     }
 
