@@ -24,15 +24,15 @@ pub type Rules = Arc<RuleSet>;
 #[derive(Debug, Default)]
 pub struct RuleSet {
     by_exchange: HashMap<String, DelayRoute>,
-    by_queue: HashMap<QueueName, Unroutable>,
+    by_queue: HashMap<QueueName, DelayRule>,
 }
 
 impl RuleSet {
     fn new(rules: impl IntoIterator<Item = DelayRule>) -> Self {
         let mut set = Self::default();
-        for DelayRule { exchange, route, unroutable } in rules {
-            set.by_queue.insert(route.queue.clone(), unroutable);
-            set.by_exchange.insert(exchange, route);
+        for rule in rules {
+            set.by_exchange.insert(rule.exchange.clone(), rule.route.clone());
+            set.by_queue.insert(rule.route.queue.clone(), rule);
         }
         set
     }
@@ -68,6 +68,11 @@ impl DelayRules {
 
     /// The fate of a returned message that is listed under `queue`. `None`: its exchange is no longer configured.
     pub fn unroutable(&self, queue: &QueueName) -> Option<Unroutable> {
-        self.0.borrow().by_queue.get(queue).copied()
+        self.0.borrow().by_queue.get(queue).map(|rule| rule.unroutable)
+    }
+
+    /// Whether messages that are listed under `queue` go to another exchange now. Those that came before keep this one.
+    pub fn have_left(&self, queue: &QueueName, exchange: &str) -> bool {
+        self.0.borrow().by_queue.get(queue).is_some_and(|rule| rule.route.deliver_to != exchange)
     }
 }

@@ -243,10 +243,16 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 open.push((place.database, one.id));
             }
         }
-        let pause = self.pause(queue, returned.len() + messages, returned.len() + messages - open.len());
-        for (database, id) in open {
-            // Spread over time: a full queue makes room for some of them after the other.
-            self.databases[database].look_again([id], pause.mul_f64(0.5 + dice::roll()));
+        let all = returned.len() + messages;
+        let is_left = self.is_left(queue, places, exchange);
+        let pause = self.pause(queue, all, if is_left { all } else { all - open.len() });
+        if is_left {
+            self.look_again_alone(queue, exchange, places, open);
+        } else {
+            for (database, id) in open {
+                // Spread over time: a full queue makes room for some of them after the other.
+                self.databases[database].look_again([id], pause.mul_f64(0.5 + dice::roll()));
+            }
         }
         for (database, confirmed) in confirmed {
             self.settlements[database].confirmed(confirmed).await;

@@ -1,5 +1,5 @@
-//! Messages that the broker returned because no queue is bound for them, and those that it refuses whatever the queue.
-//! Each is handled by itself: it closes no lane for others.
+//! Messages that the broker returned because no queue is bound for them, those that it refuses whatever the queue, and
+//! those for an exchange that their delay exchange has left. Each is handled by itself: it closes no lane for others.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -100,6 +100,31 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             return forwarded_unroutable(self.delay_rules.unroutable(&queue.name));
         }
         queue.policy.unroutable()
+    }
+
+    /// Whether the messages of a batch keep an exchange that their delay exchange has left since. They say nothing
+    /// about the lane, whose other messages go elsewhere.
+    pub(super) fn is_left(&self, queue: &QueueName, places: &HashMap<TaskId, Place>, exchange: &str) -> bool {
+        places.values().any(|place| place.own_key.is_some()) && self.delay_rules.have_left(queue, exchange)
+    }
+
+    /// Looks again at the tasks of messages for an exchange that their delay exchange has left: it may be gone for
+    /// good.
+    pub(super) fn look_again_alone(
+        &self,
+        queue: &QueueName,
+        exchange: &str,
+        places: &HashMap<TaskId, Place>,
+        open: Vec<(DatabaseIndex, TaskId)>,
+    ) {
+        if !open.is_empty() {
+            let messages = open.len();
+            tracing::warn!(%queue, exchange, messages, "messages that came before `deliver_to` was changed are not confirmed by their exchange; they are published again");
+        }
+        for (database, id) in open {
+            let database = &self.databases[database];
+            database.look_again([id], waiting(database, places[&id].due_at));
+        }
     }
 
     /// Ends the tasks of these messages as their rule says. Waiting ones are looked at again, each by itself.

@@ -3,7 +3,10 @@ use std::collections::BTreeSet;
 use common::{
     outbox::{HOLD, MANY, SPAN},
     queue::{Format, QueueBook, Unroutable},
-    wire::amqp::{HEADER_MAX_ATTEMPTS, HeaderValue},
+    wire::{
+        DelayRoute,
+        amqp::{HEADER_MAX_ATTEMPTS, HeaderValue},
+    },
 };
 use tokio::sync::watch;
 
@@ -13,6 +16,7 @@ use crate::{
     loops::tests::Loops,
     store::change::{Guarded, Keep},
     supervise::spawn_child,
+    working_set::delay_rules::DelayRule,
 };
 
 /// A first attempt on its way to `queue`, claimed and due at the same moment.
@@ -195,6 +199,53 @@ impl Publish for Unbound {
         };
         batch.into_iter().map(returned).collect()
     }
+}
+
+/// A broker without the exchange of any message.
+#[derive(Debug)]
+struct Missing;
+
+impl Publish for Missing {
+    fn state(&self) -> watch::Receiver<BrokerState> {
+        watch::channel(BrokerState::Up { blocked: false }).1
+    }
+
+    async fn publish(&self, _route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
+        let unknown = |Outgoing { delivery, .. }: Outgoing| Published {
+            id: delivery.id,
+            attempt: delivery.attempt,
+            sent_at: Some(Instant::now()),
+            outcome: Outcome::Unknown("there is no such exchange".to_owned()),
+        };
+        batch.into_iter().map(unknown).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_message_for_an_exchange_that_its_delay_exchange_has_left_closes_no_lane() {
+    let loops = Loops::new().await;
+    let queue = Queue::with_defaults(QueueName::new("orders.delayed"));
+    let publisher = publisher(&loops, Missing, &queue, LONG);
+    let leads_to = |deliver_to: &str| {
+        publisher.delay_rules.replace([DelayRule {
+            exchange: "orders.delayed".to_owned(),
+            route: DelayRoute::new("orders.delayed", deliver_to),
+            unroutable: Unroutable::SetAside,
+        }]);
+    };
+    let mut dispatch = claimed(&loops, &queue).await;
+    let (id, owned_shards) = (dispatch.delivery.id, &loops.database().owned_shards);
+    dispatch.delivery.envelope = Some(Box::new(Envelope { exchange: "ordres".to_owned(), ..Envelope::default() }));
+    let again = || of(dispatch.delivery.clone());
+
+    leads_to("ordres");
+    publisher.publish(&queue.name, vec![again()]).await;
+    assert!(!publisher.lanes.is_open(&queue.name, Instant::now()), "all messages go to the missing exchange");
+    leads_to("orders");
+    publisher.publish(&queue.name, vec![again()]).await;
+    assert!(publisher.lanes.is_open(&queue.name, Instant::now()), "others go elsewhere by now");
+    assert_eq!(loops.test.state_of(id).await.as_deref(), Some("dispatching"));
+    assert_eq!(owned_shards.heap_len(), 1, "it is looked at again");
 }
 
 /// Publishes three tasks of `queue` that reach no consumer, while the archive refuses the second one.
