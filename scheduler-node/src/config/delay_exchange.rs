@@ -1,5 +1,7 @@
 //! `[[delay_exchange]]`: exchanges whose messages Duetime holds before they go on to another exchange.
 
+use std::collections::HashMap;
+
 use common::{
     queue::Unroutable,
     task::verdict::forwarded_unroutable,
@@ -49,6 +51,7 @@ pub(super) fn check(all: &[DelayExchange], complaints: &mut Complaints) {
         "delay_exchange",
         format!("is given {} times; at most {MAX_EXCHANGES} are allowed", all.len()),
     );
+    let targets: HashMap<&str, &str> = all.iter().map(|of| (of.name.as_str(), of.deliver_to.as_str())).collect();
     for (index, of) in all.iter().enumerate() {
         let key = |name: &str| format!("delay_exchange[{index}].{name}");
         complaints.unless(
@@ -69,11 +72,12 @@ pub(super) fn check(all: &[DelayExchange], complaints: &mut Complaints) {
                 of.deliver_to
             ),
         );
-        complaints.unless(
-            of.deliver_to != of.name,
-            key("deliver_to"),
-            "is the delay exchange itself; messages would never leave it",
-        );
+        // A circle is reported once, at the first of its exchanges.
+        let circle = circle(&of.name, &targets).filter(|way| !all[..index].iter().any(|of| way.contains(&&*of.name)));
+        if let Some(way) = circle {
+            let problem = format!("leads back to the delay exchange itself, by {way:?}; messages would never leave it");
+            complaints.add(key("deliver_to"), problem);
+        }
         let queue = of.way().queue;
         if let Some(other) = all[..index].iter().find(|other| other.way().queue == queue) {
             let problem = format!(
@@ -83,6 +87,20 @@ pub(super) fn check(all: &[DelayExchange], complaints: &mut Complaints) {
             complaints.add(key("name"), problem);
         }
     }
+}
+
+/// The exchanges through which messages of the delay exchange `first` come back to it. `None`: they leave for good, or
+/// end in a circle without it.
+fn circle<'a>(first: &'a str, targets: &HashMap<&'a str, &'a str>) -> Option<Vec<&'a str>> {
+    let mut way = vec![first];
+    for _ in 0..targets.len() {
+        let next = *targets.get(way.last()?)?;
+        if next == first {
+            return Some(way);
+        }
+        way.push(next);
+    }
+    None
 }
 
 fn is_name(name: &str, most: usize) -> bool {

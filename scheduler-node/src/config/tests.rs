@@ -369,6 +369,8 @@ fn delay_exchanges_that_cannot_work_are_refused() {
     let pair = |name: &str, deliver_to: &str| {
         format!("\n[[delay_exchange]]\nname = '{name}'\ntype = 'direct'\ndeliver_to = '{deliver_to}'\n")
     };
+    let chain = pair("first", "second") + &pair("second", "orders");
+    assert!(complaints(&format!("{SMALLEST}{chain}"), &[]).is_empty(), "messages leave a chain");
     let fine = format!("{SMALLEST}{}{}", pair("orders.delayed", "orders"), pair("mails.delayed", "mails"));
     let config = read(&fine, &[("DUETIME_DELAY_EXCHANGE__1__DELIVER_TO", "letters")]).expect("accepted");
     assert_eq!(config.delay_exchanges[1].way(), common::wire::DelayRoute::new("mails.delayed", "letters"));
@@ -376,6 +378,8 @@ fn delay_exchanges_that_cannot_work_are_refused() {
         (pair("duetime", "orders"), "delay_exchange[0].name"),
         (pair("amq.topic", "orders"), "delay_exchange[0].name"),
         (pair("orders", "orders"), "delay_exchange[0].deliver_to"),
+        (pair("a", "b") + &pair("b", "a"), "delay_exchange[0].deliver_to"),
+        (pair("in", "b") + &pair("b", "c") + &pair("c", "d") + &pair("d", "b"), "delay_exchange[1].deliver_to"),
         (pair("orders.delayed", ""), "delay_exchange[0].deliver_to"),
         (pair("a b", "x") + &pair("a/b", "y"), "delay_exchange[1].name"),
         (
