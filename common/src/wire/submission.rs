@@ -249,7 +249,8 @@ fn take_delay(headers: &mut [(Text, Field)], now: Present) -> Result<Option<Unix
 }
 
 /// The delay in milliseconds, as the delayed-message plugin reads it. `None` for a type that the plugin takes for no
-/// delay. Text that is not a number is refused, where the plugin would not delay.
+/// delay. Text that is not a number is refused, where the plugin would not delay. So is every other type in the headers
+/// of its successors: their senders ask for a delay that Duetime does not know.
 fn waiting(name: &str, field: &Field) -> Result<Option<i64>, Problem> {
     let float = match field {
         Field::F32(bits) => f64::from(f32::from_bits(*bits)),
@@ -259,7 +260,19 @@ fn waiting(name: &str, field: &Field) -> Result<Option<i64>, Problem> {
                 .map(Some)
                 .ok_or_else(|| refuse(name, format!("`{name}` is text, but not a whole number")));
         }
-        other => return Ok(integer(other)),
+        // AMQP's own type for a moment, in seconds. A value too large for the type is past the year 9999 in any case.
+        Field::Time(seconds) if name == X_DELIVERY_TIME => {
+            return Ok(Some(i64::try_from(*seconds).unwrap_or(i64::MAX).saturating_mul(1_000)));
+        }
+        Field::Void => return Ok(None),
+        other => {
+            return match integer(other) {
+                None if name != X_DELAY => {
+                    Err(refuse(name, format!("`{name}` has a type that is no number; use a whole number")))
+                }
+                millis => Ok(millis),
+            };
+        }
     };
     if float.is_nan() {
         return Err(refuse(name, format!("`{name}` is not a number")));

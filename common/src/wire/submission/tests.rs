@@ -179,9 +179,16 @@ fn a_delay_is_read_as_the_plugin_reads_it() {
         assert_eq!(envelope.properties.headers, Some(vec![("x-delay".into(), negated)]));
         assert_eq!((envelope.exchange.as_str(), envelope.routing_key), ("orders", "a.b".into()));
     }
-    for field in
-        [Field::I32(0), Field::I32(-5), said("-5"), f64(0.9), Field::Bool(true), Field::Void, Field::Array(vec![])]
-    {
+    for field in [
+        Field::I32(0),
+        Field::I32(-5),
+        said("-5"),
+        f64(0.9),
+        Field::Bool(true),
+        Field::Void,
+        Field::Array(vec![]),
+        Field::Time(60),
+    ] {
         let headers = [("x-delay", field)];
         let task = delayed(&headers).unwrap();
         assert!(task.due_now && task.due_at == NOW, "{headers:?}");
@@ -205,6 +212,29 @@ fn the_names_of_the_plugins_successors_count_too() {
     assert_eq!(after.due_at, after_ms(700));
     let both = delayed(&[("x-opt-delivery-delay", Field::I64(9)), ("x-delay", Field::I64(700))]).unwrap();
     assert_eq!(both.due_at, after_ms(700));
+    let moment = Field::Time(NOW.millis().unsigned_abs() / 1_000 + 60);
+    assert_eq!(delayed(&[("x-opt-delivery-time", moment)]).unwrap().due_at, after_ms(60_000));
+    let void = delayed(&[("x-opt-delivery-time", Field::Void), ("x-opt-delivery-delay", Field::I64(700))]).unwrap();
+    assert_eq!(void.due_at, after_ms(700));
+}
+
+#[test]
+fn a_delay_of_a_type_that_the_plugins_successors_do_not_have_is_refused() {
+    let (time, delay) = ("x-opt-delivery-time", "x-opt-delivery-delay");
+    let mut cases = vec![(time, Field::Time(u64::MAX)), (delay, Field::Time(60))];
+    for field in [
+        Field::Bool(true),
+        Field::Decimal { scale: 1, value: 7_000 },
+        Field::Bytes("700".into()),
+        Field::Array(vec![]),
+        Field::Table(vec![]),
+    ] {
+        cases.extend([(time, field.clone()), (delay, field)]);
+    }
+    for (name, field) in cases {
+        let problem = delayed(&[(name, field.clone())]).unwrap_err();
+        assert_eq!(problem.field.as_deref(), Some(name), "{field:?}");
+    }
 }
 
 #[test]
