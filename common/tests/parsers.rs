@@ -217,7 +217,8 @@ proptest! {
 
     #[test]
     fn a_report_that_is_accepted_can_be_kept(text in text(RESULTS)) {
-        for report in [ResultBody::parse(&text), ResultBody::parse_request(&text)].into_iter().flatten() {
+        let message = ResultBody::parse_message(text.as_bytes()).map(|(report, _)| report);
+        for report in [message, ResultBody::parse(&text), ResultBody::parse_request(&text)].into_iter().flatten() {
             prop_assert!(report.progress.is_none_or(|progress| (0..=100).contains(&progress)));
             prop_assert!(report.retry_in_ms.is_none_or(|retry_in_ms| retry_in_ms >= 0));
             prop_assert!([&report.status_msg, &report.worker].into_iter().flatten().all(|text| !text.contains('\0')));

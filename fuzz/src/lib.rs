@@ -142,7 +142,8 @@ pub fn cursor(data: &[u8]) {
 
 pub fn report(data: &[u8]) {
     text(data, |text| {
-        for report in [ResultBody::parse(text), ResultBody::parse_request(text)].into_iter().flatten() {
+        let message = ResultBody::parse_message(text.as_bytes()).map(|(report, _)| report);
+        for report in [message, ResultBody::parse(text), ResultBody::parse_request(text)].into_iter().flatten() {
             assert!(report.progress.is_none_or(|progress| (0..=100).contains(&progress)));
             assert!([&report.status_msg, &report.worker].into_iter().flatten().all(|text| !text.contains('\0')));
         }

@@ -1,6 +1,6 @@
 //! A consumer's report about an attempt, over AMQP or HTTP.
 
-use std::fmt::Display;
+use std::{borrow::Cow, collections::BTreeMap, fmt::Display};
 
 use serde::Deserialize;
 use serde_json::{de::StrRead, value::RawValue};
@@ -17,6 +17,9 @@ const MAX_TEXT_CHARS: usize = 4_096;
 
 const FIELDS: [&str; 8] =
     ["status", "status_code", "status_msg", "result", "retry_in_ms", "progress", "worker", "attempt"];
+
+const REPEATED: &str = "a field is there more than once; its last value counts";
+const REPLACED: &str = "bytes of the body are not UTF-8, and are replaced";
 
 /// A report with its values as they were sent, so that each of them is read on its own.
 #[derive(Deserialize)]
@@ -37,31 +40,58 @@ struct Fields<'a> {
     attempt: Option<&'a RawValue>,
 }
 
+/// The field without which there is no report.
+#[derive(Deserialize)]
+struct Outcome {
+    #[serde(rename = "status")]
+    _status: ReportStatus,
+}
+
+impl Fields<'_> {
+    /// The report without values that cannot be read or stored, and the reason for the first of them.
+    fn body(self) -> (ResultBody, Option<FieldError>) {
+        let mut left_out = None;
+        let why = &mut left_out;
+        let body = ResultBody {
+            status: self.status,
+            status_code: kept(number("status_code", self.status_code, i64::MIN, i64::MAX), why),
+            status_msg: kept(text("status_msg", self.status_msg), why),
+            result: kept(self.result.map(keepable).transpose(), why),
+            retry_in_ms: kept(number("retry_in_ms", self.retry_in_ms, 0, i64::MAX), why),
+            progress: kept(number("progress", self.progress, 0, 100), why),
+            worker: kept(text("worker", self.worker), why),
+            attempt: kept(number("attempt", self.attempt, i32::MIN, i32::MAX), why),
+            trace: None,
+        };
+        (body, left_out)
+    }
+}
+
 impl ResultBody {
     /// Reads a report from the broker and ignores unknown fields. A consumer's library may be newer than this node,
     /// and a refused success would be done again. So the report counts without values that cannot be read or stored,
-    /// and the reason for the first of them comes back with it.
-    pub fn parse_message(raw: &str) -> Result<(Self, Option<FieldError>), Problem> {
-        let fields: Fields<'_> = read::object(raw)?;
-        let mut left_out = None;
-        let why = &mut left_out;
-        let body = Self {
-            status: fields.status,
-            status_code: kept(number("status_code", fields.status_code, i64::MIN, i64::MAX), why),
-            status_msg: kept(text("status_msg", fields.status_msg), why),
-            result: kept(fields.result.map(keepable).transpose(), why),
-            retry_in_ms: kept(number("retry_in_ms", fields.retry_in_ms, 0, i64::MAX), why),
-            progress: kept(number("progress", fields.progress, 0, 100), why),
-            worker: kept(text("worker", fields.worker), why),
-            attempt: kept(number("attempt", fields.attempt, i32::MIN, i32::MAX), why),
-            trace: None,
+    /// and the reason for the first of them comes back with it. It may also begin with a byte order mark. Bytes that
+    /// are not UTF-8 are replaced, and of a field that is there twice the last value counts.
+    pub fn parse_message(raw: &[u8]) -> Result<(Self, Option<FieldError>), Problem> {
+        let text = String::from_utf8_lossy(raw);
+        let json = text.strip_prefix('\u{feff}').unwrap_or(&text);
+        let (body, mut left_out) = match read::object::<Fields<'_>>(json) {
+            Ok(fields) => fields.body(),
+            Err(_) => {
+                let json = once(json)?;
+                let (body, left_out) = read::object::<Fields<'_>>(&json)?.body();
+                (body, left_out.or_else(|| Some(FieldError::new("body", REPEATED))))
+            }
         };
+        if matches!(text, Cow::Owned(_)) {
+            left_out.get_or_insert_with(|| FieldError::new("body", REPLACED));
+        }
         Ok((body, left_out))
     }
 
     /// Reads a report, and ignores unknown fields.
     pub fn parse(raw: &str) -> Result<Self, Problem> {
-        let (body, left_out) = Self::parse_message(raw)?;
+        let (body, left_out) = read::object::<Fields<'_>>(raw)?.body();
         left_out.map_or(Ok(body), |why| Err(why.into()))
     }
 
@@ -77,6 +107,14 @@ impl ResultBody {
             None => Ok(body),
         }
     }
+}
+
+/// The report with the last value of each field alone. The outcome must be there once: two of them contradict each
+/// other.
+fn once(raw: &str) -> Result<String, Problem> {
+    let _: Outcome = read::object(raw)?;
+    let fields: BTreeMap<Cow<'_, str>, &RawValue> = read::json(raw)?;
+    serde_json::to_string(&fields).map_err(|error| Problem::malformed(error.to_string()))
 }
 
 /// A value that could be read. Otherwise `left_out` gets the reason, unless it has one.
@@ -181,7 +219,7 @@ mod tests {
         let long = format!(r#""{}""#, "x".repeat(MAX_RESULT_BYTES));
         for result in [r#""\ud800""#, "1e999999", &deep, &long] {
             let raw = format!(r#"{{"status":"succeeded","result":{result},"status_msg":"done \ud83d","worker":null}}"#);
-            let (body, left_out) = ResultBody::parse_message(&raw).unwrap();
+            let (body, left_out) = ResultBody::parse_message(raw.as_bytes()).unwrap();
             assert_eq!((body.status, body.result.is_none()), (ReportStatus::Succeeded, true));
             assert_eq!(body.status_msg.as_deref(), Some("done \u{fffd}"));
             assert_eq!(left_out.unwrap().field, "result", "{raw:.60}");
@@ -198,13 +236,33 @@ mod tests {
             ("attempt", r#""1""#),
         ] {
             let raw = format!(r#"{{"{field}":{value},"status":"succeeded","result":7}}"#);
-            let (body, left_out) = ResultBody::parse_message(&raw).unwrap();
+            let (body, left_out) = ResultBody::parse_message(raw.as_bytes()).unwrap();
             let kept = serde_json::to_string(&body).unwrap();
             assert_eq!((kept.as_str(), body.attempt), (r#"{"status":"succeeded","result":7}"#, None), "{raw}");
             assert_eq!(left_out.unwrap().field, field, "{raw}");
             assert_eq!(ResultBody::parse_request(&raw).unwrap_err().field.as_deref(), Some(field), "{raw}");
         }
-        let (_, left_out) = ResultBody::parse_message(r#"{"status":"succeeded","result":7}"#).unwrap();
+        for (raw, kept, is_whole) in [
+            (&b"\xef\xbb\xbf{\"status\":\"succeeded\",\"worker\":\"w\"}"[..], r#""worker":"w""#, true),
+            (b"{\"status\":\"succeeded\",\"status_msg\":\"caf\xe9\"}", "\"status_msg\":\"caf\u{fffd}\"", false),
+            (br#"{"result":1,"status":"succeeded","result":7}"#, r#""result":7"#, false),
+            (br#"{"worker":"a","status":"succeeded","worker":null,"worker":"b"}"#, r#""worker":"b""#, false),
+        ] {
+            let (body, left_out) = ResultBody::parse_message(raw).unwrap();
+            assert_eq!(serde_json::to_string(&body).unwrap(), format!(r#"{{"status":"succeeded",{kept}}}"#));
+            assert_eq!(left_out.is_none(), is_whole, "{left_out:?}");
+            let strict = std::str::from_utf8(raw).map(ResultBody::parse_request);
+            assert!(!matches!(strict, Ok(Ok(_))), "HTTP takes {kept}");
+        }
+        for raw in [
+            &br#"{"status":"failed","status":"succeeded"}"#[..],
+            br#"{"worker":"a","worker":"b","status":"failed","status":"succeeded"}"#,
+            b"\xff{\"status\":\"succeeded\"}",
+            br#"{"worker":"a","worker":"b"}"#,
+        ] {
+            assert!(ResultBody::parse_message(raw).is_err(), "{}", raw.escape_ascii());
+        }
+        let (_, left_out) = ResultBody::parse_message(br#"{"status":"succeeded","result":7}"#).unwrap();
         assert!(left_out.is_none());
     }
 

@@ -203,8 +203,8 @@ impl<S: Statements> Reporter<S> {
                 let id: TaskId = id.parse().map_err(|_| format!("its correlation_id `{id}` is not a task id"))?;
                 let attempt = message.attempt_header.ok_or("it has no header duetime-attempt")?;
                 let attempt = i32::try_from(attempt).map_err(|_| format!("attempt {attempt} does not exist"))?;
-                let text = std::str::from_utf8(&message.body).map_err(|_| "its body is not UTF-8")?;
-                let (mut body, left_out) = ResultBody::parse_message(text).map_err(|problem| problem.to_string())?;
+                let parsed = ResultBody::parse_message(&message.body);
+                let (mut body, left_out) = parsed.map_err(|problem| problem.to_string())?;
                 body.trace = message.headers[HEADER_TRACEPARENT].as_str().and_then(TraceContext::parse);
                 let attempt = Attempt::new(attempt);
                 let from = Some(self.sender(message, MessageId { id, attempt }));
