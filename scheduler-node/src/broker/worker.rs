@@ -29,6 +29,7 @@ use super::{
     ack::AckHandle,
     channels::{Channels, Lease},
     connection::{ANSWER_WITHIN, Link},
+    envelope,
     error::{Error, answer},
     hold::{MemoryHold, MessageForm},
     login::Login,
@@ -61,8 +62,10 @@ pub struct Handed {
 /// checked.
 #[derive(Debug)]
 pub struct Task {
-    /// `None`: the message is no task of Duetime's.
+    /// The task's id, or what else names the message. `None`: it has neither a correlation id nor a message id.
     pub id: Option<String>,
+    /// Whether the message came as it was sent. Without that, no other field is meaningful.
+    pub is_whole: bool,
     pub attempt: Option<i64>,
     pub due_ms: Option<i64>,
     pub key: Option<String>,
@@ -223,7 +226,8 @@ impl Worker {
         };
         let reply = Reply { channel: Arc::clone(&self.channel), delivery_tag: delivery.delivery_tag };
         let task = Task {
-            id: text(properties.correlation_id()).filter(|_| is_whole),
+            id: text(properties.correlation_id()).or_else(|| envelope::message_id(properties)),
+            is_whole,
             attempt,
             due_ms: headers.get(HEADER_DUE_MS).and_then(Value::as_i64),
             key: header(HEADER_KEY),

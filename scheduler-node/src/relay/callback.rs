@@ -178,6 +178,7 @@ mod tests {
         let body = b"{}".to_vec();
         let task = Task {
             id: Some("task".to_owned()),
+            is_whole: true,
             attempt: None,
             due_ms: None,
             key: None,

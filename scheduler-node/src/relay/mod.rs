@@ -30,6 +30,7 @@ use tokio::{
     task::{JoinError, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use self::{
     finished_call::FinishedCall,
@@ -191,12 +192,14 @@ impl Relay {
         if calls == 0 { worker.unsubscribe().await } else { worker.subscribe(calls).await }
     }
 
-    async fn begin(&mut self, handed: Handed, room: Room) {
+    async fn begin(&mut self, mut handed: Handed, room: Room) {
         let queue = &self.settings.queue;
-        let Some(id) = handed.task.id.clone() else {
-            tracing::warn!(%queue, "rejected a message without a readable correlation id");
+        if !handed.task.is_whole {
+            tracing::warn!(%queue, "rejected a message that cannot be read");
             return handed.reply.reject();
-        };
+        }
+        // A receiver tells calls apart by their ids.
+        let id = handed.task.id.get_or_insert_with(|| Uuid::now_v7().to_string()).clone();
         if handed.task.is_foreign {
             tracing::warn!(%queue, task = id, "rejected a message that is not of this cluster: its reply_to is \
                                                another queue");

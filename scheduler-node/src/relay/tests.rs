@@ -2,9 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use common::wire::amqp::{HEADER_ATTEMPT, IN, RESULTS, result_key};
+use common::wire::amqp::{HEADER_ATTEMPT, HEADER_MESSAGE_ID, IN, RESULTS, result_key};
 use futures::future::join_all;
-use lapin::{BasicProperties, options::QueueBindOptions, types::FieldTable};
+use lapin::{
+    BasicProperties,
+    options::QueueBindOptions,
+    types::{AMQPValue, FieldTable},
+};
 use tokio::time::timeout;
 
 use super::*;
@@ -47,6 +51,25 @@ async fn publish(hand: &Hand, task: &str, kind: &str) {
     hand.publish(QUEUE, b"{}", properties).await;
 }
 
+/// The settings of a relay that runs a line of the shell.
+fn settings(url: String, line: &str, concurrency: u16) -> Settings {
+    Settings {
+        amqp: Login::new(url.into()),
+        queue: QueueName::new(QUEUE),
+        target: Target::Command(Command {
+            program: "sh".into(),
+            args: vec!["-c".into(), line.into()],
+            environment: Vec::new(),
+            identity: None,
+            timeout: LONG,
+        }),
+        concurrency,
+        break_after: 1,
+        heartbeat: LONG,
+        grace: LONG,
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_whose_reports_are_refused_are_rejected_and_hold_up_no_other_task() {
     let (mut bench, hand, url) = bench().await;
@@ -59,21 +82,7 @@ async fn messages_whose_reports_are_refused_are_rejected_and_hold_up_no_other_ta
     }
     publish(&hand, "ordinary", QUEUE).await;
 
-    let settings = Settings {
-        amqp: Login::new(url.into()),
-        queue: QueueName::new(QUEUE),
-        target: Target::Command(Command {
-            program: "true".into(),
-            args: Vec::new(),
-            environment: Vec::new(),
-            identity: None,
-            timeout: LONG,
-        }),
-        concurrency: CONCURRENCY,
-        break_after: 1,
-        heartbeat: LONG,
-        grace: LONG,
-    };
+    let settings = settings(url, "true", CONCURRENCY);
     let stop = CancellationToken::new();
     let relay = crate::supervise::spawn_child(run(settings, stop.clone()));
     let mut came = BTreeMap::new();
@@ -86,6 +95,34 @@ async fn messages_whose_reports_are_refused_are_rejected_and_hold_up_no_other_ta
     stop.cancel();
     timeout(LONG, relay).await.expect("the relay stops").unwrap();
     assert_eq!(hand.depth(QUEUE).await, 0, "no message came back to the queue");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_without_a_correlation_id_are_worked_on_under_the_best_id_that_they_have() {
+    let (mut bench, hand, url) = bench().await;
+    let mut headers = FieldTable::default();
+    headers.insert(HEADER_MESSAGE_ID.into(), AMQPValue::LongString("task:1".into()));
+    let bare = BasicProperties::default();
+    let named = bare.clone().with_message_id("own".into());
+    for properties in [named.clone().with_headers(headers), named, bare] {
+        hand.publish(QUEUE, b"{}", properties).await;
+    }
+    publish(&hand, "last", QUEUE).await;
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let line = format!("echo \"$DUETIME_TASK_ID\" >> {}", file.path().display());
+    let stop = CancellationToken::new();
+    // With one call at a time, the report on the last message comes after all calls.
+    let relay = crate::supervise::spawn_child(run(settings(url, &line, 1), stop.clone()));
+    let back = bench.next().await;
+    assert_eq!((back.source, back.correlation_id.as_deref()), (Source::Results, Some("last")));
+    back.ack.ack().await;
+    stop.cancel();
+    timeout(LONG, relay).await.expect("the relay stops").unwrap();
+    let called = std::fs::read_to_string(file.path()).unwrap();
+    let called: Vec<&str> = called.lines().collect();
+    assert!(matches!(called[..], ["task:1", "own", made_up, "last"] if !made_up.is_empty()), "{called:?}");
+    assert_eq!(hand.depth(QUEUE).await, 0, "each message is settled");
 }
 
 /// Takes two tasks, and returns what reports on them are about.

@@ -134,7 +134,8 @@ mod tests {
             |task: &str, first, second| works.key(task.to_owned(), first) == works.key(task.to_owned(), second);
         assert!(are_equal(&id, Some(1), Some(1)));
         assert!(!are_equal(&id, Some(1), Some(2)));
-        for (task, attempt) in [(&*id, None), ("order-17", None), ("order-17", Some(1))] {
+        let message = format!("{id}:1");
+        for (task, attempt) in [(&*id, None), (&*message, None), ("order-17", None), ("order-17", Some(1))] {
             assert!(!are_equal(task, attempt, attempt), "{task}, {attempt:?}");
         }
     }
