@@ -16,7 +16,7 @@ use common::{
     ids::QueueName,
     queue::{QueuePolicy, Settle},
     task::envelope::Text,
-    wire::amqp::SUBMIT,
+    wire::{Message, Problem, amqp::SUBMIT},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -62,6 +62,15 @@ fn is_known(source: &IntakeSource, rules: &RuleSet) -> bool {
         IntakeSource::Submit => true,
         IntakeSource::Delay(exchange) => rules.route(exchange).is_some(),
     }
+}
+
+/// Why a message cannot be a task. A node may die after the commit and before its ack: the message comes again then,
+/// and finds the task that it has become itself.
+fn explained(problem: &Problem, message: &Message) -> String {
+    if problem.slug() == "duplicate" && message.redelivered {
+        return format!("{problem}; this message was delivered before, so that task may be its own");
+    }
+    problem.to_string()
 }
 
 #[derive(Clone, Debug)]
@@ -148,7 +157,10 @@ impl AmqpIntake {
         for (received, taken) in batch.into_iter().zip(taken) {
             match taken {
                 ReceiveOutcome::Durable => received.ack.ack().await,
-                ReceiveOutcome::Refused(problem) => unfit.push((received, problem.to_string())),
+                ReceiveOutcome::Refused(problem) => {
+                    let why = explained(&problem, &received.message);
+                    unfit.push((received, why));
+                }
                 ReceiveOutcome::Again(why) => again.push((received, why)),
             }
         }

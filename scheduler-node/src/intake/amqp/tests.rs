@@ -1,4 +1,9 @@
-use common::{queue::Unroutable, wire::DelayRoute};
+use common::{
+    ids::{ShardId, TaskId},
+    queue::Unroutable,
+    task::TaskState,
+    wire::DelayRoute,
+};
 use lapin::{
     BasicProperties,
     types::{AMQPValue, FieldTable},
@@ -44,6 +49,16 @@ async fn messages_that_are_returned_again_and_again_have_one_line_in_the_log() {
     assert_eq!(log.count("WARN scheduler_node::intake::amqp"), 1);
     stop.cancel();
     tokio::time::timeout(LONG, running).await.expect("the intake ends").unwrap();
+}
+
+#[test]
+fn a_duplicate_that_was_delivered_before_is_set_aside_with_a_hint_at_its_own_task() {
+    let duplicate = Problem::duplicate(TaskId::mint(uuid::Uuid::nil(), ShardId::new(1)), TaskState::Scheduled);
+    let why = |problem, redelivered| explained(problem, &Message { redelivered, ..Message::default() });
+    assert!(why(&duplicate, true).contains("may be its own"));
+    for (problem, redelivered) in [(&duplicate, false), (&Problem::invalid_field("queue", "no"), true)] {
+        assert_eq!(why(problem, redelivered), problem.to_string());
+    }
 }
 
 /// Without this it would count as a submission of Duetime's own form, and be set aside.
