@@ -223,10 +223,9 @@ impl Loops {
     /// Wakes `ids` in a dispatcher. The returned receiver yields what it hands to the publisher.
     pub(super) fn dispatch(&self, kind: WakeKind, ids: &[TaskId]) -> (mpsc::Receiver<Dispatch>, CancellationToken) {
         let (claims, dispatches) = self.claims();
-        let entry = |id: &TaskId| Entry { wake_at: UnixMicros::new(0), id: *id, kind };
-        self.database().owned_shards.offer(ids.iter().map(entry));
-        let stop = CancellationToken::new();
-        spawn_child(self.dispatcher(claims, Lead::new(Duration::ZERO, Instant::now())).run(stop.clone()));
+        self.database().owned_shards.offer(ids.iter().map(|id| Entry { wake_at: UnixMicros::new(0), id: *id, kind }));
+        let (stop, lead) = (CancellationToken::new(), Lead::new(Duration::ZERO, Instant::now()));
+        spawn_child(self.dispatcher(claims, lead).run(stop.clone()));
         (dispatches, stop)
     }
 
