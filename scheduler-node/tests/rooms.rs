@@ -79,6 +79,19 @@ fn each_store_has_one_room_that_speaks_to_it() {
     }
 }
 
+/// Axum's own extractors refuse with plain text, so one file of `http/` wraps each of them into a problem.
+#[test]
+fn what_the_api_refuses_is_a_problem() {
+    for (word, file) in [("Path", "mod.rs"), ("Query", "query.rs")] {
+        for (name, text) in sources(&root().join("scheduler-node/src/http")) {
+            let product = text.split("#[cfg(test)]").next().expect("a text");
+            let is_word = |line: &str| line.split(|c: char| !c.is_alphanumeric()).any(|part| part == word);
+            let mention = code(product).find(|(_, line)| is_word(line));
+            assert!(is_test(&name) || name == file || mention.is_none(), "http/{name} mentions {word}: {mention:?}");
+        }
+    }
+}
+
 #[test]
 fn common_decides_and_does_nothing() {
     let manifest = fs::read_to_string(root().join("common/Cargo.toml")).expect("a manifest");

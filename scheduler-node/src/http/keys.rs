@@ -1,21 +1,17 @@
 //! Tasks by business key. A change or a cancel looks up the id, then does the same as the route by id.
 
-use axum::{
-    Json,
-    extract::{Path, State},
-    http::Uri,
-    response::Response,
-};
+use axum::{Json, extract::State, http::Uri, response::Response};
 use common::{
     ids::TaskId,
     wire::{CancelAnswer, ChangeRequest, TaskView},
 };
 
-use super::{Api, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
+use super::{Api, PathPart, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
 
-type Place = Path<(String, String)>;
+/// A queue, and a business key in it.
+type Place = PathPart<(String, String)>;
 
-pub(super) async fn show(scoped: Scoped, Path((queue, key)): Place, uri: Uri) -> Result<Response, Refusal> {
+pub(super) async fn show(scoped: Scoped, PathPart((queue, key)): Place, uri: Uri) -> Result<Response, Refusal> {
     let partition_key = query::partition_key(&uri)?;
     Ok(audit::task(scoped.desk.get_by_key(&queue, partition_key.as_deref(), &key).await?))
 }
@@ -23,7 +19,7 @@ pub(super) async fn show(scoped: Scoped, Path((queue, key)): Place, uri: Uri) ->
 pub(super) async fn change(
     scoped: Scoped,
     State(api): State<Api>,
-    Path(place): Place,
+    PathPart(place): Place,
     uri: Uri,
     body: UnreadBody,
 ) -> Result<Json<TaskView>, Refusal> {
@@ -33,7 +29,7 @@ pub(super) async fn change(
     Ok(Json(scoped.desk.change(id, change).await?))
 }
 
-pub(super) async fn cancel(scoped: Scoped, Path(place): Place, uri: Uri) -> Result<Json<CancelAnswer>, Refusal> {
+pub(super) async fn cancel(scoped: Scoped, PathPart(place): Place, uri: Uri) -> Result<Json<CancelAnswer>, Refusal> {
     let id = find(&scoped, &place, &uri).await?;
     Ok(Json(scoped.desk.cancel(id).await?))
 }

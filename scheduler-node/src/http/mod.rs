@@ -43,6 +43,7 @@ use axum::{
 };
 use common::task::report::MAX_RESULT_BYTES;
 use prometheus::Registry;
+use serde::de::DeserializeOwned;
 
 pub(crate) use self::routes::{Audited, Requirement, routes};
 pub(crate) use self::{
@@ -175,14 +176,15 @@ pub(crate) fn router(
     shell::around(routes().with_state(api).merge(pages), authenticator, shares, audit, metrics)
 }
 
-/// The one variable part of a path.
-struct PathPart(String);
+/// The variable part of a path, or a tuple of several. Handlers take this instead of axum's `Path`, which refuses with
+/// plain text.
+struct PathPart<T = String>(T);
 
-impl<S: Send + Sync> FromRequestParts<S> for PathPart {
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathPart<T> {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
-        let Path(name) = Path::<String>::from_request_parts(parts, state).await?;
-        Ok(Self(name))
+        let Path(part) = Path::<T>::from_request_parts(parts, state).await?;
+        Ok(Self(part))
     }
 }

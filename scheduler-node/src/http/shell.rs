@@ -215,6 +215,7 @@ mod tests {
         let routes = Router::new()
             .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
             .route("/v1/tasks/{id}", get(|name: super::super::PathPart| async move { name.0 }))
+            .route("/v1/queues/{queue}/keys/{key}", get(|_: super::super::PathPart<(String, String)>| async {}))
             .route("/v1/queues/{queue}/pause", post(|| async { "paused" }))
             .route("/v1/cluster", get(broken_handler))
             .route("/healthz", get(|| async { "alive" }));
@@ -330,9 +331,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_path_that_cannot_be_read_is_a_problem() {
-        let response = ask(&router(&[]), "GET", "/v1/tasks/%ff", None).await;
-        assert_eq!(response.status(), StatusCode::NOT_FOUND);
-        detail(response).await;
+        for path in ["/v1/tasks/%ff", "/v1/queues/mail/keys/%ff", "/v1/queues/%ff/keys/k"] {
+            let response = ask(&router(&[]), "GET", path, None).await;
+            assert_eq!(response.status(), StatusCode::NOT_FOUND, "{path}");
+            detail(response).await;
+        }
     }
 
     #[tokio::test]

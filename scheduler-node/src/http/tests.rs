@@ -172,6 +172,16 @@ async fn no_route_tells_or_touches_anything_of_a_queue_that_a_token_is_not_for()
 }
 
 #[tokio::test]
+async fn an_unreadable_path_of_a_business_key_is_a_problem() {
+    let (api, _test) = Api::new().await;
+    for method in [Method::GET, Method::PATCH, Method::DELETE] {
+        let (status, body) = api.ask(&api.all, &method, "/v1/queues/mine/keys/%FF", "").await;
+        let problem: Value = serde_json::from_str(&body).unwrap_or_default();
+        assert_eq!((status, &problem["type"]), (404, &"urn:duetime:problem:not_found".into()), "{method}: {body}");
+    }
+}
+
+#[tokio::test]
 async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not() {
     let (mut api, _test) = Api::new().await;
     let mut noted = Vec::new();
