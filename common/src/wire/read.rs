@@ -31,7 +31,7 @@ pub fn explain_text(message: &str) -> Problem {
 }
 
 fn explain(raw: &str, error: &serde_json::Error) -> Problem {
-    if error.classify() != Category::Data {
+    if error.classify() != Category::Data && !is_json(raw) {
         return Problem::malformed(format!("the body is not valid JSON: {error}"));
     }
     let message = error.to_string();
@@ -50,6 +50,12 @@ fn explain(raw: &str, error: &serde_json::Error) -> Problem {
         }
         None => Problem { status: 422, ..Problem::malformed(format!("the body does not match this request: {text}")) },
     }
+}
+
+/// Whether the body is JSON by its grammar. The grammar allows lone surrogates, numbers beyond a double and deep
+/// nesting, for which serde_json reports wrong syntax when the field cannot hold them.
+fn is_json(raw: &str) -> bool {
+    serde_json::from_str::<&RawValue>(raw).is_ok()
 }
 
 /// The field that serde's message names.

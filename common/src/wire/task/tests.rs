@@ -177,6 +177,31 @@ fn whatever_is_wrong_with_a_field_is_a_422_that_names_it() {
 }
 
 #[test]
+fn json_that_no_field_can_hold_is_a_422_that_names_the_field() {
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    for (field, raw) in [
+        ("key", r#"{"queue":"q","key":"\ud83d"}"#.to_owned()),
+        ("key", "{\n \"queue\":\"q\",\n \"key\" : \"a\\udc00\"\n}".to_owned()),
+        ("partition_key", with(r#""partition_key":"\ud83d\ud83d""#)),
+        ("headers", with(r#""headers":{"a":"\ud83dx"},"priority":1"#)),
+        ("delay_ms", with(r#""delay_ms":1e999"#)),
+        ("retry", with(r#""retry":{"kind":"exponential","base_ms":1,"factor":-1e999,"max_ms":1}"#)),
+        ("depends_on", with(&format!(r#""depends_on":[{deep}]"#))),
+    ] {
+        let problem = refused(&raw);
+        assert_eq!((problem.field.as_deref(), problem.status), (Some(field), 422), "{raw}: {problem:?}");
+        assert!(!problem.detail.contains("at line"), "{}", problem.detail);
+        let cut = refused(&raw[..raw.len() - 1]);
+        assert_eq!((cut.field.as_deref(), cut.status), (None, 400), "{raw} without its end: {cut:?}");
+    }
+    let name = refused(r#"{"queue":"q","\ud83d":1}"#);
+    assert_eq!((name.field.as_deref(), name.status), (None, 422), "the name of a field is not one: {name:?}");
+    let payload = with(&format!(r#""payload":["\ud83d",1e999,{deep}]"#));
+    assert_eq!(refused(&payload.replace("payload", "pay")).field.as_deref(), Some("pay"));
+    assert!(!valid(&payload).content.payload.is_empty(), "a payload is not read");
+}
+
+#[test]
 fn what_a_task_waits_for_is_read_and_checked() {
     assert!(valid(&with(r#""depends_on":[]"#)).depends_on.is_empty());
     let names: Vec<String> = valid(&with(r#""depends_on":["a",{"queue":"r","key":"b"}]"#))
