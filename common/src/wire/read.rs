@@ -14,7 +14,7 @@ pub fn json<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
 }
 
 /// Like [`json`], but for an object only: serde would also read the fields from an array, in their order.
-pub(crate) fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
+pub fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
     if raw.trim_ascii_start().starts_with('[') {
         let _: serde::de::IgnoredAny = json(raw)?;
         return Err(Problem { status: 422, ..Problem::malformed("the body must be an object, not an array") });

@@ -333,6 +333,7 @@ async fn refusals_are_described(asker: &Asker) -> Result<()> {
     for call in ["run", "retry"] {
         asker.refuses(409, "post", &format!("/v1/tasks/{out}/{call}"), None).await?;
     }
+    asker.refuses(422, "post", &format!("/v1/tasks/{out}/run"), Some(&json!({ "delay_ms": 1 }))).await?;
     let stale = json!({ "attempt": 7, "status": "succeeded" });
     asker.refuses(409, "post", &format!("/v1/tasks/{out}/result"), Some(&stale)).await?;
     asker.refuses(409, "delete", "/v1/queues/work", None).await?;
@@ -354,6 +355,8 @@ async fn refusals_are_described(asker: &Asker) -> Result<()> {
         "/v1/schedules/s0?next=101",
         "/v1/shards?estimates=maybe",
         "/v1/databases?colour=red",
+        "/v1/cluster?colour=red",
+        "/v1/shards/moves?colour=red",
     ] {
         asker.refuses(422, "get", path, None).await?;
     }

@@ -10,18 +10,22 @@ use common::wire::{ClusterReport, cluster::NodeReport};
 use prometheus::TextEncoder;
 use serde_json::json;
 
-use super::{Api, PathPart, Scoped, refusal::Refusal};
+use super::{
+    Api, PathPart, Scoped,
+    extract::{NoInput, NoQuery},
+    refusal::Refusal,
+};
 use crate::internal::{self, Origin};
 
-pub(super) async fn show(scoped: Scoped) -> Result<Json<ClusterReport>, Refusal> {
+pub(super) async fn show(scoped: Scoped, _: NoQuery) -> Result<Json<ClusterReport>, Refusal> {
     Ok(Json(scoped.desk.cluster().await?))
 }
 
-pub(super) async fn drain(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<NodeReport>, Refusal> {
+pub(super) async fn drain(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<Json<NodeReport>, Refusal> {
     Ok(Json(scoped.desk.node_drain(&name, true, &scoped.caller.name).await?))
 }
 
-pub(super) async fn undrain(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<NodeReport>, Refusal> {
+pub(super) async fn undrain(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<Json<NodeReport>, Refusal> {
     Ok(Json(scoped.desk.node_drain(&name, false, &scoped.caller.name).await?))
 }
 

@@ -6,7 +6,7 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, TaskView},
 };
 
-use super::{Api, PathPart, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
+use super::{Api, PathPart, Scoped, audit, body::UnreadBody, extract::NoFields, query, refusal::Refusal};
 
 /// A queue, and a business key in it.
 type Place = PathPart<(String, String)>;
@@ -29,7 +29,12 @@ pub(super) async fn change(
     Ok(Json(scoped.desk.change(id, change).await?))
 }
 
-pub(super) async fn cancel(scoped: Scoped, PathPart(place): Place, uri: Uri) -> Result<Json<CancelAnswer>, Refusal> {
+pub(super) async fn cancel(
+    scoped: Scoped,
+    PathPart(place): Place,
+    uri: Uri,
+    _: NoFields,
+) -> Result<Json<CancelAnswer>, Refusal> {
     let id = find(&scoped, &place, &uri).await?;
     Ok(Json(scoped.desk.cancel(id).await?))
 }

@@ -10,6 +10,7 @@ mod auth;
 mod body;
 mod bulk;
 mod cluster;
+mod extract;
 #[cfg(any(test, feature = "failpoints"))]
 pub(crate) mod fuzz;
 mod keys;

@@ -68,7 +68,8 @@ pub(super) fn call_off(uri: &Uri) -> Result<ShardSet, Problem> {
     Ok(parameters::<CallOffQuery>(uri)?.shards)
 }
 
-fn parameters<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
+/// The parameters of a query; the problem names the one to blame.
+pub(super) fn parameters<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
     let problem = match Query::<T>::try_from_uri(uri) {
         Ok(Query(read)) => return Ok(read),
         Err(rejection) => rejection.body_text(),

@@ -10,19 +10,26 @@ use common::{
     wire::{Problem, QueueRequest, QueueView, queue::QueueList},
 };
 
-use super::{AROUND_PAYLOAD_BYTES, PathPart, Scoped, body::UnreadBody, query, refusal::Refusal};
+use super::{
+    AROUND_PAYLOAD_BYTES, PathPart, Scoped,
+    body::UnreadBody,
+    extract::{NoInput, NoQuery},
+    query,
+    refusal::Refusal,
+};
 
 pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<QueueList>, Refusal> {
     Ok(Json(scoped.desk.queue_list(&query::name_page(&uri, queue::check_name)?).await?))
 }
 
-pub(super) async fn show(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<QueueView>, Refusal> {
+pub(super) async fn show(scoped: Scoped, PathPart(name): PathPart, _: NoQuery) -> Result<Json<QueueView>, Refusal> {
     Ok(Json(scoped.desk.queue_get(queue_name(&name)?).await?))
 }
 
 pub(super) async fn put(
     scoped: Scoped,
     PathPart(name): PathPart,
+    _: NoQuery,
     body: UnreadBody,
 ) -> Result<Json<QueueView>, Refusal> {
     let name = queue_name(&name)?;
@@ -30,16 +37,16 @@ pub(super) async fn put(
     Ok(Json(scoped.desk.queue_put(name, QueueRequest::parse(text.or_empty_object())?).await?))
 }
 
-pub(super) async fn delete(scoped: Scoped, PathPart(name): PathPart) -> Result<StatusCode, Refusal> {
+pub(super) async fn delete(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<StatusCode, Refusal> {
     scoped.desk.queue_delete(queue_name(&name)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn pause(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<QueueView>, Refusal> {
+pub(super) async fn pause(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<Json<QueueView>, Refusal> {
     Ok(Json(scoped.desk.queue_pause(queue_name(&name)?, true).await?))
 }
 
-pub(super) async fn resume(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<QueueView>, Refusal> {
+pub(super) async fn resume(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<Json<QueueView>, Refusal> {
     Ok(Json(scoped.desk.queue_pause(queue_name(&name)?, false).await?))
 }
 

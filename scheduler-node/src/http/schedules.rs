@@ -12,7 +12,13 @@ use common::{
     wire::{Problem, ScheduleList, ScheduleRequest, ScheduleView},
 };
 
-use super::{Api, PathPart, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
+use super::{
+    Api, PathPart, Scoped, audit,
+    body::UnreadBody,
+    extract::{NoInput, NoQuery},
+    query,
+    refusal::Refusal,
+};
 
 pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<ScheduleList>, Refusal> {
     Ok(Json(scoped.desk.schedule_list(query::name_page(&uri, schedule::check_name)?).await?))
@@ -26,6 +32,7 @@ pub(super) async fn put(
     scoped: Scoped,
     State(api): State<Api>,
     PathPart(name): PathPart,
+    _: NoQuery,
     body: UnreadBody,
 ) -> Result<Response, Refusal> {
     let name = schedule_name(&name)?;
@@ -35,20 +42,24 @@ pub(super) async fn put(
     Ok((status, Json(put.view)).into_response())
 }
 
-pub(super) async fn delete(scoped: Scoped, PathPart(name): PathPart) -> Result<StatusCode, Refusal> {
+pub(super) async fn delete(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<StatusCode, Refusal> {
     scoped.desk.schedule_delete(schedule_name(&name)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn pause(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<ScheduleView>, Refusal> {
+pub(super) async fn pause(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<Json<ScheduleView>, Refusal> {
     Ok(Json(scoped.desk.schedule_pause(schedule_name(&name)?, true).await?))
 }
 
-pub(super) async fn resume(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<ScheduleView>, Refusal> {
+pub(super) async fn resume(
+    scoped: Scoped,
+    PathPart(name): PathPart,
+    _: NoInput,
+) -> Result<Json<ScheduleView>, Refusal> {
     Ok(Json(scoped.desk.schedule_pause(schedule_name(&name)?, false).await?))
 }
 
-pub(super) async fn run(scoped: Scoped, PathPart(name): PathPart) -> Result<Response, Refusal> {
+pub(super) async fn run(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<Response, Refusal> {
     let task = scoped.desk.schedule_run(schedule_name(&name)?).await?;
     let place = format!("/v1/tasks/{}", task.id);
     Ok((StatusCode::CREATED, [(header::LOCATION, place)], Json(task)).into_response())

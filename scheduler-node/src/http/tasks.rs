@@ -15,7 +15,13 @@ use common::{
     wire::{BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, Problem, TaskRequest, TaskView},
 };
 
-use super::{Api, PathPart, Reservation, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
+use super::{
+    Api, PathPart, Reservation, Scoped, audit,
+    body::UnreadBody,
+    extract::{NoInput, NoQuery},
+    query,
+    refusal::Refusal,
+};
 use crate::{
     internal::{self, Origin},
     supervise::spawn_child,
@@ -24,7 +30,12 @@ use crate::{
 /// Yields after parsing this many tasks of a batch, so that parsing never delays due tasks.
 const READ_AT_A_TIME: usize = 64;
 
-pub(super) async fn submit(scoped: Scoped, State(api): State<Api>, body: UnreadBody) -> Result<Response, Refusal> {
+pub(super) async fn submit(
+    scoped: Scoped,
+    State(api): State<Api>,
+    _: NoQuery,
+    body: UnreadBody,
+) -> Result<Response, Refusal> {
     let upstream = upstream(&body.headers);
     let text = body.text(api.limits.single_bytes).await?;
     let mut task = TaskRequest::parse(text.as_str())?;
@@ -44,6 +55,7 @@ pub(super) async fn submit(scoped: Scoped, State(api): State<Api>, body: UnreadB
 pub(super) async fn submit_batch(
     scoped: Scoped,
     State(api): State<Api>,
+    _: NoQuery,
     body: UnreadBody,
 ) -> Result<Json<BatchAnswer>, Refusal> {
     let upstream = upstream(&body.headers);
@@ -89,7 +101,7 @@ pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Response, Refusal> 
     Ok(audit::tasks(scoped.desk.list(query::filter(&uri)?).await?, &uri))
 }
 
-pub(super) async fn show(scoped: Scoped, PathPart(id): PathPart) -> Result<Response, Refusal> {
+pub(super) async fn show(scoped: Scoped, PathPart(id): PathPart, _: NoQuery) -> Result<Response, Refusal> {
     Ok(audit::task(scoped.desk.get(scoped.desk.id(&id)?).await?))
 }
 
@@ -97,6 +109,7 @@ pub(super) async fn change(
     scoped: Scoped,
     State(api): State<Api>,
     PathPart(id): PathPart,
+    _: NoQuery,
     body: UnreadBody,
 ) -> Result<Json<TaskView>, Refusal> {
     let id = scoped.desk.id(&id)?;
@@ -104,19 +117,19 @@ pub(super) async fn change(
     Ok(Json(scoped.desk.change(id, ChangeRequest::parse(text.as_str())?).await?))
 }
 
-pub(super) async fn stop(scoped: Scoped, PathPart(id): PathPart) -> Result<Json<CancelAnswer>, Refusal> {
+pub(super) async fn stop(scoped: Scoped, PathPart(id): PathPart, _: NoInput) -> Result<Json<CancelAnswer>, Refusal> {
     Ok(Json(scoped.desk.stop(scoped.desk.id(&id)?).await?))
 }
 
-pub(super) async fn cancel(scoped: Scoped, PathPart(id): PathPart) -> Result<Json<CancelAnswer>, Refusal> {
+pub(super) async fn cancel(scoped: Scoped, PathPart(id): PathPart, _: NoInput) -> Result<Json<CancelAnswer>, Refusal> {
     Ok(Json(scoped.desk.cancel(scoped.desk.id(&id)?).await?))
 }
 
-pub(super) async fn run(scoped: Scoped, PathPart(id): PathPart) -> Result<Json<TaskView>, Refusal> {
+pub(super) async fn run(scoped: Scoped, PathPart(id): PathPart, _: NoInput) -> Result<Json<TaskView>, Refusal> {
     Ok(Json(scoped.desk.run(scoped.desk.id(&id)?).await?))
 }
 
-pub(super) async fn retry(scoped: Scoped, PathPart(id): PathPart) -> Result<Json<TaskView>, Refusal> {
+pub(super) async fn retry(scoped: Scoped, PathPart(id): PathPart, _: NoInput) -> Result<Json<TaskView>, Refusal> {
     Ok(Json(scoped.desk.retry(scoped.desk.id(&id)?).await?))
 }
 
@@ -124,6 +137,7 @@ pub(super) async fn report(
     scoped: Scoped,
     State(api): State<Api>,
     PathPart(id): PathPart,
+    _: NoQuery,
     body: UnreadBody,
 ) -> Result<Json<TaskView>, Refusal> {
     let id = scoped.desk.id(&id)?;

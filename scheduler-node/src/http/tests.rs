@@ -172,6 +172,47 @@ async fn no_route_tells_or_touches_anything_of_a_queue_that_a_token_is_not_for()
 }
 
 #[tokio::test]
+async fn what_a_route_does_not_take_is_refused_by_its_name() {
+    let (api, _test) = Api::new().await;
+    let document: Value = serde_json::from_str(include_str!("openapi.json")).expect("JSON");
+    let refuses = async |method: &Method, path: &str, body: &str| {
+        let (status, answer) = api.ask(&api.all, method, path, body).await;
+        let problem: Value = serde_json::from_str(&answer).unwrap_or_default();
+        assert_eq!((status, &problem["field"]), (422, &"colour".into()), "{method} {path} {body}: {answer}");
+    };
+    for Route { method, path: route, .. } in ROUTES.iter().filter(|route| route.path.starts_with("/v1/")) {
+        let path = route.replace(['{', '}'], "");
+        // A change by key reads its body first.
+        let body = if *method == Method::PATCH { r#"{"priority":1}"# } else { "" };
+        refuses(method, &format!("{path}?colour=red"), body).await;
+        let operation = &document["paths"][route][method.as_str().to_lowercase()];
+        assert!(operation.is_object(), "{method} {route} is described");
+        if *method != Method::GET && operation["requestBody"].is_null() {
+            refuses(method, &path, r#"{"colour":"red"}"#).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_empty_body_or_object_is_no_input() {
+    let (api, _test) = Api::new().await;
+    let (_, made) = api.ask(&api.all, &Method::POST, "/v1/tasks", r#"{"queue":"mine","delay_ms":3600000}"#).await;
+    let made: Value = serde_json::from_str(&made).expect("a task");
+    let path = format!("/v1/tasks/{}/run", made["id"].as_str().expect("an id"));
+    for (query, body, status) in [("", "", 200), ("?", " ", 200), ("", "{}", 200), ("", "[]", 422), ("", "{", 400)] {
+        let (answered, answer) = api.ask(&api.all, &Method::POST, &format!("{path}{query}"), body).await;
+        assert_eq!(answered, status, "{query} {body:?}: {answer}");
+    }
+    // As curl does with an empty `--data`.
+    let request = Request::post(&path)
+        .header(header::AUTHORIZATION, format!("Bearer {}", api.all))
+        .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+        .body(Body::empty())
+        .expect("a request");
+    assert_eq!(api.router.clone().oneshot(request).await.expect("an answer").status(), 200);
+}
+
+#[tokio::test]
 async fn an_unreadable_path_of_a_business_key_is_a_problem() {
     let (api, _test) = Api::new().await;
     for method in [Method::GET, Method::PATCH, Method::DELETE] {

@@ -7,9 +7,16 @@ use axum::{
 };
 use common::wire::{TokenList, TokenRequest, TokenView};
 
-use super::{AROUND_PAYLOAD_BYTES, PathPart, Scoped, audit::AuditDetails, body::UnreadBody, query, refusal::Refusal};
+use super::{
+    AROUND_PAYLOAD_BYTES, PathPart, Scoped,
+    audit::AuditDetails,
+    body::UnreadBody,
+    extract::{NoInput, NoQuery},
+    query,
+    refusal::Refusal,
+};
 
-pub(super) async fn add(scoped: Scoped, body: UnreadBody) -> Result<Response, Refusal> {
+pub(super) async fn add(scoped: Scoped, _: NoQuery, body: UnreadBody) -> Result<Response, Refusal> {
     let text = body.text(AROUND_PAYLOAD_BYTES).await?;
     let made = scoped.desk.token_add(TokenRequest::parse(text.as_str())?, &scoped.caller.name).await?;
     Ok((StatusCode::CREATED, Extension(AuditDetails::of_token(&made)), Json(made)).into_response())
@@ -19,6 +26,6 @@ pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<TokenList>, Re
     Ok(Json(scoped.desk.token_list(query::token_page(&uri)?).await?))
 }
 
-pub(super) async fn revoke(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<TokenView>, Refusal> {
+pub(super) async fn revoke(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<Json<TokenView>, Refusal> {
     Ok(Json(scoped.desk.token_revoke(&name, &scoped.caller.name).await?))
 }

@@ -1,0 +1,59 @@
+//! Refuses input that a route does not take. Its sender expects an effect that it would not have, so the problem names
+//! the first parameter or field.
+
+use axum::{
+    body::HttpBody,
+    extract::{FromRequest, FromRequestParts, Request},
+    http::request::Parts,
+};
+use common::wire::read;
+use serde::Deserialize;
+
+use super::{AROUND_PAYLOAD_BYTES, Api, body::UnreadBody, query, refusal::Refusal};
+
+/// A query or an object that may be there without a name in it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// A query without parameters, beside a body or on a read. The body of a GET has no meaning and is not read.
+pub(super) struct NoQuery;
+
+/// A body without fields: none, or `{}`.
+pub(super) struct NoFields;
+
+/// Neither parameters nor fields: the path says all.
+pub(super) struct NoInput;
+
+impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        let Nothing {} = query::parameters(&parts.uri)?;
+        Ok(Self)
+    }
+}
+
+impl FromRequest<Api> for NoFields {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
+        // Some clients name a type although they send no body.
+        if !request.body().is_end_stream() {
+            let text = UnreadBody::from_request(request, api).await?.text(AROUND_PAYLOAD_BYTES).await?;
+            let Nothing {} = read::object(text.or_empty_object())?;
+        }
+        Ok(Self)
+    }
+}
+
+impl FromRequest<Api> for NoInput {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
+        let (mut parts, body) = request.into_parts();
+        let NoQuery = NoQuery::from_request_parts(&mut parts, api).await?;
+        let NoFields = NoFields::from_request(Request::from_parts(parts, body), api).await?;
+        Ok(Self)
+    }
+}
