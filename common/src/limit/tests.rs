@@ -112,9 +112,38 @@ fn while_nothing_can_be_counted_what_is_known_decides() {
     assert_eq!(tally.admit(TEN, ONE, now, false), LimitDecision::Fits);
     assert_eq!(tally.admit(TEN, ONE, now + ms(1_000), false), LimitDecision::CountFirst, "it is tried again");
     counted(&mut tally, tasks(10), now, ms(1));
-    tally.count_begins(now + ms(5_000));
-    tally.count_failed(now + ms(5_000));
-    assert!(matches!(tally.admit(TEN, ONE, now + ms(5_000), false), LimitDecision::Exceeds(_)));
+    for (later, is_refused) in [(ms(1_000), true), (ms(1_001), false)] {
+        tally.count_begins(now + later);
+        tally.count_failed(now + later);
+        let ruling = tally.admit(TEN, ONE, now + later, false);
+        assert_eq!(matches!(ruling, LimitDecision::Exceeds(_)), is_refused, "{later:?}: {ruling:?}");
+    }
+}
+
+#[test]
+fn tasks_that_ended_since_the_last_count_that_there_is_refuse_no_others() {
+    let (mut tally, mut now) = (UsageCounter::default(), start());
+    counted(&mut tally, tasks(0), now, ms(1));
+    let mut next = |tally: &mut UsageCounter, most| {
+        now += ms(900);
+        tally.count_begins(now);
+        tally.count_failed(now);
+        let ruling = tally.admit(most, ONE, now, false);
+        if matches!(ruling, LimitDecision::Fits | LimitDecision::FitsButCount) {
+            tally.answered(ONE);
+        }
+        ruling
+    };
+    for nth in 1..=10 {
+        let ruling = next(&mut tally, TEN);
+        assert!(matches!(ruling, LimitDecision::Fits | LimitDecision::FitsButCount), "task {nth}: {ruling:?}");
+    }
+    assert_eq!(next(&mut tally, TEN), LimitDecision::Unknown, "all ten may have ended");
+    let none = PendingLimits { tasks: Some(0), ..TEN };
+    assert!(matches!(next(&mut tally, none), LimitDecision::Exceeds(_)), "no count makes room");
+    assert_eq!(tally.used().tasks, 10, "no room is taken");
+    counted(&mut tally, tasks(3), now, ms(1));
+    assert_eq!(tally.admit(TEN, ONE, now, false), LimitDecision::Fits, "a count says that there is room");
 }
 
 #[test]

@@ -12,13 +12,17 @@ use super::{Excess, PendingLimits, Usage};
 const FRESH: Duration = Duration::from_millis(100);
 const COST_SHARE: u32 = 20;
 
+/// Where no newer count comes, one of this age refuses nothing any more, because its tasks may have ended. A busy node
+/// takes less from the end of a count to the refusal.
+const REFUSES_FOR: Duration = Duration::from_secs(1);
+
 /// A count of this age is renewed, while submissions are still admitted by it.
 const RENEWED: Duration = Duration::from_secs(1);
 
 /// A count of this age admits nothing: other nodes may have filled the queue meanwhile.
 const OUTDATED: Duration = Duration::from_secs(10);
 
-/// After a failed count, the last good count decides for this long.
+/// After a failed count, no submission waits for another one for this long: the last good count decides, or none.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 
 /// What a submission has to do about a limit.
@@ -31,6 +35,8 @@ pub enum LimitDecision {
     /// The caller must count first, then admit again.
     CountFirst,
     Exceeds(Excess),
+    /// By the last count there is no room, but that is too old to refuse by, and the tasks cannot be counted.
+    Unknown,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +88,8 @@ impl UsageCounter {
         let age = now.saturating_duration_since(count.at);
         let pause = count.cost.saturating_mul(COST_SHARE);
         let excess = most.exceeded(self.used(), more);
+        // No count makes room for a task that exceeds the limit alone.
+        let may_fit = most.exceeded(Usage::default(), more).is_none();
         let is_blind = most.bytes.is_some() && !count.extent.bytes;
         let count_first = match excess {
             Some(_) => age > FRESH.max(pause),
@@ -90,6 +98,7 @@ impl UsageCounter {
         };
         match excess {
             _ if count_first && !last => LimitDecision::CountFirst,
+            Some(_) if may_fit && age > REFUSES_FOR.max(pause) => LimitDecision::Unknown,
             Some(excess) => LimitDecision::Exceeds(excess),
             None if age > RENEWED.max(pause) => LimitDecision::FitsButCount,
             None => LimitDecision::Fits,

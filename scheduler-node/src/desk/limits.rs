@@ -30,9 +30,11 @@ const COUNT_WITHIN: Duration = Duration::from_secs(2);
 const KEYS_LOOKED_UP: usize = 100;
 const LOOKED_UP_AT_ONCE: usize = 4;
 
-/// `Retry-After` in seconds: tasks have to finish, a second has to pass, or an operator has to make room.
+/// `Retry-After` in seconds: tasks have to finish, a second has to pass until the rate allows another task or the next
+/// count begins, or an operator has to make room.
 const PENDING_AGAIN_AFTER_S: u32 = 5;
 const RATE_AGAIN_AFTER_S: u32 = 1;
+const COUNT_AGAIN_AFTER_S: u32 = 1;
 const MADE_AGAIN_AFTER_S: u32 = 60;
 
 /// The limits that apply to a submission.
@@ -62,7 +64,8 @@ struct LimitBound {
 enum LimitVerdict {
     Open,
     Admitted,
-    Refused(Limit, Problem),
+    /// `None`: whether the limit is reached is unknown.
+    Refused(Option<Limit>, Problem),
 }
 
 /// A task with a limit.
@@ -100,7 +103,9 @@ impl Desk {
         self.let_answered_pass(&tasks, &mut cases, &mut admission).await;
         for LimitedTask { place, verdict, .. } in cases {
             if let LimitVerdict::Refused(limit, problem) = verdict {
-                self.parts().metrics.limited(limit).inc();
+                if let Some(limit) = limit {
+                    self.parts().metrics.limited(limit).inc();
+                }
                 tasks[place] = Err(problem);
             }
         }
@@ -128,7 +133,7 @@ impl Desk {
                 .and_then(|(bound, rate)| Some((bound, (*rate)?)));
             let verdict = match rate {
                 Some((bound, most)) if !bound.meter.may_submit(most, now) => {
-                    LimitVerdict::Refused(Limit::QueueSubmits, too_fast(&task.queue, most))
+                    LimitVerdict::Refused(Some(Limit::QueueSubmits), too_fast(&task.queue, most))
                 }
                 _ => LimitVerdict::Open,
             };
@@ -172,7 +177,11 @@ impl Desk {
                     }
                     LimitDecision::Exceeds(excess) => {
                         let limit = limit_of(bound.whose, excess.by);
-                        case.verdict = LimitVerdict::Refused(limit, self.full(limit, excess, case.size));
+                        case.verdict = LimitVerdict::Refused(Some(limit), self.full(limit, excess, case.size));
+                        break;
+                    }
+                    LimitDecision::Unknown => {
+                        case.verdict = LimitVerdict::Refused(None, uncounted(bound.whose));
                         break;
                     }
                 }
@@ -204,7 +213,7 @@ impl Desk {
         cases: &mut [LimitedTask],
         admission: &mut Admission,
     ) {
-        let refused = |case: &LimitedTask| matches!(&case.verdict, LimitVerdict::Refused(limit, _) if *limit != Limit::QueueSubmits);
+        let refused = |case: &LimitedTask| matches!(&case.verdict, LimitVerdict::Refused(limit, _) if *limit != Some(Limit::QueueSubmits));
         let keyed = |case: &LimitedTask| tasks[case.place].as_ref().ok().filter(|task| task.keyed.is_some());
         let named: Vec<(usize, &ValidTask)> = (0..)
             .zip(cases.iter())
@@ -301,6 +310,19 @@ const fn limit_of(whose: LimitHolder, by: Measure) -> Limit {
         (LimitHolder::Token, Measure::Tasks) => Limit::TokenPending,
         (LimitHolder::Token, Measure::Bytes) => Limit::TokenPendingBytes,
     }
+}
+
+/// The problem of the moment that a limit may be reached. A message or a row in SQL waits.
+fn uncounted(whose: LimitHolder) -> Problem {
+    let of = match whose {
+        LimitHolder::Queue => "of the queue",
+        LimitHolder::Token => "in the queues of this token",
+    };
+    let detail = format!(
+        "the unfinished tasks {of} cannot be counted, and by the last count they reach the limit; the task was not \
+         accepted, send it again"
+    );
+    Problem::unavailable(detail).retry_after(COUNT_AGAIN_AFTER_S)
 }
 
 fn too_fast(queue: &QueueName, most: u32) -> Problem {

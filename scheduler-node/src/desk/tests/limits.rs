@@ -6,15 +6,18 @@ use common::{
     access::{Caller, Role, Scope},
     ids::QueueName,
     limit::{Limit, PendingLimits, TokenLimits},
-    task::report::ResultBody,
-    wire::{Problem, QueueRequest, ScheduleRequest, TaskReceipt},
+    task::{
+        envelope::{Field, Properties},
+        report::ResultBody,
+    },
+    wire::{Message, Problem, QueueRequest, ScheduleRequest, TaskReceipt},
 };
 use serde_json::{Value, json};
 
 use super::{Counter, PLAIN, Setup, claim, counter, fresh, request, with_two_databases};
 use crate::{
     coordination::tests::soon,
-    desk::{Desk, meter::MeteredSubject},
+    desk::{Desk, ReceiveOutcome, meter::MeteredSubject},
     store::{inbox::InboxRow, tests::fixture},
     supervise::spawn_child,
 };
@@ -139,6 +142,50 @@ async fn a_count_does_not_forget_what_is_on_its_way_into_the_database() {
     assert_eq!(third.status, 429, "{third}");
     sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
     assert_eq!(statuses(&submitting.await.expect("it ends")), [200, 200]);
+}
+
+#[tokio::test]
+async fn while_tasks_cannot_be_counted_a_limit_refuses_none_for_good() {
+    let (counter, test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 1 })).await;
+    assert_eq!(statuses(&batch(&counter.desk, [task("mail")]).await), [200]);
+    let mut blocker = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *blocker).await.unwrap();
+    sqlx::query("LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").execute(&mut *blocker).await.unwrap();
+    // A refusal may rely on a count that is up to 1 s old.
+    let problem = soon("the count is too old to refuse by", async {
+        loop {
+            let problem = counter.desk.submit(request(&task("mail").to_string())).await.expect_err("no room is known");
+            if problem.status != 429 {
+                break problem;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(problem.is_unavailable() && problem.detail.contains("cannot be counted"), "{problem}");
+    assert!(problem.retry_after_s.is_some() && problem.limit.is_none(), "{problem:?}");
+    let row = InboxRow {
+        id: fixture::fresh_id(),
+        request: Some(task("mail").to_string()),
+        submitted_at: counter.desk.now(),
+        leaving: false,
+    };
+    let (judged, _room) = counter.desk.judge(&[row]).await;
+    assert!(judged[0].as_ref().expect_err("no room is known").is_unavailable(), "the row waits: {judged:?}");
+    let headers = vec![("duetime-queue".into(), Field::Text("mail".into()))];
+    let message =
+        Message { properties: Properties { headers: Some(headers), ..Properties::default() }, ..Message::default() };
+    let taken = counter.desk.receive(&[(None, &message)]).await;
+    assert!(matches!(taken.as_slice(), [ReceiveOutcome::Again(_)]), "{taken:?}");
+    sqlx::query("DELETE FROM duetime.task").execute(&mut *blocker).await.unwrap();
+    sqlx::query("COMMIT").execute(&mut *blocker).await.unwrap();
+    let accepted = async {
+        while counter.desk.submit(request(&task("mail").to_string())).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the tasks are counted again", accepted).await;
 }
 
 #[tokio::test]
