@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{
-    ids::{DatabaseIndex, TaskId},
+    ids::{DatabaseIndex, QueueName, TaskId},
     task::{
         TaskState,
         bulk::{BulkAction, SkipReason, Target},
@@ -141,7 +141,10 @@ impl Desk {
             counts.done = fit.len() as u64;
         } else if !fit.is_empty() {
             let (desk, database, act) = (self.clone(), Arc::clone(&database), bulk.act);
-            let (acted, problem) = run_to_end(async move { desk.act(&database, act, fit).await }).await?;
+            // One step finds tasks of one queue.
+            let queue = at.place.as_ref().map(|place| &place.queue).or(bulk.filter.queue.as_ref()).cloned();
+            let (acted, problem) =
+                run_to_end(async move { desk.act(&database, act, queue.as_ref(), fit).await }).await?;
             counts.add(acted);
             if problem.is_some() && may_repeat(act) {
                 // The batch comes again. What is done matches no more, or is done again to no effect.
@@ -198,14 +201,15 @@ impl Desk {
     }
 
     /// Applies the action to a batch: in one statement to the rows that no other transaction locks, one by one
-    /// to the rest. Also returns the problem that ended it early.
+    /// to the rest. The tasks are of `queue`, if that is given. Also returns the problem that ended it early.
     async fn act(
         &self,
         database: &Database,
         act: BulkAction,
+        queue: Option<&QueueName>,
         batch: Vec<FoundTask>,
     ) -> Result<(BatchCounts, Option<Problem>), Problem> {
-        let keep = Keep::of(&self.parts().books.load());
+        let keep = Keep::of_queue(&self.parts().books.load(), queue);
         let done = match database.bulk_act(act, &batch, &keep).await {
             // Each task is changed on its own below, in the place of its shard.
             Err(error) if error.is_moved() => Vec::new(),

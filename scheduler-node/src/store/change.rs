@@ -73,6 +73,16 @@ impl Keep {
         Self { default_ms, others: Arc::clone(book.retention_overrides()) }
     }
 
+    /// Like [`Self::of`], but for tasks of `queue` only; `None`: of any. Very many queues may have a time of their
+    /// own.
+    pub fn of_queue(book: &QueueBook, queue: Option<&QueueName>) -> Self {
+        let keep = Self::of(book);
+        match queue {
+            Some(queue) => Self { others: keep.others.iter().filter(|(of, _)| of == queue).cloned().collect(), ..keep },
+            None => keep,
+        }
+    }
+
     /// The queues with a time of their own, and these times in ms.
     fn columns(&self) -> (Vec<&str>, Vec<i64>) {
         self.others.iter().map(|(queue, kept_ms)| (queue.as_str(), *kept_ms)).unzip()

@@ -2,7 +2,7 @@
 -- Guard: as in task_cancel.sql, `waiting`, `scheduled` or `ready`. The statement skips a row that another transaction
 -- locks, so it and a claim never wait for each other in a circle. The caller cancels the skipped tasks one by one.
 -- $1 ids; $2 ms for which a cancelled task is kept, except in the queues $3, which keep it for $4 ms ($3 and
--- $4 pairwise).
+-- $4 pairwise). See task_expire.sql for the map.
 -- Returns the cancelled tasks.
 WITH free AS MATERIALIZED (
     SELECT t.id
@@ -24,7 +24,7 @@ SELECT id, shard, queue, 'cancelled', wake_at, due_at, expires_at, priority, att
        payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
        progress, worker, history, created_at, envelope, clock_timestamp(),
        ((clock_timestamp() + coalesce(
-           (SELECT keep.ms FROM unnest($3::text[], $4::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $2
+           ((SELECT jsonb_object($3::text[], $4::bigint[]::text[])) ->> gone.queue)::bigint, $2    -- built once
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
     ON CONFLICT (drop_on, id) DO NOTHING                            -- an earlier end stays

@@ -1,7 +1,8 @@
 -- Archives tasks of these shards as `expired` when their expiry has passed before a claim.
 -- Guard: not claimed. The statement skips a row that another transaction locks until the next time.
 -- $1 shards; $2 the limit of tasks; $3 ms for which an expired task is kept, except in the queues $4, which keep it
--- for $5 ms ($4 and $5 pairwise).
+-- for $5 ms ($4 and $5 pairwise). A cluster may have very many of these, so the statement makes one map of them: no row
+-- is compared with each.
 -- $6 ids to leave alone; $7 the only ids to expire (NULL: any); $8 the expiry before which tasks are not looked at.
 -- Returns the expired tasks, their queues and expiries.
 -- The statement's own time bounds the search in the index; clock_timestamp() is volatile and cannot.
@@ -25,7 +26,7 @@ SELECT id, shard, queue, 'expired', wake_at, due_at, expires_at, priority, attem
        payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
        progress, worker, history, created_at, envelope, clock_timestamp(),
        ((clock_timestamp() + coalesce(
-           (SELECT keep.ms FROM unnest($4::text[], $5::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $3
+           ((SELECT jsonb_object($4::text[], $5::bigint[]::text[])) ->> gone.queue)::bigint, $3    -- built once
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
     ON CONFLICT (drop_on, id) DO NOTHING                            -- an earlier end stays

@@ -300,6 +300,8 @@ async fn cancelled_tasks_are_kept_as_long_as_their_queue_keeps_successes() {
         "made with the book, not with each cancel"
     );
     assert_eq!(keep, Keep { default_ms: DAY_MS, others: [(QueueName::new("week"), 7 * DAY_MS)].into() });
+    let others = |queue: Option<&str>| Keep::of_queue(&book, queue.map(QueueName::new).as_ref()).others.len();
+    assert_eq!((others(Some("orders")), others(Some("week")), others(None)), (0, 1, 1));
     for (task, days) in tasks.iter().zip([1, 7]) {
         assert_eq!(word(&test.database.task_cancel(task.id, &keep).await.unwrap()), "done");
         let kept: i32 = sqlx::query_scalar(

@@ -263,6 +263,25 @@ async fn a_search_for_expired_tasks_passes_nothing_before_its_bound_however_much
     old.execute("COMMIT").await.unwrap();
 }
 
+/// Otherwise each task is compared with each queue that has a time of its own.
+#[tokio::test]
+async fn the_times_to_keep_are_one_map_for_all_tasks_of_a_batch() {
+    let test = fixture::database().await;
+    let mut connection = fixture::planned(&test.pool).await;
+    for (sql, types, values) in [
+        (include_str!("../queries/task_expire.sql"), EXPIRE_TYPES, "'{7}', 500, 1, '{a}', '{1}', '{}', NULL, now()"),
+        (include_str!("../queries/bulk_cancel.sql"), "uuid[], bigint, text[], bigint[]", "'{}', 1, '{a}', '{1}'"),
+        (
+            include_str!("../queries/task_cancel.sql"),
+            "uuid, bigint, text[], bigint[]",
+            "gen_random_uuid(), 1, '{a}', '{1}'",
+        ),
+    ] {
+        let plan = plan(&mut connection, sql, types, values).await;
+        assert!(plan.contains("InitPlan") && !plan.contains("SubPlan"), "{plan}");
+    }
+}
+
 #[tokio::test]
 async fn a_task_is_found_by_its_key_in_both_tables() {
     let test = filled().await;

@@ -3,12 +3,17 @@
 use std::time::Duration;
 
 use common::{
-    ids::{Attempt, TaskId},
-    task::TaskState,
+    ids::{Attempt, QueueName, ShardId, TaskId},
+    task::{NewTask, TaskState, ValidTask},
 };
 
-use super::{claim, fixture, own, state_of, submitted};
-use crate::store::settle::{Deliver, Extend, Finish, Report, Retry};
+use super::{claim, fixture, new_task, own, state_of, submitted};
+use crate::store::{
+    StoreOp,
+    change::Keep,
+    settle::{Deliver, Extend, Finish, Report, Retry},
+    submit::Sending,
+};
 
 fn finish(id: TaskId, attempt: i32, final_state: TaskState) -> Finish {
     Finish {
@@ -153,4 +158,34 @@ async fn an_unfinished_task_cannot_be_settled_before_it_was_claimed() {
     assert!(test.database.task_finish(&[finish(ids[0], 0, TaskState::Succeeded)]).await.unwrap().ids.is_empty());
     test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::NONE, timeout_ms: 1 }]).await.unwrap();
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("scheduled"));
+}
+
+#[tokio::test]
+async fn among_very_many_times_to_keep_a_batch_finds_those_of_its_queues() {
+    const DAY_MS: i64 = 86_400_000;
+    let test = fixture::database().await;
+    let others = (0..50_000).map(|queue| (QueueName::new(format!("q{queue}")), 7 * DAY_MS)).collect();
+    let keep = Keep { default_ms: DAY_MS, others };
+    let past = fixture::now(&test.pool).await.minus(Duration::from_secs(1));
+    let tasks = |names: std::ops::Range<usize>| -> Vec<NewTask> {
+        let ids = names.map(|name| (QueueName::new(format!("q{name}")), fixture::fresh_id_of(ShardId::new(0))));
+        ids.map(|(queue, id)| NewTask { task: ValidTask { queue, ..new_task(id).task }, id }).collect()
+    };
+    // The last task of each is in a queue that keeps it for the default time.
+    let (mut expiring, cancelled) = (tasks(49_501..50_001), tasks(49_501..50_001));
+    expiring.iter_mut().for_each(|task| task.expires_at = Some(past));
+    test.database.task_submit(&expiring, Sending::First).await.unwrap();
+    test.database.task_submit(&cancelled, Sending::First).await.unwrap();
+    let expired = test.database.task_expire(&[ShardId::new(0)], None, 500, &keep, &[]).await.unwrap();
+    assert_eq!(expired.len(), 500);
+    let ids: Vec<TaskId> = cancelled.iter().map(|task| task.id).collect();
+    assert_eq!(test.database.cancel_free(StoreOp::BulkCancel, &ids, &keep).await.unwrap().len(), 500);
+    let kept: Vec<(String, i32, i64)> = sqlx::query_as(
+        "SELECT state::text, drop_on - (finished_at AT TIME ZONE 'UTC')::date, count(*) FROM duetime.archive GROUP BY 1, 2 ORDER BY 1, 2",
+    )
+    .fetch_all(&test.pool)
+    .await
+    .unwrap();
+    let kept: Vec<_> = kept.iter().map(|(state, days, count)| (state.as_str(), *days, *count)).collect();
+    assert_eq!(kept, [("cancelled", 2, 1), ("cancelled", 8, 499), ("expired", 2, 1), ("expired", 8, 499)]);
 }
