@@ -41,14 +41,18 @@ BEGIN
 END
 $$;
 
--- The next three stood in 0014_place_submits.sql. That file describes is_here, and 0007_create_lookups.sql the others.
-
+-- Stood in 0014_place_submits.sql, which describes it.
 CREATE OR REPLACE FUNCTION duetime.is_here(p_shard integer) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN NOT EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = p_shard AND s.status IN ('gone', 'arriving'));
 END
 $$;
 
+-- Stood in 0014_place_submits.sql. The state of the newest task with that name in that partition. That is an unfinished
+-- task if there is one, otherwise the finished one that was created last, whatever its version. NULL: there is none, or
+-- it was dropped after its time. The function reads the 100 that finished last, of those that hold the key and of the
+-- others (see key_finished). A task finishes after it was created. So the newest is among them, unless 100 older tasks
+-- with its name finished after it.
 CREATE OR REPLACE FUNCTION duetime.standing_of(p_name text, p_partition_key text) RETURNS duetime.task_state
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -63,17 +67,27 @@ BEGIN
      ORDER BY t.version DESC
      LIMIT 1;
     IF NOT FOUND THEN
-        SELECT a.state INTO v_state
-          FROM duetime.archive AS a
-         WHERE a.queue = v_queue AND a.key = v_key
-           AND a.partition_key IS NOT DISTINCT FROM p_partition_key AND duetime.is_here(a.shard)
-         ORDER BY a.version DESC, a.finished_at DESC
+        SELECT newest.state INTO v_state
+          FROM (SELECT ended.*
+                  FROM (VALUES (true), (false)) AS c (holds)
+                 CROSS JOIN LATERAL (
+                       SELECT a.state, a.shard, a.created_at, a.finished_at
+                         FROM duetime.archive AS a
+                        WHERE a.queue = v_queue AND a.key = v_key
+                          AND coalesce(a.partition_key, '') = coalesce(p_partition_key, '')
+                          AND (a.state IN ('succeeded', 'dead')) = c.holds
+                        ORDER BY a.finished_at DESC
+                        LIMIT 100) AS ended
+                 ORDER BY ended.created_at DESC, ended.finished_at DESC
+                OFFSET 0) AS newest                             -- in this order, so that is_here is asked once
+         WHERE duetime.is_here(newest.shard)
          LIMIT 1;
     END IF;
     RETURN v_state;
 END
 $$;
 
+-- Stood in 0014_place_submits.sql; 0007_create_lookups.sql describes it.
 CREATE OR REPLACE FUNCTION duetime.depends_on_itself(p_queue text, p_partition_key text, p_key text, p_depends_on text[]) RETURNS text
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

@@ -36,6 +36,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "0020_renew_replaced.sql",
     "0021_check_submits.sql",
     "0022_order_submits.sql",
+    "0023_quicken_revive.sql",
 ];
 
 /// A line at the top of a migration that has to run outside of a transaction.
