@@ -11,6 +11,7 @@ use sqlx::migrate::MigrateError;
 use super::{
     connect,
     error::sqlstate,
+    indexes,
     migrations::{migrations, schema_version},
     schema::{Fit, Misfit, compare, read, read_if_any, refuse_too_many, refuse_unreleased},
     writer::Writer,
@@ -85,6 +86,7 @@ pub async fn migrate(
     let from = found.and_then(|schema| schema.version);
     if from.is_none_or(|from| from <= schema_version()) {
         patiently(async || migrations().run(&pool).await).await.map_err(refused)?;
+        indexes::build(name, &pool).await.map_err(|error| refused(MigrateError::Execute(error)))?;
     }
     match joining {
         Some(of) => write_meta(&pool, of.first_shards(shards), of.shard_count, of.cluster).await,

@@ -50,6 +50,7 @@ mod clock;
 mod entrance;
 mod failover;
 mod history;
+mod indexes;
 mod migrations;
 mod places;
 mod position;

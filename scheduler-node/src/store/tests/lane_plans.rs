@@ -7,12 +7,15 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use super::{fixture, own};
 
-/// 200,000 tasks of one partition key and ten of each of twenty others, on one shard. Another
-/// 100,000 tasks belong to other queues.
+/// 200,000 tasks of one partition key and ten of each of twenty others, on one shard. In one of those lanes, 20,000
+/// earlier tasks wait for others. Another 100,000 tasks belong to other queues.
 const BACKLOG: &str = "
 INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, priority, payload, content_type, partition_key)
 SELECT gen_random_uuid(), 0, 'orders', 'ready', due, due, 3, '{}', 'application/json', CASE WHEN g > 200 THEN 'big' ELSE 'small-' || g % 20 END
   FROM generate_series(1, 200200) AS g, LATERAL (SELECT now() - g * interval '1 ms' AS due) AS moment;
+INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key)
+SELECT gen_random_uuid(), 0, 'orders', 'waiting', due, due, '{}', 'application/json', 'small-1'
+  FROM generate_series(1, 20000) AS g, LATERAL (SELECT now() - interval '1 hour' - g * interval '1 ms' AS due) AS moment;
 INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key)
 SELECT gen_random_uuid(), g % 128, 'q' || g % 50, 'scheduled', due, due, '{}', 'application/json', CASE WHEN g % 2 = 0 THEN 'k' || g % 1000 END
   FROM generate_series(1, 100000) AS g, LATERAL (SELECT now() + g * interval '10 ms' AS due) AS moment;

@@ -302,6 +302,30 @@ async fn an_upgrade_passes_a_table_that_a_vacuum_holds() {
     migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await.unwrap();
 }
 
+/// The indexes of tasks by partition key, and whether each is complete.
+async fn indexes_by_partition_key(connection: &mut sqlx::PgConnection) -> Vec<(String, bool)> {
+    let indexes = "SELECT c.relname::text, i.indisvalid FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+                    WHERE i.indrelid = 'duetime.task'::regclass AND c.relname IN ('task_lane', 'task_partition', 'task_waiting')
+                    ORDER BY 1";
+    sqlx::query_as(indexes).fetch_all(connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn indexes_that_an_open_transaction_keeps_from_being_built_are_built_by_the_next_migration() {
+    let url = last_release().await;
+    let migrated =
+        async || migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await;
+    let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
+    connection.execute("BEGIN; LOCK TABLE duetime.task IN ROW EXCLUSIVE MODE").await.unwrap();
+    migrated().await.expect("it does not wait for the end of the transaction");
+    let unbuilt = [("task_partition".to_owned(), true), ("task_waiting".to_owned(), false)];
+    assert_eq!(indexes_by_partition_key(&mut connection).await, unbuilt);
+    connection.execute("COMMIT").await.unwrap();
+    migrated().await.unwrap();
+    let built = ["task_lane", "task_waiting"].map(|index| (index.to_owned(), true));
+    assert_eq!(indexes_by_partition_key(&mut connection).await, built);
+}
+
 #[tokio::test]
 async fn a_later_migration_keeps_the_number_of_shards_and_moves_none() {
     let test = fixture::database().await;

@@ -1,0 +1,75 @@
+//! Builds the indexes of the table of tasks that came after its first release, as a part of `duetime migrate`.
+//!
+//! A migration runs in a transaction. There an index would hold up all writers while the table is read, which takes
+//! minutes where there are millions of tasks. So these are built beside the writers. Statements have the same results
+//! without them, so a build that does not get its turn is left to the next `duetime migrate`.
+
+use common::ids::DatabaseName;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
+
+use super::error::sqlstate;
+
+/// The indexes to build, each with its statement.
+const BUILT: [(&str, &str); 2] = [
+    ("task_waiting", include_str!("queries/index_waiting.sql")),
+    ("task_lane", include_str!("queries/index_lane.sql")),
+];
+
+/// The index whose rows those two have divided among them.
+const REPLACED: &str = "task_partition";
+
+/// The longest wait for one lock. An autovacuum gives way within two seconds, and most transactions end sooner. Others
+/// may be open for hours, and an upgrade must not wait for those.
+const PATIENCE: &str = "10s";
+
+/// Builds the indexes that are missing. It gives up when another transaction stays in the way.
+pub(super) async fn build(database: &DatabaseName, pool: &PgPool) -> Result<(), sqlx::Error> {
+    // The settings end with the connection.
+    let mut connection = pool.acquire().await?.detach();
+    let built = build_missing(&mut connection).await;
+    let unlocked = connection.execute("SELECT pg_advisory_unlock_all()").await.map(drop);
+    let closed = unlocked.and(connection.close().await);
+    match built {
+        Err(error) if is_in_the_way(&error) => {
+            tracing::warn!(
+                %database,
+                error = &error as &dyn std::error::Error,
+                "an index of `duetime.task` is not built, because another transaction is in the way; until `duetime migrate` runs again, lanes and dependencies with thousands of waiting tasks are slow"
+            );
+            Ok(())
+        }
+        built => built.and(closed),
+    }
+}
+
+async fn build_missing(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    connection.execute(AssertSqlSafe(format!("SET lock_timeout = '{PATIENCE}'"))).await?;
+    connection.execute("SET statement_timeout = 0").await?;
+    // Two builds at one moment would wait for each other.
+    let lock = "SELECT pg_try_advisory_lock(hashtextextended('duetime.task', 6))";
+    if !sqlx::query_scalar::<_, bool>(lock).fetch_one(&mut *connection).await? {
+        return Ok(());
+    }
+    for (index, create) in BUILT {
+        let is_valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('duetime.' || $1)";
+        let is_valid: Option<bool> = sqlx::query_scalar(is_valid).bind(index).fetch_optional(&mut *connection).await?;
+        if is_valid == Some(false) {
+            // A build that was given up has left it.
+            drop_index(connection, index).await?;
+        }
+        if is_valid != Some(true) {
+            connection.execute(create).await?;
+        }
+    }
+    drop_index(connection, REPLACED).await
+}
+
+async fn drop_index(connection: &mut PgConnection, index: &str) -> Result<(), sqlx::Error> {
+    let drop_index = format!("DROP INDEX CONCURRENTLY IF EXISTS duetime.{index}");
+    connection.execute(AssertSqlSafe(drop_index)).await.map(drop)
+}
+
+/// Whether the statement waited too long for a lock, or another one waits for it as well.
+fn is_in_the_way(error: &sqlx::Error) -> bool {
+    matches!(sqlstate(error).as_deref(), Some("55P03" | "40P01"))
+}
