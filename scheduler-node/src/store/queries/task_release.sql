@@ -7,34 +7,62 @@
 -- If a node dies in between, the check happens at `wake_at`.
 -- The statement skips a row that another transaction locks, so an application's open transaction delays its own task
 -- and no other.
+-- Of a task in $1 it checks every name. Of a dependent of a success it checks that name, and the others only up to the
+-- first that has not succeeded: the success of each of them is checked in its own turn.
+-- Finds the dependents of a success by its partition key while at most 200 tasks wait in that partition, because each
+-- partition may use the same names. Otherwise it finds them by the name.
 -- $1 ids; $2 names and $3 partition keys (pairwise) of tasks that succeeded, whose dependents are checked too;
 -- $4 shards whose dependents are left out, because their place is another database.
 -- Returns the tasks that are scheduled now, and the tasks that it skipped (`held`).
-WITH candidate AS MATERIALIZED (
+WITH done AS MATERIALIZED (
+    SELECT d.name, d.partition_key, d.partition_key IS NOT NULL AND few.tasks <= 200 AS by_partition
+      FROM unnest($2::text[], $3::text[]) AS d (name, partition_key)
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS tasks
+             FROM (SELECT
+                     FROM duetime.task AS t
+                    WHERE t.partition_key = d.partition_key AND t.state = 'waiting'
+                    LIMIT 201) AS waiting) AS few
+), candidate AS MATERIALIZED (
     SELECT t.id, t.xmin::text AS seen FROM unnest($1::uuid[]) AS asked (id) JOIN duetime.task AS t ON t.id = asked.id
     UNION
+    SELECT t.id, t.seen
+      FROM done AS d
+     CROSS JOIN LATERAL (
+           SELECT t.id, t.xmin::text AS seen, t.depends_on, t.shard
+             FROM duetime.task AS t
+            WHERE d.by_partition AND t.partition_key = d.partition_key AND t.state = 'waiting'
+           OFFSET 0) AS t                                          -- keeps the index of names out of it
+     WHERE t.depends_on @> ARRAY[d.name] AND t.shard <> ALL($4::int[])
+    UNION
     SELECT t.id, t.xmin::text
-      FROM unnest($2::text[], $3::text[]) AS done (name, partition_key)
+      FROM done AS d
       JOIN duetime.task AS t
-        ON t.depends_on @> ARRAY[done.name] AND t.state = 'waiting' AND t.partition_key IS NOT DISTINCT FROM done.partition_key
+        ON t.depends_on @> ARRAY[d.name] AND t.state = 'waiting' AND t.partition_key IS NOT DISTINCT FROM d.partition_key
        AND t.shard <> ALL($4::int[])
+     WHERE NOT d.by_partition
 ), looked AS MATERIALIZED (
     SELECT t.id, t.depends_on, ARRAY(
            SELECT name
              FROM unnest(t.depends_on) WITH ORDINALITY AS d (name, place)
-            WHERE duetime.standing_of(name, t.partition_key) = 'succeeded'
-            ORDER BY place) AS met
+            WHERE (cardinality($1::uuid[]) > 0 OR name = ANY($2::text[])) AND duetime.standing_of(name, t.partition_key) = 'succeeded'
+            ORDER BY place) AS met,
+           NOT EXISTS (
+           SELECT
+             FROM unnest(t.depends_on) AS d (name)
+            WHERE duetime.standing_of(name, t.partition_key) IS DISTINCT FROM 'succeeded') AS all_met
       FROM candidate AS c
       JOIN duetime.task AS t ON t.id = c.id
      WHERE t.state = 'waiting' AND t.xmin::text = c.seen
      ORDER BY t.id
        FOR UPDATE OF t SKIP LOCKED
 ), judged AS (
-    SELECT l.id, l.met, rest.names AS rest, cardinality(rest.names) = 0 AS free
+    SELECT l.id, rest.names AS rest, cardinality(rest.names) = 0 AS free,
+           ARRAY(SELECT name FROM unnest(l.depends_on) WITH ORDINALITY AS d (name, place) WHERE name <> ALL(rest.names) ORDER BY place) AS met
       FROM looked AS l
      CROSS JOIN LATERAL (
-           SELECT ARRAY(SELECT name FROM unnest(l.depends_on) WITH ORDINALITY AS d (name, place) WHERE name <> ALL(l.met) ORDER BY place)
-                  AS names) AS rest
+           SELECT ARRAY(SELECT name FROM unnest(l.depends_on) WITH ORDINALITY AS d (name, place)
+                         WHERE NOT l.all_met AND name <> ALL(l.met) ORDER BY place) AS names) AS rest
 ), moved AS (
     UPDATE duetime.task AS t
        SET state = CASE WHEN l.free THEN 'scheduled' ELSE t.state END,

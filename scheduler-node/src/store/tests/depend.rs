@@ -4,7 +4,7 @@ use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
     task::{BusinessKey, Dependency, NewTask, OnDuplicate, TaskState},
 };
-use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, Row, pool::PoolConnection};
+use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use super::{
     changed, claim,
@@ -13,7 +13,6 @@ use super::{
 };
 use crate::{
     store::{
-        connect::PLANS,
         depend::Succeeded,
         put::{PutOutcome, Retention},
         settle::{Finish, Finished, Report},
@@ -21,7 +20,7 @@ use crate::{
     supervise::spawn_child,
 };
 
-const DAY_MS: i64 = 86_400_000;
+pub(super) const DAY_MS: i64 = 86_400_000;
 const HOLD: Retention = Retention { window_ms: DAY_MS, keep_ms: DAY_MS };
 
 fn dependency(key: &str) -> Dependency {
@@ -29,7 +28,7 @@ fn dependency(key: &str) -> Dependency {
 }
 
 /// A task of partition `p` with this key (`-`: without one), which waits for `others`.
-fn task(key: &str, others: &[&str]) -> NewTask {
+pub(super) fn task(key: &str, others: &[&str]) -> NewTask {
     let keyed = BusinessKey { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Version };
     changed(new_task(fixture::fresh_id_of(ShardId::new(0))), |task| {
         task.keyed = (key != "-").then_some(keyed);
@@ -38,22 +37,22 @@ fn task(key: &str, others: &[&str]) -> NewTask {
     })
 }
 
-async fn put(test: &TestDatabase, task: &NewTask) -> PutOutcome {
+pub(super) async fn put(test: &TestDatabase, task: &NewTask) -> PutOutcome {
     test.database.task_put(std::slice::from_ref(task), &[HOLD]).await.unwrap().remove(0).outcome
 }
 
-async fn written(test: &TestDatabase, key: &str, others: &[&str]) -> TaskId {
+pub(super) async fn written(test: &TestDatabase, key: &str, others: &[&str]) -> TaskId {
     let task = task(key, others);
     assert_eq!(put(test, &task).await, PutOutcome::Created);
     task.id
 }
 
-async fn look(test: &TestDatabase, id: TaskId) -> bool {
+pub(super) async fn look(test: &TestDatabase, id: TaskId) -> bool {
     let released = test.database.task_release(&[id], &[]).await.unwrap().released;
     released.iter().any(|task| task.id == id)
 }
 
-async fn end(test: &TestDatabase, id: TaskId, final_state: TaskState) -> Finished {
+pub(super) async fn end(test: &TestDatabase, id: TaskId, final_state: TaskState) -> Finished {
     let fences = own(test, "a").await;
     assert_eq!(claim(test, &[id], &fences).await.deliveries.len(), 1);
     let attempt = test.database.task_read(id).await.unwrap().unwrap().attempt;
@@ -121,95 +120,6 @@ async fn a_dependency_that_failed_is_told_and_the_newest_task_with_its_key_count
     end(&test, newer.id, TaskState::Succeeded).await;
     assert!(look(&test, waiting).await);
     assert!(test.database.task_dependencies(waiting).await.unwrap().is_empty(), "it waits no longer");
-}
-
-/// A version 5 ends in `first`. Later a task without a version takes the same key and ends in `last`. Returns whether a
-/// task that waits for the key may start.
-async fn starts_after(first: TaskState, last: TaskState) -> bool {
-    let test = database().await;
-    let versioned = changed(task("a", &[]), |task| task.keyed.as_mut().unwrap().version = 5);
-    assert_eq!(put(&test, &versioned).await, PutOutcome::Created);
-    end(&test, versioned.id, first).await;
-    let plain = changed(task("a", &[]), |task| task.keyed.as_mut().unwrap().on_duplicate = OnDuplicate::Keep);
-    let no_window = Retention { window_ms: 0, keep_ms: DAY_MS };
-    let outcome = test.database.task_put(std::slice::from_ref(&plain), &[no_window]).await.unwrap().remove(0).outcome;
-    assert_eq!(outcome, PutOutcome::Created);
-    end(&test, plain.id, last).await;
-    let waiting = written(&test, "-", &["a"]).await;
-    look(&test, waiting).await
-}
-
-#[tokio::test]
-async fn a_task_without_a_version_that_succeeds_after_a_version_that_failed_lets_its_dependents_go() {
-    assert!(starts_after(TaskState::Dead, TaskState::Succeeded).await);
-}
-
-#[tokio::test]
-async fn a_task_without_a_version_that_fails_after_a_version_that_succeeded_keeps_its_dependents() {
-    assert!(!starts_after(TaskState::Succeeded, TaskState::Dead).await);
-}
-
-/// Tasks of this key that have succeeded, one in each of so many partitions and `ended` times in `p`.
-async fn succeeded_in_partitions(test: &TestDatabase, key: &str, partitions: i32, ended: i32) {
-    let insert = sqlx::query(
-        "INSERT INTO duetime.archive
-             (id, shard, queue, state, wake_at, due_at, payload, content_type, key, partition_key, created_at, finished_at, drop_on)
-         SELECT gen_random_uuid(), 0, 'orders', 'succeeded', now(), now(), '', 'x', $1, CASE WHEN g > $2 THEN 'p' ELSE 'p' || g END,
-                now() - g * interval '1 s', now() - g * interval '1 s', current_date + 1
-           FROM generate_series(1, $2 + $3) AS g",
-    );
-    insert.bind(key).bind(partitions).bind(ended).execute(&test.pool).await.unwrap();
-    test.pool.execute("ANALYZE duetime.archive").await.unwrap();
-}
-
-/// The rows of finished tasks that this connection has read in its transaction.
-async fn finished_read(connection: &mut PgConnection) -> i64 {
-    let read = "SELECT coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::bigint
-                  FROM pg_stat_xact_user_tables WHERE relname LIKE 'archive%'";
-    sqlx::query_scalar(read).fetch_one(connection).await.unwrap()
-}
-
-/// A connection in a transaction, with the settings of a node.
-async fn as_of_a_node(test: &TestDatabase) -> PoolConnection<Postgres> {
-    let mut connection = test.pool.acquire().await.unwrap();
-    for (setting, value) in PLANS {
-        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
-    }
-    connection.execute("BEGIN").await.unwrap();
-    connection
-}
-
-#[tokio::test]
-async fn a_look_at_a_key_reads_no_finished_task_of_another_partition_and_some_of_a_key_that_is_used_often() {
-    let test = database().await;
-    succeeded_in_partitions(&test, "a", 3_000, 1).await;
-    succeeded_in_partitions(&test, "often", 0, 3_000).await;
-    let mut connection = as_of_a_node(&test).await;
-    let mut before = finished_read(&mut connection).await;
-    for (key, most) in [("a", 10), ("often", 150)] {
-        let look = sqlx::query_scalar("SELECT duetime.standing_of('orders ' || $1, 'p')::text");
-        let state: Option<String> = look.bind(key).fetch_one(&mut *connection).await.unwrap();
-        assert_eq!(state.as_deref(), Some("succeeded"), "{key}");
-        let after = finished_read(&mut connection).await;
-        assert!((1..=most).contains(&(after - before)), "{} rows for {key}", after - before);
-        before = after;
-    }
-}
-
-#[tokio::test]
-async fn a_retry_reads_no_finished_task_of_another_partition() {
-    let test = database().await;
-    succeeded_in_partitions(&test, "a", 3_000, 0).await;
-    test.pool.execute("UPDATE duetime.archive SET version = 7").await.unwrap();
-    let dead = written(&test, "a", &[]).await;
-    end(&test, dead, TaskState::Dead).await;
-    let mut connection = as_of_a_node(&test).await;
-    let before = finished_read(&mut connection).await;
-    let revive = "SELECT count(*) FROM duetime.task_revive((SELECT drop_on FROM duetime.archive WHERE id = $1), $1, true)";
-    let revived: i64 = sqlx::query_scalar(revive).bind(dead.uuid()).fetch_one(&mut *connection).await.unwrap();
-    assert_eq!(revived, 1);
-    let read = finished_read(&mut connection).await - before;
-    assert!(read < 50, "{read} rows");
 }
 
 #[tokio::test]
@@ -288,7 +198,7 @@ async fn a_chain_too_long_to_look_through_is_refused_where_it_could_be_a_circle(
 }
 
 /// The rows of tasks that this connection has read in its transaction.
-async fn tasks_read(connection: &mut PgConnection) -> i64 {
+pub(super) async fn tasks_read(connection: &mut PgConnection) -> i64 {
     let read = "SELECT coalesce(max(seq_tup_read + idx_tup_fetch), 0)::bigint
                   FROM pg_stat_xact_user_tables WHERE relid = 'duetime.task'::regclass";
     sqlx::query_scalar(read).fetch_one(connection).await.unwrap()
