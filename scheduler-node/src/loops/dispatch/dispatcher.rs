@@ -32,7 +32,10 @@ use crate::{
     broker::{Broker, BrokerState},
     clock,
     loops::{
-        outcome::reporter::{Left, Reporter},
+        outcome::{
+            releaser::LOOKED_AT_ONCE,
+            reporter::{Left, Reporter},
+        },
         upkeep::queue_reader::Books,
     },
     store::{Database, Error, Statements, StoreOp},
@@ -42,6 +45,14 @@ use crate::{
 
 /// Claims of one database under way: enough to hide a slow round trip, few enough to keep their order.
 const CLAIMS_IN_FLIGHT: usize = 4;
+
+/// Statements that look at waiting tasks under way. They share the connections of the claims and must leave most of
+/// them.
+const LOOKS_IN_FLIGHT: usize = 2;
+
+/// The pause before looks are tried again that found [`LOOKS_IN_FLIGHT`] others under way. Most take some
+/// milliseconds.
+const LOOK_LATER: Duration = Duration::from_millis(100);
 
 /// The interval between two checks whether the queues have been read for the first time.
 const BOOK_EVERY: Duration = Duration::from_millis(20);
@@ -123,6 +134,7 @@ pub struct Dispatcher<S = Arc<Database>> {
 impl<S: Statements> Dispatcher<S> {
     pub async fn run(mut self, stop: CancellationToken) {
         let claims = Arc::new(Semaphore::new(CLAIMS_IN_FLIGHT));
+        let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
         let mut children = JoinSet::new();
         // Claims must wait for the book: it treats a missing queue as one without gates.
         while !self.books.load().is_read() && !stop.is_cancelled() {
@@ -144,8 +156,9 @@ impl<S: Statements> Dispatcher<S> {
             // A long wait for a claim counts as a stop, too: such a database is hardly there to write reports.
             self.claims.database.hearing.lock().runs(clock::instant());
             match self.turn() {
-                Turn::Wake(batch) => {
+                Turn::Wake(mut batch) => {
                     let is_full = batch.is_full;
+                    self.begin_looks(&mut batch, &looks, &mut children);
                     let permit = Arc::clone(&claims).acquire_owned().await.expect("the semaphore is never closed");
                     let (this, work) = (self.clone(), at_work());
                     children.spawn(async move {
@@ -225,21 +238,36 @@ impl<S: Statements> Dispatcher<S> {
         let mut claims = Vec::new();
         let mut deadlines = Vec::new();
         let mut rescues = Vec::new();
-        let mut looks = Vec::new();
         for entry in batch.entries {
             match entry.kind {
                 WakeKind::Claim => claims.push(entry.id),
                 WakeKind::Deadline => deadlines.push((entry.id, entry.wake_at)),
                 WakeKind::Rescue => rescues.push(entry.id),
-                WakeKind::Look => looks.push(entry.id),
+                WakeKind::Look => {} // begin_looks has taken them
             }
         }
-        tokio::join!(
-            self.claim(claims, batch.ahead),
-            self.rescue(rescues),
-            self.deadlines(deadlines),
-            self.look(looks)
-        );
+        tokio::join!(self.claim(claims, batch.ahead), self.rescue(rescues), self.deadlines(deadlines));
+    }
+
+    /// Takes the looks at waiting tasks out of a batch. A look may take seconds, so it holds no place of a claim. Looks
+    /// without a place go back into the heap.
+    fn begin_looks(&self, batch: &mut Batch, places: &Arc<Semaphore>, children: &mut JoinSet<()>) {
+        let looks: Vec<Entry> = batch.entries.extract_if(.., |entry| entry.kind == WakeKind::Look).collect();
+        let owned_shards = &self.claims.database.owned_shards;
+        for part in looks.chunks(LOOKED_AT_ONCE) {
+            let ids: Vec<TaskId> = part.iter().map(|entry| entry.id).collect();
+            if let Ok(place) = Arc::clone(places).try_acquire_owned() {
+                let (this, work) = (self.clone(), at_work());
+                children.spawn(async move {
+                    this.look(ids).await;
+                    drop((work, place));
+                });
+            } else {
+                let wake_at = self.claims.now().plus(LOOK_LATER);
+                owned_shards.end(ids);
+                owned_shards.offer(part.iter().map(|entry| Entry { wake_at, ..*entry }));
+            }
+        }
     }
 
     async fn claim(&self, mut ids: Vec<TaskId>, ahead: Duration) {

@@ -12,7 +12,7 @@ use crate::{
     clock,
     loops::nudger::Nudger,
     store::{
-        Database, Error, Statements, StoreOp,
+        Database, Error, Fault, Statements, StoreOp,
         depend::{ReleaseCheck, Released, Succeeded},
     },
     working_set::{database::NodeDatabase, retry::try_each, set_aside::Kind},
@@ -21,6 +21,14 @@ use crate::{
 /// The pause before a row that another transaction holds is looked at again. Another look holds it for some
 /// milliseconds, an application for as long as its transaction is open.
 const HELD_AGAIN: Duration = Duration::from_millis(100);
+
+/// The most waiting tasks that one statement looks at. With 100 names each, that is some seconds in the worst case, and
+/// a statement has five.
+pub const LOOKED_AT_ONCE: usize = 50;
+
+/// The most statements of one look that run out of their five seconds before the rest of it is left. That is enough
+/// for a part of [`LOOKED_AT_ONCE`] to become a single task, and such a look ends before it counts as stalled.
+const MOST_OUT_OF_TIME: u32 = 7;
 
 #[derive(Clone, Debug)]
 pub struct Releaser<S = Arc<Database>> {
@@ -38,12 +46,32 @@ impl<S: Statements> Releaser<S> {
         }
     }
 
-    /// Looks at waiting tasks whose moment has come. Returns those that wait no longer.
+    /// Looks at waiting tasks whose moment has come. Returns those that wait no longer. A part that ran out of its time
+    /// is halved, so that its tasks do not come together again for ever.
     pub async fn look(&self, database: &NodeDatabase<S>, ids: &[TaskId]) -> Result<Vec<Released>, Error> {
-        if ids.is_empty() {
-            return Ok(Vec::new());
+        let mut parts: Vec<&[TaskId]> = ids.chunks(LOOKED_AT_ONCE).collect();
+        let (mut released, mut failed, mut out_of_time) = (Vec::new(), None, 0);
+        while let Some(part) = parts.pop() {
+            let error = match self.release(database, part, &[]).await {
+                Ok(more) => {
+                    released.extend(more);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let is_late = error.is_out_of_time();
+            if error.fault() == Fault::Outage || (is_late && out_of_time == MOST_OUT_OF_TIME) {
+                return Err(error);
+            }
+            if is_late && part.len() > 1 {
+                let (before, after) = part.split_at(part.len() / 2);
+                parts.extend([after, before]);
+            } else {
+                failed = Some(error);
+            }
+            out_of_time += u32::from(is_late);
         }
-        self.release(database, ids, &[]).await
+        failed.map_or(Ok(released), Err)
     }
 
     /// Releases tasks. A row whose change the database refuses is left alone for a while.

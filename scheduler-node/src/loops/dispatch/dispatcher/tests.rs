@@ -1,6 +1,6 @@
 use common::{
     delay::Hearing,
-    ids::QueueName,
+    ids::{QueueName, ShardId},
     queue::{Queue, QueueBook, QueuePolicy, Settle},
 };
 use futures::FutureExt;
@@ -9,6 +9,7 @@ use super::*;
 use crate::{
     broker::{AmqpSettings, BrokerMetrics, Login},
     loops::tests::{DELIVER, LONG, Loops, POISON, until},
+    store::tests::fixture,
     supervise::spawn_child,
 };
 
@@ -155,4 +156,48 @@ async fn a_stop_of_the_node_while_a_deadline_waits_for_its_moment_lets_a_rejecti
     all_wait(&loops, ids).await;
     let next_due = loops.database().owned_shards.next_due();
     assert!(next_due.is_some_and(|due| due > moment), "the deadlines come again");
+}
+
+/// So many tasks of one partition that wait for a success that has come.
+async fn waiting(loops: &Loops, count: usize) -> Vec<TaskId> {
+    let ids: Vec<TaskId> = (0..count).map(|_| fixture::fresh_id_of(ShardId::new(0))).collect();
+    let success = "INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, partition_key, finished_at, drop_on)
+                   VALUES (gen_random_uuid(), 0, 'orders', 'succeeded', now(), now(), '', 'x', 'first', 'p', now(), current_date + 1)";
+    sqlx::raw_sql(success).execute(&loops.test.pool).await.unwrap();
+    let insert = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, depends_on)
+                  SELECT id, 0, 'orders', 'waiting', now(), now(), '', 'x', 'p', ARRAY['orders first'] FROM unnest($1::uuid[]) AS made (id)";
+    let uuids: Vec<uuid::Uuid> = ids.iter().map(|id| id.uuid()).collect();
+    sqlx::query(insert).bind(uuids).execute(&loops.test.pool).await.unwrap();
+    ids
+}
+
+#[tokio::test]
+async fn waiting_tasks_whose_look_runs_out_of_its_time_are_looked_at_in_smaller_parts() {
+    let loops = Loops::new().await;
+    let ids = waiting(&loops, 40).await;
+    let slow = "CREATE FUNCTION duetime.slow() RETURNS trigger LANGUAGE plpgsql AS $$
+                    BEGIN
+                        IF (SELECT count(*) FROM written) > 5 THEN
+                            RAISE EXCEPTION 'more than five take too long' USING ERRCODE = 'query_canceled';
+                        END IF;
+                        RETURN NULL;
+                    END $$;
+                CREATE TRIGGER slow AFTER UPDATE ON duetime.task REFERENCING NEW TABLE AS written
+                    FOR EACH STATEMENT EXECUTE FUNCTION duetime.slow()";
+    sqlx::raw_sql(slow).execute(&loops.test.pool).await.unwrap();
+    let released = loops.reporter().releaser.look(loops.database(), &ids).await.unwrap();
+    assert_eq!(released.len(), ids.len());
+}
+
+#[tokio::test]
+async fn looks_without_a_place_go_back_into_the_heap_and_hold_no_place_of_a_claim() {
+    let loops = Loops::new().await;
+    let ids = waiting(&loops, 3).await;
+    let dispatcher = loops.dispatcher(loops.claims().0, Lead::new(Duration::ZERO, clock::instant()));
+    let now = dispatcher.claims.now();
+    let entries = ids.iter().map(|id| Entry { wake_at: UnixMicros::FIRST, id: *id, kind: WakeKind::Look }).collect();
+    let (mut batch, mut children) = (Batch { entries, ahead: Duration::ZERO, is_full: false }, JoinSet::new());
+    dispatcher.begin_looks(&mut batch, &Arc::new(Semaphore::new(0)), &mut children);
+    assert!(batch.entries.is_empty() && children.is_empty());
+    assert!(loops.database().owned_shards.next_due().is_some_and(|due| due > now));
 }
