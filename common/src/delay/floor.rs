@@ -1,8 +1,8 @@
 //! Where looks at a queue's ready tasks begin, by their due times.
 //!
-//! A task that was started leaves an entry in the index of ready tasks for as long as an old transaction keeps it from
-//! being vacuumed, and each look passes all of them. Once a look was slow, a read finds the due time of the oldest ready
-//! task, and looks begin there: at the floor. Before each look the read goes on from the floor, and raises it.
+//! A task that was started leaves an entry in the index of ready tasks. While an old transaction keeps these entries
+//! from being vacuumed, each look passes all of them. Once a look was slow, a read finds the due time of the oldest
+//! ready task, and looks begin there: at the floor. Before each look the read goes on from the floor, and raises it.
 //!
 //! A task that becomes ready below the floor lowers it. Where a node does not notice, because the answer to a claim was
 //! lost or a due time was changed by hand, the next read from the head finds the task. Such reads use a tenth of the

@@ -27,8 +27,8 @@ pub use self::cursor::{BulkCursor, Edge, Place, Position};
 
 /// The most tasks that one request may find: about as many as an action covers in the time that an answer may take.
 pub(crate) const MAX_LIMIT: u32 = 100_000;
-/// The most tasks that one statement writes: some 10 ms. A claim may have to wait that long for one of them. A node does
-/// not know the outcome of a step whose connection broke.
+/// The most tasks that one statement writes: some 10 ms. A claim may have to wait that long for one of them. A node
+/// does not know the outcome of a step whose connection broke.
 pub const STEP: usize = 500;
 /// The most tasks of a request that names no limit.
 pub const DEFAULT_LIMIT: u32 = 10_000;

@@ -116,8 +116,8 @@ impl Publisher {
         published.into_iter().next()
     }
 
-    /// Whether the broker takes messages now. RabbitMQ tells a connection of an alarm only when it publishes. So without
-    /// a recent confirm, one message to no queue asks.
+    /// Whether the broker takes messages now. RabbitMQ tells a connection of an alarm only when it publishes. So
+    /// without a recent confirm, one message to no queue asks.
     pub(super) async fn takes_messages(&self) -> bool {
         let _one_asks = self.sounding.lock().await;
         if self.link.is_blocked() {

@@ -103,9 +103,8 @@ async fn a_look_with_a_floor_passes_no_tasks_that_were_started_while_an_old_tran
     let test = fixture::database().await;
     own(&test, "a").await;
     test.pool.execute(STARTED).await.unwrap();
-    let mut old = test.pool.begin().await.unwrap();
-    old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").await.unwrap();
-    old.execute("SELECT FROM duetime.task LIMIT 1").await.unwrap();
+    let mut old = test.pool.acquire().await.unwrap();
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM duetime.task LIMIT 1").await.unwrap();
     let started = "DELETE FROM duetime.task WHERE due_at < (SELECT max(due_at) - interval '1500 us' FROM duetime.task)";
     test.pool.execute(started).await.unwrap();
     let floor = test.database.ready_oldest(&QueueName::new("orders"), None).await.unwrap();
@@ -134,5 +133,5 @@ async fn a_look_with_a_floor_passes_no_tasks_that_were_started_while_an_old_tran
         let undo = "UPDATE duetime.task SET state = 'ready', in_order = NULL WHERE queue = 'orders'";
         connection.execute(undo).await.unwrap();
     }
-    old.rollback().await.unwrap();
+    old.execute("COMMIT").await.unwrap();
 }
