@@ -11,7 +11,9 @@ Job. Each revision of the release makes a new one too, in case the one before ga
 {{- $hook := eq (include "duetime.migrationsMode" .) "hook" }}
 {{- $from := ternary (printf "%s-migrate" $full) $full $hook -}}
 backoffLimit: {{ int .Values.migrations.backoffLimit }}
+{{- if not (kindIs "invalid" .Values.migrations.activeDeadlineSeconds) }}
 activeDeadlineSeconds: {{ int .Values.migrations.activeDeadlineSeconds }}
+{{- end }}
 {{- if not (kindIs "invalid" .Values.migrations.ttlSecondsAfterFinished) }}
 ttlSecondsAfterFinished: {{ int .Values.migrations.ttlSecondsAfterFinished }}
 {{- end }}
