@@ -10,6 +10,11 @@
 {{- $full | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
+{{/* The name of a relay's Deployment: root, relay */}}
+{{- define "duetime.relayName" -}}
+{{- printf "%s-relay-%s" (include "duetime.fullname" .root) .relay | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
 {{- define "duetime.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "duetime.fullname" .) .Values.serviceAccount.name }}

@@ -98,8 +98,13 @@
 {{- end }}
 
 {{- $names = list }}
+{{- $deployments := dict }}
 {{- range $index, $relay := .relays }}
   {{- $key := printf "relays[%d]" $index }}
+  {{- $deployment := include "duetime.relayName" (dict "root" $ "relay" .name) }}
+  {{- $other := get $deployments $deployment }}
+  {{- if and $other (ne $other .name) }}{{ $wrong = append $wrong (printf "%s.name: is %q, and its Deployment would be called %q, like the one of relay %q: names end after 63 characters; make these two differ earlier, or set a shorter fullnameOverride" $key .name $deployment $other) }}{{ end }}
+  {{- $_ := set $deployments $deployment .name }}
   {{- if has .name $names }}{{ $wrong = append $wrong (printf "%s.name: is %q, the name of another relay; give each a name of its own" $key .name) }}{{ end }}
   {{- $names = append $names .name }}
   {{- if eq (empty .to) (empty .command) }}{{ $wrong = append $wrong (printf "%s.to: or command must be set, but not both" $key) }}{{ end }}
@@ -107,6 +112,8 @@
   {{- if and .command .existingSecret }}{{ $wrong = append $wrong (printf "%s.existingSecret: signs calls; a command has none" $key) }}{{ end }}
 {{- end }}
 
+{{- $full := include "duetime.fullname" $ }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) }}{{ $wrong = append $wrong (printf "fullnameOverride: the Service would be called %q, which Kubernetes refuses; set a name of lower-case letters, digits and hyphens that begins with a letter" $full) }}{{ end }}
 {{- if and .metrics.serviceMonitor.enabled (not .metrics.serviceMonitor.existingSecret) }}{{ $wrong = append $wrong "metrics.serviceMonitor.existingSecret: is missing; /metrics requires a token: name a Secret with one of role metrics" }}{{ end }}
 {{- if and .ingress.enabled (not .ingress.hosts) }}{{ $wrong = append $wrong "ingress.hosts: is empty; name at least one host" }}{{ end }}
 {{- if le (int .terminationGracePeriodSeconds) (int .preStopSleepSeconds) }}{{ $wrong = append $wrong "terminationGracePeriodSeconds: is not longer than preStopSleepSeconds; a node needs up to 46 s on top of it" }}{{ end }}
