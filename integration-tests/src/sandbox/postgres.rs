@@ -63,19 +63,18 @@ pub struct Postgres {
 impl Postgres {
     /// Sets up a server in `folder`, or starts the one that already exists there.
     pub async fn start(folder: &Path, tether: Tether) -> Result<Self> {
-        Self::start_with(folder, tether, &[]).await
+        let server = Self::set_up(folder, tether)?;
+        if !server.data().join("PG_VERSION").exists() {
+            server.make_data().await?;
+        }
+        server.started().await
     }
 
-    async fn start_with(folder: &Path, tether: Tether, options: &'static [&'static str]) -> Result<Self> {
+    fn set_up(folder: &Path, tether: Tether) -> Result<Self> {
         let account = Account::unprivileged(&["postgres", "nobody"])?;
         account.own_folder(folder)?;
         let password = secret::remembered(&folder.join("password"), &account)?;
-        let mut server = Self::in_folder(folder, account, password, tether)?;
-        server.options = options;
-        if !server.data().join("PG_VERSION").exists() {
-            server.initialise().await?;
-        }
-        server.started().await
+        Self::in_folder(folder, account, password, tether)
     }
 
     /// Starts a standby of this server in `folder`. From then on each commit of this server waits for the standby.
@@ -325,17 +324,29 @@ impl Postgres {
         process::run("pg_basebackup", backup).await.map(drop)
     }
 
-    async fn initialise(&self) -> Result<()> {
+    /// Makes the data folder. It appears whole: a run that is killed meanwhile leaves another folder, which the next
+    /// one removes.
+    async fn make_data(&self) -> Result<()> {
+        let fresh = self.folder.join("data.new");
+        if fresh.exists() {
+            fs::remove_dir_all(&fresh).with_context(|| format!("removing {}", fresh.display()))?;
+        }
+        self.initialise(&fresh).await?;
+        fs::rename(&fresh, self.data()).with_context(|| format!("renaming {}", fresh.display()))
+    }
+
+    /// Makes a server's data in `data`, which is empty or does not exist.
+    async fn initialise(&self, data: &Path) -> Result<()> {
         let passwords = self.folder.join("password-for-initdb");
         process::write_secret(&passwords, &self.password, &self.account)?;
         let mut initdb = self.program("initdb");
         initdb
             .args(["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"])
             .arg(format!("--pwfile={}", passwords.display()))
-            .arg(format!("--pgdata={}", self.data().display()));
+            .arg(format!("--pgdata={}", data.display()));
         process::run("initdb", initdb).await?;
         fs::remove_file(&passwords)?;
-        let settings = self.data().join("postgresql.conf");
+        let settings = data.join("postgresql.conf");
         let shipped = fs::read_to_string(&settings)?;
         fs::write(&settings, format!("{shipped}{SETTINGS}"))?;
         Ok(())

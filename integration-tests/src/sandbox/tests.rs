@@ -28,6 +28,38 @@ async fn postgres_keeps_what_was_committed_over_a_kill() {
     assert!(!exists(pid));
 }
 
+/// Whether a process works in this folder, or below it.
+fn is_used(folder: &Path) -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .map(|process| fs::read_link(process.path().join("cwd")))
+        .any(|cwd| cwd.is_ok_and(|cwd| cwd.starts_with(folder)))
+}
+
+async fn until(what: &str, check: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while !check() {
+        assert!(tokio::time::Instant::now() < deadline, "{what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_starts_in_a_folder_whose_initdb_was_killed() {
+    let folder = scratch::fresh("postgres");
+    let begun = || ["data", "data.new"].iter().any(|data| folder.join(data).join("PG_VERSION").exists());
+    tokio::select! {
+        server = Postgres::start(&folder, Tether::Tethered) => panic!("initdb was not interrupted: {server:?}"),
+        // Dropping the start kills initdb, which writes this file first.
+        () = until("initdb begins", begun) => {}
+    }
+    // One of its children may live a moment longer.
+    until("initdb has ended", || !is_used(&folder)).await;
+    let server = Postgres::start(&folder, Tether::Tethered).await.unwrap();
+    assert!(!folder.join("data.new").exists());
+    drop(server);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn three_etcd_members_survive_the_loss_of_one() {
     let cluster = Etcd::start(&scratch::fresh("etcd"), 3, Tether::Tethered).await.unwrap();

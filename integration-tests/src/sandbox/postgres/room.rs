@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 
 use super::Postgres;
 use crate::sandbox::{
-    account::Account,
     process::{self, Tether},
     scratch,
 };
@@ -21,13 +20,15 @@ const SETTINGS: &[&str] = &["-c", "max_wal_size=256MB"];
 impl Postgres {
     /// Like [`Postgres::start`], on a file system of its own. The data go with it when this process ends.
     pub async fn start_in_room(folder: &Path, tether: Tether) -> Result<Self> {
-        let account = Account::unprivileged(&["postgres", "nobody"])?;
-        account.own_folder(folder)?;
-        let data = folder.join("data");
-        account.own_folder(&data)?;
+        let mut server = Self::set_up(folder, tether)?;
+        server.options = SETTINGS;
+        let data = server.data();
+        server.account.own_folder(&data)?;
         mount(ROOM, &data).await?;
-        account.own_folder(&data)?;
-        Self::start_with(folder, tether, SETTINGS).await
+        server.account.own_folder(&data)?;
+        // In its place: no folder can be renamed to that of a file system.
+        server.initialise(&data).await?;
+        server.started().await
     }
 
     /// Leaves the file system no free byte, which works only after [`Postgres::start_in_room`].
