@@ -44,5 +44,6 @@ pub(crate) async fn stop(place: &Place) -> Result<usize> {
         store.end(signal, STORE_WITHIN).await?;
     }
     place.forget();
+    place.remove_histories();
     Ok(alive)
 }

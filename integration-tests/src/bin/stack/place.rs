@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use integration_tests::sandbox::{Identity, all_may_enter, hex_sha256};
+use integration_tests::sandbox::{HISTORY, Identity, all_may_enter, hex_sha256};
 use serde::{Deserialize, Serialize};
 
 /// Of the stores' folder: the stores' users must get through it.
@@ -69,10 +69,24 @@ impl Place {
         fs::remove_file(&self.env_file).ok();
     }
 
+    /// Removes the histories that nodes of earlier versions wrote here.
+    pub(crate) fn remove_histories(&self) {
+        for file in fs::read_dir(self.nodes()).into_iter().flatten().flatten() {
+            if file.path().extension().is_some_and(|extension| extension == HISTORY) {
+                fs::remove_file(file.path()).ok();
+            }
+        }
+    }
+
     /// Removes all data.
     pub(crate) fn purge(&self) {
         fs::remove_dir_all(&self.stores).ok();
         fs::remove_dir_all(&self.folder).ok();
+    }
+
+    /// The folder of the nodes' files.
+    pub(crate) fn nodes(&self) -> PathBuf {
+        self.folder.join("nodes")
     }
 
     fn state(&self) -> PathBuf {
@@ -111,6 +125,19 @@ mod tests {
     use std::os::unix::fs::{chown, symlink};
 
     use super::*;
+
+    #[test]
+    fn histories_of_nodes_are_removed_and_their_other_files_stay() {
+        let scratch = tempfile::tempdir().unwrap();
+        let place = Place::new(scratch.path()).unwrap();
+        place.remove_histories();
+        fs::create_dir(place.nodes()).unwrap();
+        for name in ["node-1-1.history", "node-1.toml", "node-1.port"] {
+            fs::write(place.nodes().join(name), "").unwrap();
+        }
+        place.remove_histories();
+        assert_eq!(fs::read_dir(place.nodes()).unwrap().count(), 2);
+    }
 
     #[test]
     fn only_a_folder_that_no_other_user_can_change_takes_the_stores() {

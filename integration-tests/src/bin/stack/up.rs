@@ -155,7 +155,7 @@ impl Stores {
 }
 
 async fn prepare_nodes(place: &Place, options: &Options, stores: &Stores) -> Result<Vec<Node>> {
-    let folder = place.folder.join("nodes");
+    let folder = place.nodes();
     fs::create_dir_all(&folder)?;
     let database = DatabaseConfig {
         name: "main".into(),
@@ -179,7 +179,8 @@ async fn prepare_nodes(place: &Place, options: &Options, stores: &Stores) -> Res
                 "[[delay_exchange]]\nname = {DELAY_EXCHANGE:?}\ntype = \"topic\"\ndeliver_to = {DELAY_TARGET:?}\n"
             ),
         };
-        nodes.push(Node::new(&folder, config, Tether::Detached)?);
+        // A history grows for as long as its node runs, on the disk of the stores.
+        nodes.push(Node::new(&folder, config, Tether::Detached)?.without_history());
     }
     if let Some(first) = nodes.first() {
         migrate(first).await.context("if you no longer need its data: `make down ARGS=--purge` removes it")?;
@@ -218,7 +219,7 @@ Try it:
   amqp-consume --url="$AMQP_URL" -q greetings cat
 
 Stop it: make down"#,
-        logs = place.folder.join("nodes").display(),
+        logs = place.nodes().display(),
     );
     Ok(())
 }
