@@ -40,9 +40,19 @@ struct Member {
 impl Etcd {
     /// Sets up `members` in `folder`, or starts those that already exist there.
     pub async fn start(folder: &Path, members: usize, tether: Tether) -> Result<Self> {
+        let cluster = Self::launched(folder, members, tether)?;
+        if let Err(error) = cluster.restart_all().await {
+            cluster.kill_all();
+            return Err(error);
+        }
+        Ok(cluster)
+    }
+
+    /// Like `start`, but does not wait for the first answers, as [`Self::restart_all`] does.
+    pub fn launched(folder: &Path, members: usize, tether: Tether) -> Result<Self> {
         let members = (0..members).map(|number| Member::in_folder(folder, number)).collect::<Result<_>>()?;
         let cluster = Self { members, tether };
-        if let Err(error) = cluster.restart_all().await {
+        if let Err(error) = cluster.launch_ended() {
             cluster.kill_all();
             return Err(error);
         }
@@ -107,13 +117,15 @@ impl Etcd {
 
     /// Starts the members that do not run, and waits until all answer.
     pub async fn restart_all(&self) -> Result<()> {
-        for number in 0..self.members.len() {
-            self.restart(number)?;
-        }
+        self.launch_ended()?;
         for member in &self.members {
             member.wait_healthy().await?;
         }
         Ok(())
+    }
+
+    fn launch_ended(&self) -> Result<()> {
+        (0..self.members.len()).try_for_each(|number| self.restart(number))
     }
 
     pub fn count(&self) -> usize {

@@ -63,11 +63,17 @@ pub struct Postgres {
 impl Postgres {
     /// Sets up a server in `folder`, or starts the one that already exists there.
     pub async fn start(folder: &Path, tether: Tether) -> Result<Self> {
+        Self::launched(folder, tether).await?.started().await
+    }
+
+    /// Like `start`, but does not wait for its first answer, as [`Self::restart`] does.
+    pub async fn launched(folder: &Path, tether: Tether) -> Result<Self> {
         let server = Self::set_up(folder, tether)?;
         if !server.data().join("PG_VERSION").exists() {
             server.make_data().await?;
         }
-        server.started().await
+        server.launch_if_ended()?;
+        Ok(server)
     }
 
     fn set_up(folder: &Path, tether: Tether) -> Result<Self> {
@@ -288,9 +294,7 @@ impl Postgres {
 
     /// Starts it unless it runs, and waits until it answers.
     pub async fn restart(&self) -> Result<()> {
-        if !self.is_running() {
-            *self.process.lock() = Some(self.launch()?);
-        }
+        self.launch_if_ended()?;
         let deadline = Instant::now() + START_WITHIN;
         loop {
             match PgConnection::connect(&self.url("postgres")).await {
@@ -304,6 +308,13 @@ impl Postgres {
                 }
             }
         }
+    }
+
+    fn launch_if_ended(&self) -> Result<()> {
+        if !self.is_running() {
+            *self.process.lock() = Some(self.launch()?);
+        }
+        Ok(())
     }
 
     /// A program of PostgreSQL, run as the server's user.

@@ -55,6 +55,16 @@ impl Rabbit {
         Self::start_with(folder, tether, None).await
     }
 
+    /// Like `start`, but does not wait for its first answer, as [`Self::restart`] does.
+    pub fn launched(folder: &Path, tether: Tether) -> Result<Self> {
+        let broker = Self::in_folder(folder, tether, None)?;
+        if let Err(error) = broker.launch_ended() {
+            broker.kill_all();
+            return Err(error);
+        }
+        Ok(broker)
+    }
+
     /// Like `start`, with a port for TLS beside the plain one. There it accepts only clients with a certificate of
     /// `authority`. A client that asks for EXTERNAL becomes the user whom its certificate names.
     pub async fn start_encrypted(folder: &Path, tether: Tether, authority: &Authority) -> Result<Self> {
@@ -309,16 +319,7 @@ impl Rabbit {
 
     /// Starts it unless it runs, and waits until it accepts connections.
     pub async fn restart(&self) -> Result<()> {
-        {
-            let mut epmd = self.epmd.lock();
-            if self.has_epmd && epmd.as_ref().is_none_or(|process| !process.is_running()) {
-                *epmd = Some(self.launch("epmd", self.name_server(), Vec::new())?);
-            }
-        }
-        if !self.is_running() {
-            let program = self.programs.join("rabbitmq-server");
-            *self.broker.lock() = Some(self.launch("rabbitmq", program, self.environment())?);
-        }
+        self.launch_ended()?;
         let deadline = Instant::now() + START_WITHIN;
         loop {
             match self.look().await {
@@ -332,6 +333,19 @@ impl Rabbit {
                 }
             }
         }
+    }
+
+    /// Starts the broker and its name server, where they do not run.
+    fn launch_ended(&self) -> Result<()> {
+        let mut epmd = self.epmd.lock();
+        if self.has_epmd && epmd.as_ref().is_none_or(|process| !process.is_running()) {
+            *epmd = Some(self.launch("epmd", self.name_server(), Vec::new())?);
+        }
+        if !self.is_running() {
+            let program = self.programs.join("rabbitmq-server");
+            *self.broker.lock() = Some(self.launch("rabbitmq", program, self.environment())?);
+        }
+        Ok(())
     }
 
     /// Checks with a timeout: a broker that has just started may accept a connection and never greet it.

@@ -66,6 +66,7 @@ mod traces;
 mod traffic;
 mod unready;
 mod unroutable;
+mod up;
 
 use std::{sync::Arc, time::Duration};
 

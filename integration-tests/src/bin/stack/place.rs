@@ -60,8 +60,16 @@ impl Place {
     }
 
     pub(crate) fn remember(&self, running: &Running) -> Result<()> {
-        fs::write(self.state(), serde_json::to_vec_pretty(running)?)
+        // The record is whole whenever this process is killed.
+        let fresh = self.state().with_extension("new");
+        fs::write(&fresh, serde_json::to_vec_pretty(running)?)
+            .and_then(|()| fs::rename(&fresh, self.state()))
             .with_context(|| format!("writing {}", self.state().display()))
+    }
+
+    /// Whether the whole stack runs. The file for `source` is written last: without it a start was broken off.
+    pub(crate) fn is_whole(&self) -> Result<bool> {
+        Ok(self.env_file.exists() && self.running()?.is_whole())
     }
 
     pub(crate) fn forget(&self) {
@@ -96,7 +104,7 @@ impl Place {
 
 impl Running {
     /// Whether everything that was started is still running.
-    pub(crate) fn is_whole(&self) -> bool {
+    fn is_whole(&self) -> bool {
         !self.nodes.is_empty() && self.stores.iter().chain(&self.nodes).all(Identity::is_running)
     }
 }
@@ -125,6 +133,19 @@ mod tests {
     use std::os::unix::fs::{chown, symlink};
 
     use super::*;
+
+    #[test]
+    fn a_stack_without_the_file_that_is_written_last_is_not_whole() {
+        let scratch = tempfile::tempdir().unwrap();
+        let place = Place::new(scratch.path()).unwrap();
+        let node = Identity::of("node-1", std::process::id()).unwrap();
+        place.remember(&Running { stores: Vec::new(), nodes: vec![node] }).unwrap();
+        assert!(!place.is_whole().unwrap());
+        fs::write(&place.env_file, "").unwrap();
+        assert!(place.is_whole().unwrap());
+        place.forget();
+        assert!(!place.is_whole().unwrap());
+    }
 
     #[test]
     fn histories_of_nodes_are_removed_and_their_other_files_stay() {

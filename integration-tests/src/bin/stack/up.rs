@@ -7,14 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use futures::FutureExt;
 use integration_tests::sandbox::{
     DatabaseConfig, Etcd, Identity, Node, NodeConfig, Postgres, Rabbit, Tether, migrate,
     secret::{remembered_own, remembered_port},
 };
 use lapin::{Connection, ConnectionProperties, ExchangeKind, options::ExchangeDeclareOptions, types::FieldTable};
+use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -38,48 +38,64 @@ pub(crate) struct Options {
     lease_ttl_s: u64,
 }
 
-/// The stores of one stack, and the names of their processes.
+/// The stores of one stack.
 struct Stores {
     postgres: Postgres,
     etcd: Etcd,
     rabbit: Rabbit,
 }
 
+/// What has been started so far. Each start is on record at once, so that `down` finds what an `up` that is killed
+/// leaves behind.
+struct Record<'a> {
+    place: &'a Place,
+    running: Mutex<Running>,
+}
+
 pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     let place = Place::new(base)?;
-    if place.running()?.is_whole() {
+    if place.is_whole()? {
         println!("The local stack already runs.");
     } else {
         // Processes of an earlier stack would be in the way.
         down::stop(&place).await?;
-        // `down` cannot stop half a stack that has no record yet, so an interrupt takes effect once the stack is
-        // complete.
-        let mut interrupts = signal(SignalKind::interrupt())?;
-        let started = start(&place, options).await;
-        let interrupted = interrupts.recv().now_or_never().is_some();
-        if started.is_err() || interrupted {
+        let started = tokio::select! {
+            biased;
+            interrupted = asked_to_end() => interrupted,
+            started = start(&place, options) => started,
+        };
+        if started.is_err() {
             down::stop(&place).await?;
         }
-        started.with_context(|| format!("the logs are in {}", place.folder.display()))?;
-        ensure!(!interrupted, "interrupted; all is stopped again");
+        started.with_context(|| format!("all is stopped again; the logs are in {}", place.folder.display()))?;
     }
     print_commands(&place)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// Fails once this process is asked to end: by Ctrl-C, by `kill`, or because its terminal is gone.
+async fn asked_to_end() -> Result<()> {
+    let mut interrupts = signal(SignalKind::interrupt())?;
+    let mut terminations = signal(SignalKind::terminate())?;
+    let mut hangups = signal(SignalKind::hangup())?;
+    tokio::select! {
+        _ = interrupts.recv() => {}
+        _ = terminations.recv() => {}
+        _ = hangups.recv() => {}
+    }
+    bail!("interrupted")
+}
+
 async fn start(place: &Place, options: &Options) -> Result<()> {
     let began = Instant::now();
-    let mut running = Running::default();
-    let stores = start_stores(place).await?;
-    running.stores = stores.identities()?;
-    place.remember(&running)?;
+    let record = Record { place, running: Mutex::default() };
+    let stores = start_stores(&record).await?;
     println!("PostgreSQL, etcd and RabbitMQ run ({:.1} s)", began.elapsed().as_secs_f32());
 
     let nodes = prepare_nodes(place, options, &stores).await?;
     for node in &nodes {
         node.start()?;
-        running.nodes.push(Identity::of(node.name(), node.pid().context("it has just been started")?)?);
-        place.remember(&running)?;
+        record.add_node(node)?;
     }
     for node in &nodes {
         node.wait_ready(READY_WITHIN).await?;
@@ -91,7 +107,7 @@ async fn start(place: &Place, options: &Options) -> Result<()> {
     Addresses {
         urls: nodes.iter().map(Node::url).collect(),
         token: config.token.clone(),
-        pids: running.nodes.iter().map(|node| node.pid).collect(),
+        pids: record.running.lock().nodes.iter().map(|node| node.pid).collect(),
         amqp_url: config.amqp_url.clone(),
         database_urls: config.databases.iter().map(|database| database.url.clone()).collect(),
         etcd_endpoints: config.etcd_endpoints.clone(),
@@ -99,6 +115,21 @@ async fn start(place: &Place, options: &Options) -> Result<()> {
         delay_target: DELAY_TARGET.to_owned(),
     }
     .write(&place.env_file)
+}
+
+impl Record<'_> {
+    fn add_stores(&self, name: &str, pids: impl IntoIterator<Item = u32>) -> Result<()> {
+        let mut running = self.running.lock();
+        // One that has already ended needs no record.
+        running.stores.extend(pids.into_iter().filter_map(|pid| Identity::of(name, pid).ok()));
+        self.place.remember(&running)
+    }
+
+    fn add_node(&self, node: &Node) -> Result<()> {
+        let mut running = self.running.lock();
+        running.nodes.push(Identity::of(node.name(), node.pid().context("it has just been started")?)?);
+        self.place.remember(&running)
+    }
 }
 
 /// Declares the target of delayed messages. It belongs to the application, and here this program is the application.
@@ -111,47 +142,30 @@ async fn declare_target(nodes: &[Node]) -> Result<()> {
     Ok(connection.close(200, "OK".into()).await?)
 }
 
-async fn start_stores(place: &Place) -> Result<Stores> {
-    place.make_stores()?;
-    let (postgres, etcd, rabbit) =
-        (place.stores.join("postgres"), place.stores.join("etcd"), place.stores.join("rabbit"));
-    let (postgres, etcd, rabbit) = tokio::join!(
-        Postgres::start(&postgres, Tether::Detached),
-        Etcd::start(&etcd, 1, Tether::Detached),
-        Rabbit::start(&rabbit, Tether::Detached),
-    );
-    match (postgres, etcd, rabbit) {
-        (Ok(postgres), Ok(etcd), Ok(rabbit)) => Ok(Stores { postgres, etcd, rabbit }),
-        (postgres, etcd, rabbit) => {
-            // Stop those that did start: no record of them exists yet.
-            if let Ok(postgres) = &postgres {
-                postgres.kill();
-            }
-            if let Ok(etcd) = &etcd {
-                etcd.kill_all();
-            }
-            if let Ok(rabbit) = &rabbit {
-                rabbit.kill_all();
-            }
-            Err(postgres.err().or_else(|| etcd.err()).or_else(|| rabbit.err()).context("one of them has failed")?)
-        }
-    }
-}
-
-impl Stores {
-    fn identities(&self) -> Result<Vec<Identity>> {
-        let mut all = Vec::new();
-        if let Some(pid) = self.postgres.pid() {
-            all.push(Identity::of("postgresql", pid)?);
-        }
-        for pid in self.etcd.pids() {
-            all.push(Identity::of("etcd", pid)?);
-        }
-        for pid in self.rabbit.pids() {
-            all.push(Identity::of("rabbitmq", pid)?);
-        }
-        Ok(all)
-    }
+/// Starts the stores, all at the same time. No launch is followed by a wait before it is on record.
+async fn start_stores(record: &Record<'_>) -> Result<Stores> {
+    record.place.make_stores()?;
+    let folder = |name: &str| record.place.stores.join(name);
+    let postgres = async {
+        let server = Postgres::launched(&folder("postgres"), Tether::Detached).await?;
+        record.add_stores("postgresql", server.pid())?;
+        server.restart().await?;
+        anyhow::Ok(server)
+    };
+    let etcd = async {
+        let cluster = Etcd::launched(&folder("etcd"), 1, Tether::Detached)?;
+        record.add_stores("etcd", cluster.pids())?;
+        cluster.restart_all().await?;
+        anyhow::Ok(cluster)
+    };
+    let rabbit = async {
+        let broker = Rabbit::launched(&folder("rabbit"), Tether::Detached)?;
+        record.add_stores("rabbitmq", broker.pids())?;
+        broker.restart().await?;
+        anyhow::Ok(broker)
+    };
+    let (postgres, etcd, rabbit) = tokio::try_join!(postgres, etcd, rabbit)?;
+    Ok(Stores { postgres, etcd, rabbit })
 }
 
 async fn prepare_nodes(place: &Place, options: &Options, stores: &Stores) -> Result<Vec<Node>> {
