@@ -34,8 +34,8 @@ demo: stores build ## Three nodes from nothing, a stream of tasks, the master ki
 up: stores build ## Start three nodes and their stores, and leave them running
 	@$(STACK) up $(ARGS)
 
-down: ## Stop what `make up` started
-	@if [ -x $(STACK) ]; then $(STACK) down; elif [ -e .local/stack ]; then $(MAKE) --no-print-directory build && $(STACK) down; fi
+down: ## Stop what `make up` started; ARGS=--purge removes its data
+	@if [ -x $(STACK) ]; then $(STACK) down $(ARGS); elif [ -e .local/stack ]; then $(MAKE) --no-print-directory build && $(STACK) down $(ARGS); fi
 
 # The scenarios are a target of their own (`it`): not more than two run at the same time. Helm, and what drives the browser, come from npm: where that
 # is missing, neither the chart nor the console's pages are looked at.

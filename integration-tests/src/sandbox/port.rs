@@ -27,11 +27,16 @@ pub fn free_port() -> u16 {
     let mut claimed = CLAIMED.lock();
     loop {
         match claimed.next() {
-            Some(port) if TcpListener::bind(("127.0.0.1", port)).is_ok() => return port,
+            Some(port) if is_free(port) => return port,
             Some(_) => {}
             None => *claimed = claim_block(),
         }
     }
+}
+
+/// Whether a server can listen on this port of 127.0.0.1.
+pub(super) fn is_free(port: u16) -> bool {
+    TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 
 /// Claims a block of ports for as long as this process runs. The claim is a socket without a file, so the kernel gives

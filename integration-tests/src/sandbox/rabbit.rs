@@ -32,6 +32,8 @@ const ERLANG: &str = "-noinput +sbwt none +sbwtdcpu none +sbwtdio none -kernel i
 #[derive(Debug)]
 pub struct Rabbit {
     folder: PathBuf,
+    /// Its name in its cluster.
+    name: String,
     programs: PathBuf,
     account: Account,
     port: u16,
@@ -138,6 +140,7 @@ impl Rabbit {
             None => None,
         };
         Ok(Self {
+            name: remembered_name(folder)?,
             port: secret::remembered_port(&folder.join("port"))?,
             tls_port,
             plugin: None,
@@ -388,7 +391,7 @@ impl Rabbit {
 
     /// The name of the broker in its cluster.
     pub fn node_name(&self) -> String {
-        format!("duetime-{}@localhost", self.port)
+        self.name.clone()
     }
 
     /// The folders of plugins: this one, and the server's own beside its programs, which may be links.
@@ -433,6 +436,20 @@ impl Rabbit {
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
     }
+}
+
+/// The name of the broker in `folder`, after its first port. Its data lie under the name, so it stays when that port is
+/// taken by another program.
+fn remembered_name(folder: &Path) -> Result<String> {
+    let (file, port) = (folder.join("name"), folder.join("port"));
+    if let Ok(known) = fs::read_to_string(&file) {
+        return Ok(known);
+    }
+    // A broker of earlier versions has a port and no file with its name.
+    let first = if port.exists() { fs::read_to_string(&port)? } else { secret::remembered_port(&port)?.to_string() };
+    let name = format!("duetime-{}@localhost", first.trim());
+    fs::write(&file, &name).with_context(|| format!("writing {}", file.display()))?;
+    Ok(name)
 }
 
 /// Writes the settings and files for TLS on a port of its own; returns the port.

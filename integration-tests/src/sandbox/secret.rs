@@ -5,7 +5,11 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result};
 use uuid::Uuid;
 
-use super::{account::Account, port::free_port, process};
+use super::{
+    account::Account,
+    port::{free_port, is_free},
+    process,
+};
 
 /// 32 random hexadecimal digits.
 pub fn random() -> String {
@@ -27,12 +31,36 @@ pub fn remembered_own(file: &Path) -> Result<String> {
     remembered(file, &Account::Own)
 }
 
-/// The port kept in `file`, chosen at the first call.
+/// The port kept in `file`, chosen at the first call. It is chosen anew when another program has taken it meanwhile.
+/// So this is for a server that does not run.
 pub fn remembered_port(file: &Path) -> Result<u16> {
     if let Ok(known) = fs::read_to_string(file) {
-        return known.trim().parse().with_context(|| format!("{} does not hold a port", file.display()));
+        let known = known.trim().parse().with_context(|| format!("{} does not hold a port", file.display()))?;
+        if is_free(known) {
+            return Ok(known);
+        }
     }
     let fresh = free_port();
     fs::write(file, fresh.to_string()).with_context(|| format!("writing {}", file.display()))?;
     Ok(fresh)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_port_that_another_program_has_taken_is_chosen_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("port");
+        let first = remembered_port(&file).unwrap();
+        assert_eq!(remembered_port(&file).unwrap(), first);
+        let other = TcpListener::bind(("127.0.0.1", first)).unwrap();
+        let second = remembered_port(&file).unwrap();
+        assert_ne!(second, first);
+        drop(other);
+        assert_eq!(remembered_port(&file).unwrap(), second);
+    }
 }

@@ -1,4 +1,4 @@
-use std::{fs, path::Path, time::Duration};
+use std::{fs, net::TcpListener, path::Path, time::Duration};
 
 use lapin::{Connection, ConnectionProperties};
 use sqlx::Connection as _;
@@ -98,6 +98,20 @@ async fn rabbit_comes_back_on_its_port_with_its_virtual_hosts() {
     let pids = broker.pids();
     drop(broker);
     assert!(!pids.into_iter().any(exists));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rabbit_keeps_what_it_holds_when_its_port_is_taken() {
+    let folder = scratch::fresh("rabbit");
+    let broker = Rabbit::start(&folder, Tether::Tethered).await.unwrap();
+    let port = broker.port();
+    broker.add_vhost("kept").await.unwrap();
+    broker.stop().await.unwrap();
+    drop(broker);
+    let _other = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let broker = Rabbit::start(&folder, Tether::Tethered).await.unwrap();
+    assert_ne!(broker.port(), port);
+    Connection::connect(&broker.url("kept"), ConnectionProperties::default()).await.unwrap();
 }
 
 #[test]
