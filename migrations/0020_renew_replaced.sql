@@ -1,9 +1,12 @@
 -- Makes a submission that replaces a task begin anew. It has a budget of its own, so the late success of an attempt
 -- with the former content does not end it. It leaves its place in the order of its lane for that of its new due time:
 -- no attempt of it is in flight, and it may be due, or stop waiting for others, only much later.
--- Locks: none that another session waits for; a function.
+-- A task whose expiry has passed does not hold its key: a submission that finds it moves it to the archive first.
+-- Locks: none that another session waits for; a function. Its move to the archive locks the task's row, as that of a
+-- superseded task does; a sweep of expired tasks passes over the row meanwhile.
 
--- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new.
+-- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new, and so is the move of
+-- an expired one.
 
 CREATE OR REPLACE FUNCTION duetime.task_put(
     p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
@@ -31,20 +34,44 @@ BEGIN
     LOOP
         v_due_at := CASE WHEN p_now THEN clock_timestamp() ELSE p_due_at END;
         SELECT * INTO v_found
-          FROM (SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live
+          FROM (SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live,
+                       t.state IN ('waiting', 'scheduled', 'ready') AND t.expires_at <= clock_timestamp() AS expired
                   FROM duetime.task AS t
                  WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
                 UNION ALL
-                SELECT f.id, f.state, f.due_at, f.created_at, f.version, false
+                SELECT f.id, f.state, f.due_at, f.created_at, f.version, false, false
                   FROM duetime.key_finished(
                        p_queue, p_partition_key, p_key, p_id, p_on_duplicate = 'version', clock_timestamp() - p_window) AS f
                  WHERE p_key IS NOT NULL
                 UNION ALL
-                SELECT s.id, s.state, s.due_at, s.created_at, s.version, true
+                SELECT s.id, s.state, s.due_at, s.created_at, s.version, true, false
                   FROM duetime.task_sent(p_id) AS s
                  WHERE p_key IS NULL) AS newest
          ORDER BY newest.id = p_id DESC, newest.version DESC, newest.live DESC, newest.created_at DESC
          LIMIT 1;
+        -- A task whose expiry has passed is never claimed any more, and the sweep has not taken it yet.
+        IF FOUND AND v_found.expired AND v_found.id <> p_id THEN
+            IF NOT duetime.task_lock(ARRAY[v_found.id]) THEN
+                RETURN QUERY SELECT 'busy'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
+                RETURN;
+            END IF;
+            WITH late AS (
+                DELETE FROM duetime.task AS t
+                 WHERE t.id = v_found.id AND t.state IN ('waiting', 'scheduled', 'ready') AND t.expires_at <= clock_timestamp()
+                RETURNING t.*
+            )
+            INSERT INTO duetime.archive (
+                id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms,
+                retry, payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries,
+                delivered_at, progress, worker, history, created_at, finished_at, drop_on)
+            SELECT id, shard, queue, 'expired', wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts,
+                   timeout_ms, retry, payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at,
+                   redeliveries, delivered_at, progress, worker, history, created_at, clock_timestamp(),
+                   ((clock_timestamp() + p_keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
+              FROM late
+                ON CONFLICT (drop_on, id) DO NOTHING;
+            CONTINUE;
+        END IF;
         IF NOT FOUND OR (p_on_duplicate = 'version' AND v_found.id <> p_id AND p_version > v_found.version) THEN
             EXIT;
         END IF;

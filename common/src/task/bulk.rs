@@ -66,7 +66,9 @@ impl BulkAction {
                 Some(expires_at) if expires_at <= target.of(seen.due_at, now) => Err(SkipReason::WouldExpire),
                 _ => Ok(()),
             },
-            Self::Cancel | Self::Run => Ok(()),
+            // An expired task may not be archived yet.
+            Self::Run => Self::Move(Target::At(now)).check(seen, now),
+            Self::Cancel => Ok(()),
         }
     }
 }
@@ -126,6 +128,7 @@ mod tests {
             assert_eq!(BulkAction::Move(target).check(&expiring, NOW), allowed, "{target:?}");
         }
         assert_eq!(BulkAction::Run.check(&expiring, NOW), Ok(()));
+        assert_eq!(BulkAction::Run.check(&expiring, later(1_000)), Err(SkipReason::WouldExpire));
         let taken = BulkCandidate { key_taken: true, ..seen(TaskState::Dead) };
         assert_eq!(BulkAction::Retry.check(&taken, NOW), Err(SkipReason::KeyTaken));
     }

@@ -11,6 +11,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
+    time::Instant,
 };
 
 use common::{
@@ -91,15 +92,17 @@ impl Keep {
 
 impl Database {
     /// Changes an unclaimed task. A due time in the past means now. Refuses a task whose state allows the
-    /// change if it would then expire before it is due.
+    /// change if it would then expire before it is due. A task that has expired is refused as such.
     pub async fn task_change(&self, id: TaskId, change: &ValidChange) -> Result<Guarded<TaskRecord>, Error> {
-        let fits = |record: &TaskRecord| record.state.may_be_changed() && !would_lapse(record, change);
+        let fits = |record: &TaskRecord| self.may_change(record) && !would_lapse(record, change);
         let once = || self.task_change_once(id, change);
-        let Some(due_at) = only_due_time(change) else { return self.guarded(id, fits, once).await };
+        let Some(due_at) = only_due_time(change) else {
+            return Ok(self.as_it_stands(self.guarded(id, fits, once).await?));
+        };
         let shared = self.due_times.write((id, due_at), |jobs| self.change_jobs(jobs)).await;
         match shared.unwrap_or_else(|| Err(self.in_doubt(StoreOp::TaskChange)))? {
             Some(changed) => Ok(Guarded::Done(changed)),
-            None => self.left(id, fits, once).await,
+            None => Ok(self.as_it_stands(self.left(id, fits, once).await?)),
         }
     }
 
@@ -109,10 +112,31 @@ impl Database {
         self.guarded(id, |record| record.state.is_in_flight(), once).await
     }
 
-    /// Makes an unclaimed task due now.
+    /// Makes an unclaimed task due now. A task that has expired is refused as such.
     pub async fn task_run(&self, id: TaskId) -> Result<Guarded<TaskRecord>, Error> {
         let once = || self.returning(StoreOp::TaskRun, include_str!("queries/task_run.sql"), id);
-        self.guarded(id, |record| record.state.may_be_changed(), once).await
+        Ok(self.as_it_stands(self.guarded(id, |record| self.may_change(record), once).await?))
+    }
+
+    /// Whether the task is unclaimed, and its expiry has not passed.
+    fn may_change(&self, record: &TaskRecord) -> bool {
+        record.state.may_be_changed() && !self.has_expired(record)
+    }
+
+    /// Whether the expiry of an unclaimed task has passed. Until the archiver takes it, its row does not say so.
+    fn has_expired(&self, record: &TaskRecord) -> bool {
+        let now = self.clock.at_most(Instant::now()).unwrap_or_else(crate::clock::now);
+        record.state.may_be_changed() && record.expires_at.is_some_and(|expires_at| expires_at <= now)
+    }
+
+    /// The same answer, in which a refused task that has expired is `expired`.
+    fn as_it_stands(&self, mut answer: Guarded<TaskRecord>) -> Guarded<TaskRecord> {
+        if let Guarded::Refused(record) = &mut answer
+            && self.has_expired(record)
+        {
+            record.state = TaskState::Expired;
+        }
+        answer
     }
 
     /// Gives a dead task a new budget of attempts, the first of them due now. The attempt number goes

@@ -108,6 +108,21 @@ async fn a_change_that_cannot_be_is_told_by_its_field() {
 }
 
 #[tokio::test]
+async fn a_task_whose_expiry_has_passed_is_told_as_expired_when_it_is_to_run_or_to_change() {
+    let (counter, test) = fresh().await;
+    let body = r#"{"queue":"a","delay_ms":60000,"expires_after_ms":120000}"#;
+    let id = counter.desk.submit(request(body)).await.expect("accepted").id;
+    let lapse = "UPDATE duetime.task SET expires_at = clock_timestamp() - interval '1 s'";
+    sqlx::raw_sql(lapse).execute(&test.pool).await.unwrap();
+    for json in [r#"{"priority":1}"#, r#"{"delay_ms":1000}"#, r#"{"expires_at":null}"#] {
+        let refused = counter.desk.change(id, change(json)).await.expect_err("it is over");
+        assert_eq!((refused.status, refused.slug(), refused.state), (409, "in_flight", Some(TaskState::Expired)));
+    }
+    let refused = counter.desk.run(id).await.expect_err("it is over");
+    assert_eq!((refused.status, refused.slug(), refused.state), (409, "in_flight", Some(TaskState::Expired)));
+}
+
+#[tokio::test]
 async fn only_a_dead_task_is_retried() {
     let (counter, _test) = fresh().await;
     let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").id;

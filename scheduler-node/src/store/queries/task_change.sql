@@ -1,6 +1,7 @@
 -- Changes an unclaimed task.
 -- Guard: `waiting`, `scheduled` or `ready`, so that a change and a claim meet on the row and one of them finds
--- nothing. When its due time or its expiry changes, the task must not expire before it is due.
+-- nothing. Its expiry has not passed: no claim takes an expired task. When its due time or its expiry changes, the task
+-- must not expire before it is due.
 -- A new due time moves `wake_at` with it, and takes a `ready` row back into the index task_wake.
 -- $1 id; $2 due time (in the past means now), $3 payload, $4 content type, $5 priority, $6 headers (each
 -- NULL: unchanged); $7 whether the expiry changes; $8 the new expiry.
@@ -16,6 +17,7 @@ UPDATE duetime.task AS t
        expires_at = CASE WHEN $7 THEN $8::timestamptz ELSE t.expires_at END
  WHERE t.id = $1
    AND t.state IN ('waiting', 'scheduled', 'ready')
+   AND (t.expires_at > clock_timestamp()) IS NOT FALSE
    AND (   ($2::timestamptz IS NULL AND NOT $7)
         OR (CASE WHEN $7 THEN $8::timestamptz ELSE t.expires_at END > CASE WHEN $2::timestamptz IS NULL THEN t.due_at ELSE greatest($2, now()) END)
            IS NOT FALSE)                                            -- NULL: the task does not expire

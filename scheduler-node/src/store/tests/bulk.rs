@@ -14,7 +14,7 @@ use common::{
 };
 use sqlx::AssertSqlSafe;
 
-use super::{claim, fixture, fixture::TestDatabase, new_task, own, state_of, submitted, until_waiting};
+use super::{claim, fixture, fixture::TestDatabase, lapse, new_task, own, state_of, submitted, until_waiting};
 use crate::{
     store::{
         bulk::{BulkChange, FoundTask, Walk},
@@ -243,6 +243,16 @@ async fn a_batch_moves_nothing_past_its_expiry() {
         let act = BulkAction::Move(Target::By { shift_ms });
         assert_eq!(test.database.bulk_act(act, &seen, &keep()).await.unwrap().len(), moved, "by {shift_ms} ms");
     }
+}
+
+#[tokio::test]
+async fn a_batch_runs_nothing_whose_expiry_has_passed() {
+    let test = fixture::database().await;
+    let ids = submitted(&test, 2).await;
+    let seen = found(&test, LIVE, &TaskFilter::default()).await;
+    lapse(&test.pool, ids[0]).await;
+    let run = test.database.bulk_act(BulkAction::Run, &seen, &keep()).await.unwrap();
+    assert_eq!(run.iter().map(BulkChange::id).collect::<Vec<_>>(), ids[1..]);
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use common::{
     wire::{TaskFilter, ValidChange},
 };
 
-use super::{claim, fixture, fixture::TestDatabase, new_task, own, pick, state_of, submitted, until_waiting};
+use super::{claim, fixture, fixture::TestDatabase, lapse, new_task, own, pick, state_of, submitted, until_waiting};
 use crate::{
     store::{
         bulk::Walk,
@@ -234,6 +234,24 @@ async fn no_change_makes_a_task_expire_before_it_is_due() {
     let never = ValidChange { expires_at: Some(None), ..too_late };
     let Guarded::Done(changed) = test.database.task_change(task.id, &never).await.unwrap() else { panic!("scheduled") };
     assert_eq!((Some(changed.due_at), changed.expires_at), (never.due_at, None));
+}
+
+/// The sweep of expired tasks may come later.
+#[tokio::test]
+async fn a_task_whose_expiry_has_passed_is_not_changed_and_not_run() {
+    let test = fixture::database().await;
+    let id = submitted(&test, 1).await[0];
+    lapse(&test.pool, id).await;
+    let changes = [
+        ValidChange { priority: Some(1), ..ValidChange::default() },
+        ValidChange { due_at: Some(common::time::UnixMicros::new(0)), ..ValidChange::default() },
+        ValidChange { expires_at: Some(None), ..ValidChange::default() },
+    ];
+    for change in changes {
+        assert_eq!(word(&test.database.task_change(id, &change).await.unwrap()), "expired", "{change:?}");
+    }
+    assert_eq!(word(&test.database.task_run(id).await.unwrap()), "expired");
+    assert_eq!(state_of(&test.pool, id).await.as_deref(), Some("scheduled"), "nothing was written");
 }
 
 #[tokio::test]

@@ -209,6 +209,12 @@ async fn state_of(pool: &PgPool, id: TaskId) -> Option<String> {
         .unwrap()
 }
 
+/// Has the expiry of a live task pass.
+async fn lapse(pool: &PgPool, id: TaskId) {
+    let lapse = sqlx::query("UPDATE duetime.task SET expires_at = clock_timestamp() - interval '1 s' WHERE id = $1");
+    assert_eq!(lapse.bind(id.uuid()).execute(pool).await.unwrap().rows_affected(), 1);
+}
+
 /// Waits until `n` sessions of this database wait for a lock. A race needs this event instead of a sleep.
 async fn until_waiting(pool: &PgPool, n: i64) {
     until(pool, |waiting| waiting >= n).await;

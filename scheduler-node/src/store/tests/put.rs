@@ -10,7 +10,7 @@ use common::{
 use super::{
     changed, claim,
     fixture::{self, TestDatabase, database},
-    new_task, own, state_of, until_waiting,
+    lapse, new_task, own, state_of, until_waiting,
 };
 use crate::{
     coordination::tests::soon,
@@ -156,6 +156,30 @@ async fn a_finished_task_holds_its_key_no_longer_than_the_window() {
     assert_eq!(put(&test, &second).await.outcome, PutOutcome::Existing);
     let after = put_held(&test, &second, Retention { window_ms: 0, ..HOLD }).await;
     assert_eq!((after.outcome, after.id), (PutOutcome::Created, second.id));
+}
+
+/// The sweep of expired tasks may come later.
+#[tokio::test]
+async fn a_task_whose_expiry_has_passed_holds_its_key_no_longer() {
+    let test = database().await;
+    for state in [TaskState::Waiting, TaskState::Scheduled, TaskState::Ready] {
+        for mode in OnDuplicate::ALL {
+            let case = format!("{state} {mode:?}");
+            let first = with_key(&case, OnDuplicate::Keep, 5);
+            put(&test, &first).await;
+            bring(&test, first.id, state).await;
+            lapse(&test.pool, first.id).await;
+            let again = put(&test, &first).await;
+            assert_eq!((again.outcome, again.id), (PutOutcome::Created, first.id), "{case}: sent again");
+            let second = with_key(&case, mode, 5);
+            let answer = put(&test, &second).await;
+            assert_eq!((answer.outcome, answer.id, answer.superseded), (PutOutcome::Created, second.id, 0), "{case}");
+            assert_eq!(state_of(&test.pool, first.id).await.as_deref(), Some("expired"), "{case}");
+            lapse(&test.pool, second.id).await;
+            let stale = put(&test, &with_key(&case, OnDuplicate::Version, 4)).await;
+            assert_eq!((stale.outcome, stale.state), (PutOutcome::Stale, TaskState::Expired), "{case}: in its order");
+        }
+    }
 }
 
 #[tokio::test]

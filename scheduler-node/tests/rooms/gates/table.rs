@@ -9,6 +9,8 @@ use super::gate::{
 
 const UNCLAIMED_CAST: How = Itself("t.state::TEXT IN ('waiting', 'scheduled', 'ready')");
 const UNCLAIMED_STATED: &str = "`waiting`, `scheduled` or `ready`";
+const UNEXPIRED: How = Itself("(t.expires_at > clock_timestamp()) IS NOT FALSE");
+const UNEXPIRED_STATED: &str = "expiry has not passed";
 const IN_FLIGHT: How = Itself("t.state::TEXT IN ('dispatching', 'delivered', 'running')");
 const HANDED_OVER: &str = "it has been handed over or may have been";
 const ATTEMPT: How = Itself("t.attempt = f.attempt");
@@ -173,6 +175,7 @@ const UNCLAIMED_ONLY: &[Gate] = &[
         "state",
         &[
             guard(UNCLAIMED_STATED, UNCLAIMED),
+            guard(UNEXPIRED_STATED, UNEXPIRED),
             guard("must not expire before it is due", Itself("(($2::TIMESTAMPTZ IS NULL AND NOT $7) OR…")),
         ],
     ),
@@ -196,12 +199,21 @@ const UNCLAIMED_ONLY: &[Gate] = &[
             guard("skips a row", Locked("free", "t.id = asked.id")),
         ],
     ),
-    gate("task_run.sql", TASK_UPDATE, "state", &[guard(UNCLAIMED_STATED, UNCLAIMED)]),
+    gate(
+        "task_run.sql",
+        TASK_UPDATE,
+        "state",
+        &[guard(UNCLAIMED_STATED, UNCLAIMED), guard(UNEXPIRED_STATED, UNEXPIRED)],
+    ),
     gate(
         "bulk_run.sql",
         TASK_UPDATE,
         "state",
-        &[guard(UNCLAIMED_STATED, UNCLAIMED_CAST), guard("skips a row", Locked("free", "t.id = asked.id"))],
+        &[
+            guard(UNCLAIMED_STATED, UNCLAIMED_CAST),
+            guard(UNEXPIRED_STATED, UNEXPIRED),
+            guard("skips a row", Locked("free", "t.id = asked.id")),
+        ],
     ),
     gate(
         "task_expire.sql",

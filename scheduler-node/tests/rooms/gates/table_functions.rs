@@ -59,6 +59,18 @@ const KEYED: &[Gate] = &[
             OUT_OF_TIME,
         ],
     ),
+    gate(
+        "duetime.task_put",
+        "late",
+        NO_ROW,
+        &[
+            guard("a compare-and-set on the row's state", UNCLAIMED),
+            guard("whose expiry has passed", Itself("t.expires_at <= clock_timestamp()")),
+            KEY_LOCK,
+            WINDOW,
+            OUT_OF_TIME,
+        ],
+    ),
     gate("duetime.task_put", "INSERT duetime.task", NEW_ROW, &[KEY_LOCK, WINDOW, OUT_OF_TIME]),
     gate(
         "duetime.task_revive",
