@@ -10,7 +10,8 @@
 -- $1..$16 the columns; $17 what to do when the key exists; $18 how long a finished task holds its key; $19 how long a
 -- superseded task is kept; $20 the dependencies (JSON array of names); $21 and $22 the time window of this sending
 -- (see the function); $23 the revision of the queues by which the tasks got their shards. Of a queue whose placement
--- has changed since $23, nothing is written (`moved`).
+-- has changed since $23, nothing is written (`moved`). A change of a queue waits for the sendings in flight, so an id
+-- that does not exist by then is not written later either.
 -- Returns each task's id as sent, the outcome, the task that exists now, and the database's time.
 WITH locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
@@ -23,7 +24,9 @@ WITH locked AS MATERIALIZED (
 )
 SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.created_at, p.version, p.superseded,
        clock_timestamp() AS now
-  FROM (SELECT *
+  FROM (SELECT f.*,
+               CASE WHEN f.queue = ANY(ARRAY(SELECT queue FROM moved))
+                    THEN NOT EXISTS (SELECT FROM duetime.task_sent(f.id)) ELSE false END AS is_moved
           FROM unnest(
                $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
                $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[],
@@ -37,11 +40,11 @@ SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.cr
  CROSS JOIN LATERAL (
        SELECT 'moved' AS outcome, f.id, 'scheduled'::duetime.task_state AS state, f.due_at, clock_timestamp() AS created_at, f.version,
               0::bigint AS superseded
-        WHERE f.queue = ANY(ARRAY(SELECT queue FROM moved))
+        WHERE f.is_moved
         UNION ALL
        SELECT p.* FROM duetime.task_put(
        f.id, f.shard, f.queue, f.due_at, f.now, f.priority, f.payload, f.content_type, f.headers::jsonb, f.partition_key,
        f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version, f.on_duplicate,
        f.window_ms * interval '1 ms', f.keep_ms,
        CASE WHEN f.depends_on IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(f.depends_on::jsonb)) END, $21, $22) AS p
-        WHERE f.queue <> ALL(ARRAY(SELECT queue FROM moved))) AS p
+        WHERE NOT f.is_moved) AS p

@@ -8,7 +8,7 @@ use common::{
     ids::{QueueName, ShardId, TaskId},
     priority::Levels,
     queue::{Placement, QueuePolicy},
-    task::{BusinessKey, OnDuplicate},
+    task::{BusinessKey, Dependency, NewTask, OnDuplicate},
 };
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
@@ -236,6 +236,35 @@ async fn nothing_is_written_of_a_queue_that_was_placed_anew_since_its_tasks_were
         assert_eq!(put.outcome, if is_there { PutOutcome::Created } else { PutOutcome::Moved });
         assert_eq!(state_of(&test.pool, keyed.id).await.is_some(), is_there);
     }
+}
+
+/// The answer to its first sending was lost.
+#[tokio::test]
+async fn a_task_with_a_key_that_is_sent_again_after_a_new_placement_is_the_one_that_was_written() {
+    let test = fixture::database().await;
+    let routes = placed(&test, Placement::Spread).await.revision;
+    let mut tasks: [_; 3] = std::array::from_fn(|_| new_task(fixture::fresh_id_of(ShardId::new(0))));
+    for (task, key) in tasks.iter_mut().zip(["live", "finished", "new"]) {
+        task.keyed = Some(BusinessKey { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+    }
+    let mut waiting = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    waiting.partition_key = Some("p".to_owned());
+    waiting.depends_on = vec![Dependency { queue: orders(), key: "other".to_owned() }];
+    let [live, finished, new] = tasks;
+    let holds = [Retention { window_ms: 1_000, keep_ms: 1_000 }; 4];
+    let send = async |tasks: &[NewTask]| {
+        let window = Window::first(&test.database);
+        test.database.task_put_within(tasks, &holds[..tasks.len()], window, routes).await.unwrap()
+    };
+    send(&[live.clone(), finished.clone(), waiting.clone()]).await;
+    test.database.task_cancel(finished.id, &super::change::keep()).await.unwrap();
+    placed(&test, Placement::Single).await;
+    let sent = [live, finished, waiting, new];
+    let again = send(&sent).await;
+    let outcomes: Vec<PutOutcome> = again.iter().map(|put| put.outcome).collect();
+    assert_eq!(outcomes, [PutOutcome::Created, PutOutcome::Created, PutOutcome::Created, PutOutcome::Moved]);
+    assert!(again.iter().zip(&sent).all(|(put, task)| put.id == task.id), "{again:?}");
+    assert_eq!(state_of(&test.pool, sent[3].id).await, None);
 }
 
 #[tokio::test]
