@@ -1,6 +1,7 @@
 -- Lets duetime.submit refuse what no node would take. So far only a node refused it, after the commit.
 -- Lets duetime.cancel answer that an id without a shard of the cluster is of no task.
 -- Makes long chains of dependencies quicker to submit.
+-- Lets a change of a queue see which of its rules for submissions change.
 -- Locks: none that another session waits for; functions only.
 
 -- Checks that apply to one option each are functions of their own: a submission without the option does not call them.
@@ -439,5 +440,13 @@ BEGIN
         END IF;
     END LOOP;
     RETURN 'deep';
+END
+$$;
+
+-- The policy that is in force now; NULL: there is no such queue. Like queue_placement in 0002_create_queues.sql, it
+-- sees data that was committed while its caller waited.
+CREATE FUNCTION duetime.queue_policy(p_queue text) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT q.policy FROM duetime.queue AS q WHERE q.name = p_queue);
 END
 $$;

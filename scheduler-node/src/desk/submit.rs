@@ -34,13 +34,14 @@ impl Desk {
     }
 
     pub(super) async fn store_one(&self, task: ValidTask, limited: AppliedLimits) -> Result<TaskView, Problem> {
+        let revision = self.parts().books.load().revision();
         let (mut admitted, _room) = self.admit_all(vec![Ok(task)], limited).await;
         let mut task = admitted.pop().expect("one task, one answer")?;
         let hop = self.parts().traces.submitting(&mut task);
         let shown = task.clone();
-        let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
+        let answer = self.send_admitted(vec![task], SOURCE, revision).await.pop().expect("one task, one answer");
         self.trace(hop, &shown.queue, Way::Http, &answer);
-        let put = match answer? {
+        let put = match self.explained(answer)?? {
             Accepted::Stored(stored) => return Ok(self.new_view(&stored, shown)),
             Accepted::Keyed(put) => refusal::put(put)?,
         };
@@ -100,6 +101,7 @@ impl Desk {
         way: Way,
         source: &'static str,
     ) -> Vec<Result<Answered, Problem>> {
+        let revision = self.parts().books.load().revision();
         let (tasks, _room) = self.admit_all(tasks, AppliedLimits::All).await;
         let mut admitted = Vec::with_capacity(tasks.len());
         let mut send = |task: Result<ValidTask, Problem>| {
@@ -109,14 +111,40 @@ impl Desk {
             Ok(sent)
         };
         let sent: Vec<Result<_, Problem>> = tasks.into_iter().map(&mut send).collect();
-        let mut answers = self.parts().submitter.submit(admitted, source).await.into_iter();
+        let mut answers = self.send_admitted(admitted, source, revision).await.into_iter();
         let answered = |sent: Result<_, Problem>| {
             let (hop, queue) = sent?;
             let answer = answers.next().expect("every task has its answer");
             self.trace(hop, &queue, way, &answer);
-            Ok((queue, answer))
+            Ok((queue, self.explained(answer)?))
         };
         sent.into_iter().map(answered).collect()
+    }
+
+    /// Submits tasks that were admitted by the queues as of `revision`, or by a newer one.
+    async fn send_admitted(
+        &self,
+        tasks: Vec<ValidTask>,
+        source: &'static str,
+        revision: i64,
+    ) -> Vec<Result<Accepted, SubmitError>> {
+        self.parts().submitter.submit(tasks, source, revision, |task| self.admit_again(task).is_ok()).await
+    }
+
+    /// Judges a task again that was admitted by former rules of its queue. This node has read the queues since.
+    fn admit_again(&self, task: &ValidTask) -> Result<(), Problem> {
+        match task.envelope {
+            None => self.admit(task, &Unread::new()),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Gives the reason for which the present rules of its queue refuse a task that was handed back.
+    fn explained(&self, answer: Result<Accepted, SubmitError>) -> Result<Result<Accepted, SubmitError>, Problem> {
+        if let Err(SubmitError::Moved(task)) = &answer {
+            self.admit_again(task)?;
+        }
+        Ok(answer)
     }
 
     fn checked(&self, request: TaskRequest, now: Present, limits: &Limits) -> Result<ValidTask, Problem> {

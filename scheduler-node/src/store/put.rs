@@ -64,7 +64,7 @@ pub enum PutOutcome {
     Deep,
     /// Another transaction holds a task with this key. Nothing was done, and the task can be sent again.
     Busy,
-    /// The queue's placement has changed since the task was given its shard. Nothing was done.
+    /// The queue's rules for submissions have changed since the task was admitted. Nothing was done.
     Moved,
 }
 

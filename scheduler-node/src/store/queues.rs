@@ -48,13 +48,14 @@ pub struct PutQueue {
     pub turn: QueueRevisions,
 }
 
-/// The revisions at which a queue's policy and its placement last changed.
+/// The revisions at which a queue's policy and its rules for submissions last changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueRevisions {
     /// The revision of the policy. A claim that knows the queues as of this revision or
     /// a later one knows the policy.
     pub revision: i64,
-    /// The revision of the placement. Tasks that were given their shards by an older revision are not written.
+    /// The revision of the placement, the format, the deduplication window, or the deletion of the queue. Tasks that
+    /// were admitted or given their shards by an older revision are not written.
     pub placed: i64,
 }
 
@@ -159,6 +160,7 @@ impl Database {
                 .bind(i64::from(most))
                 .bind(seen.is_some())
                 .bind(changed_at)
+                .bind(Json(QueuePolicy::default()))
                 .fetch_optional(&pool)
                 .await?;
             let Some(row) = row else { return Ok(None) };

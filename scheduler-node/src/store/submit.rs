@@ -31,7 +31,7 @@ pub enum Sending {
 pub struct KnownRevisions {
     /// The revision by which the tasks may be claimed.
     pub claims: i64,
-    /// The revision by which the tasks were given their shards.
+    /// The revision by which the tasks were admitted and given their shards.
     pub routes: i64,
 }
 
@@ -44,7 +44,7 @@ pub struct InsertResult {
     pub held: BTreeSet<ShardId>,
     /// Queues with a newer policy than the presented revision. Their tasks are not claimed.
     pub turned: BTreeSet<QueueName>,
-    /// Queues whose placement has changed since the revision of the routes. Their tasks are not written.
+    /// Queues whose rules for submissions have changed since the revision of the routes. Their tasks are not written.
     pub moved: BTreeSet<QueueName>,
 }
 
@@ -83,7 +83,7 @@ impl Database {
     }
 
     /// Writes the whole batch with one insert. `Ok` means that every task is durable, except those of queues in
-    /// [`InsertResult::moved`]. `routed` is the revision of the queues by which the tasks were given their shards.
+    /// [`InsertResult::moved`]. `routed` is the revision of the queues by which the tasks were admitted and routed.
     pub async fn task_submit_within(
         &self,
         tasks: &[NewTask],

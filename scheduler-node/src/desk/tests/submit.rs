@@ -9,12 +9,12 @@ use common::{
     access::{Caller, Role, Scope},
     queue::Placement,
     shard::route::bound_to,
-    task::TaskState,
+    task::{TaskState, report::ResultBody},
     wire::Problem,
 };
 use serde_json::json;
 
-use super::{PLAIN, Setup, counter, fresh, hide_queues, request, with_two_databases};
+use super::{PLAIN, Setup, claim, counter, fresh, hide_queues, request, with_two_databases};
 use crate::{store::tests::fixture, working_set::failures::tests::Log};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -260,6 +260,41 @@ async fn a_node_that_does_not_know_of_a_queues_new_placement_places_its_tasks_by
             sqlx::raw_sql("DELETE FROM duetime.task").execute(&test.pool).await.unwrap();
         }
     }
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_know_of_a_queues_new_rules_judges_its_tasks_by_them_all_the_same() {
+    let (changing, test) = fresh().await;
+    let behind = counter(vec![Arc::clone(&test.database)], Setup { auto_create: false, ..PLAIN });
+    let queue = common::ids::QueueName::new("orders");
+    let default = common::wire::QueueRequest::default;
+    let change = async |policy: &str| {
+        let known = behind.books.load().revision();
+        changing.desk.queue_put(queue.clone(), serde_json::from_str(policy).unwrap()).await.expect("changed");
+        assert_eq!(behind.books.load().revision(), known, "it has not read the change yet");
+    };
+    behind.desk.queue_put(queue.clone(), default()).await.expect("it knows the queue");
+    let keyed = r#"{"queue":"orders","key":"k"}"#;
+    let first = behind.desk.submit(request(keyed)).await.expect("accepted").id;
+    let attempt = claim(&behind, first).await;
+    let succeeded = ResultBody::parse(r#"{"status":"succeeded"}"#).expect("a report");
+    behind.desk.report(first, attempt, succeeded).await.expect("applied");
+    assert!(behind.desk.submit(request(keyed)).await.expect("answered").duplicate, "the first one holds its key");
+    change(r#"{"dedup_window_ms":0}"#).await;
+    let second = behind.desk.submit(request(keyed)).await.expect("accepted");
+    assert!(!second.duplicate, "a finished task does not hold its key any more");
+
+    behind.desk.cancel(second.id).await.expect("cancelled");
+    changing.desk.queue_delete(queue.clone()).await.expect("no task of it is left");
+    let refused = behind.desk.submit(request(r#"{"queue":"orders"}"#)).await.expect_err("the queue is gone");
+    assert_eq!((refused.status, refused.field.as_deref()), (422, Some("queue")), "{refused}");
+
+    behind.desk.queue_put(queue.clone(), default()).await.expect("it is there again");
+    change(r#"{"format":"celery"}"#).await;
+    let no_call = [r#"{"queue":"orders","payload":"x"}"#, r#"{"queue":"orders","payload":"x","key":"c"}"#];
+    let answers = behind.desk.submit_batch(no_call.iter().map(|body| Ok(request(body))).collect()).await;
+    let statuses: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_or_else(|p| p.status, |_| 200)).collect();
+    assert_eq!((statuses, test.live().await), (vec![422, 422], 0), "{answers:?}");
 }
 
 #[tokio::test]

@@ -41,8 +41,8 @@ pub enum SubmitError {
     /// The task can never be stored: the database refuses its values.
     #[error("the database refuses it: {0}")]
     Refused(String),
-    /// The task got its shard from a placement of its queue that is no longer in force. The task is handed back.
-    #[error("it was not stored: the placement of its queue changed")]
+    /// The task was admitted or got its shard by rules of its queue that are no longer in force. It is handed back.
+    #[error("it was not stored: the rules of its queue for submissions changed")]
     Moved(Box<NewTask>),
     /// The task's shard is in another database by now, and the task is not stored here. It is handed back.
     #[error("it was not stored: its shard is moving to another database")]
@@ -55,7 +55,7 @@ pub struct Job<T> {
     pub tasks: Vec<NewTask>,
     /// The value of the metrics' label `source`.
     pub source: &'static str,
-    /// The revision of the queues by which the tasks got their shards.
+    /// The revision of the queues by which the tasks were admitted and got their shards.
     pub routed: i64,
     /// Receives one answer for each task, in their order.
     pub answer: oneshot::Sender<Vec<Result<T, SubmitError>>>,
@@ -119,7 +119,7 @@ async fn gather<T>(first: Job<T>, jobs: &mut mpsc::Receiver<Job<T>>, most: usize
     batch
 }
 
-/// The oldest revision of the queues by which tasks of the batch got their shards.
+/// The oldest revision of the queues by which tasks of the batch were admitted and got their shards.
 pub(super) fn routed<T>(batch: &[Job<T>]) -> i64 {
     batch.iter().map(|job| job.routed).min().unwrap_or(i64::MAX)
 }

@@ -138,7 +138,7 @@ impl KeyedSubmitter {
     }
 }
 
-/// Turns a put into an answer. A task that now belongs on another shard goes back to its caller.
+/// Turns a put into an answer. A task whose queue has other rules by now goes back to its caller.
 fn written(put: Put, task: &NewTask) -> Result<Put, SubmitError> {
     if put.outcome == PutOutcome::Moved { Err(SubmitError::Moved(Box::new(task.clone()))) } else { Ok(put) }
 }

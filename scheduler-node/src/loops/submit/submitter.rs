@@ -36,8 +36,8 @@ use crate::{
 /// The most submissions that wait for an insert in one database. Further callers must come back later.
 const WAITING_JOBS: usize = 1_024;
 
-/// The most attempts with a task whose queue is placed anew meanwhile. Each knows every placement that was answered
-/// before it began.
+/// The most attempts with a task whose queue gets other rules meanwhile. Each knows all rules that were answered before
+/// it began, so a task is refused only if they change each time.
 const TRIES: u32 = 3;
 
 /// No database that this node uses has the shard, for longer than a cut takes.
@@ -106,22 +106,34 @@ impl Submitter {
         SubmitJobs { jobs, puts }
     }
 
-    /// Submits tasks. Returns one answer for each, in their order. `Ok` means that the task, or the one that has
-    /// its key, is durable.
-    pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Accepted, SubmitError>> {
+    /// Submits tasks that were admitted by the queues as of revision `admitted`, or by a newer one. Returns one answer
+    /// for each, in their order. `Ok` means that the task, or the one that has its key, is durable. A task whose queue
+    /// has other rules by now is submitted by these if `admits` says so, and handed back otherwise.
+    pub async fn submit(
+        &self,
+        tasks: Vec<ValidTask>,
+        source: &'static str,
+        admitted: i64,
+        admits: impl Fn(&ValidTask) -> bool,
+    ) -> Vec<Result<Accepted, SubmitError>> {
         let Some(shard_count) = self.routes.databases.places().known().await else {
             let why = || Err(SubmitError::Unavailable("no database has told the shards of the cluster yet".to_owned()));
             return tasks.iter().map(|_| why()).collect();
         };
         let (placed, routed) = self.routes.place(tasks, shard_count);
-        let mut answers = self.write_routed(placed, source, routed).await;
+        let mut answers = self.write_routed(placed, source, routed.min(admitted)).await;
         for _ in 1..TRIES {
-            let (places, moved) = moved(&answers);
-            if moved.is_empty() || !self.knows_again().await {
+            if moved(&answers).next().is_none() || !self.knows_again().await {
+                break;
+            }
+            let admitted = self.routes.books.load().revision();
+            let (places, moved): (Vec<usize>, Vec<ValidTask>) =
+                moved(&answers).filter(|(_, task)| admits(task)).unzip();
+            if moved.is_empty() {
                 break;
             }
             let (placed, routed) = self.routes.place(moved, shard_count);
-            let again = self.write_routed(placed, source, routed).await;
+            let again = self.write_routed(placed, source, routed.min(admitted)).await;
             for (place, answer) in places.into_iter().zip(again) {
                 answers[place] = answer;
             }
@@ -241,13 +253,12 @@ impl Submitter {
     }
 }
 
-/// The tasks that now belong on other shards, with their positions.
-fn moved(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<ValidTask>) {
-    let moved = |(place, answer): (usize, &Result<Accepted, SubmitError>)| match answer {
+/// The tasks whose queues have other rules by now, with their positions.
+fn moved(answers: &[Result<Accepted, SubmitError>]) -> impl Iterator<Item = (usize, ValidTask)> {
+    answers.iter().enumerate().filter_map(|(place, answer)| match answer {
         Err(SubmitError::Moved(task)) => Some((place, task.task.clone())),
         _ => None,
-    };
-    answers.iter().enumerate().filter_map(moved).unzip()
+    })
 }
 
 /// The tasks whose shards may be in another database by now, with their positions.

@@ -1,17 +1,17 @@
 -- Deletes a queue; the revision rises with it. The caller asks every database whether tasks of the queue are left.
 -- Guard: as in queue_put.sql, the statement waits for the claims in flight.
 -- $1 name; $2 the number of revisions for which the database remembers a deletion.
--- Returns the name, the revision, and the revision at which the queue's placement last changed; no row: there was no
--- such queue.
+-- Returns the name, the revision, and the revision at which the queue's rules for submissions last changed, which is
+-- the same: a queue that does not exist may take no submissions. No row: there was no such queue.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), gone AS (
-    DELETE FROM duetime.queue USING waited WHERE waited.done AND name = $1 RETURNING name, policy ->> 'placement' AS placement
+    DELETE FROM duetime.queue USING waited WHERE waited.done AND name = $1 RETURNING name
 ), noticed AS (
     UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM gone) RETURNING queue_revision AS revision
 ), turned AS (
     INSERT INTO duetime.queue_turn AS q (queue, revision, placed)
-    SELECT $1, n.revision, CASE WHEN g.placement = 'single' THEN n.revision ELSE 0 END FROM noticed AS n CROSS JOIN gone AS g
+    SELECT $1, n.revision, n.revision FROM noticed AS n
         ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision, placed = greatest(q.placed, excluded.placed)
     RETURNING placed
 ), remembered AS (

@@ -4,14 +4,14 @@
 -- queue_turn.sql notes the turn in every other one. With $5 the queue is also as the caller saw it, so that of two
 -- callers who saw the same, one changes it.
 -- $1 name; $2 policy; $3 paused; $4 the limit of queues in all; $5 whether the queue must be as the caller saw it: last
--- changed at $6, or absent if $6 is NULL.
+-- changed at $6, or absent if $6 is NULL; $7 the policy of a queue that does not exist.
 -- Returns the queue as it is now and the revision; `created`: the queue did not exist before; `placed`: the revision
--- at which its placement last changed. No row: the queue does not exist, and there is no room for another; or it is
--- not as the caller saw it.
+-- at which its rules for submissions last changed (placement, format, deduplication window). No row: the queue does
+-- not exist, and there is no room for another; or it is not as the caller saw it.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), before AS MATERIALIZED (
-    SELECT duetime.queue_placement($1) AS placement FROM waited WHERE waited.done
+    SELECT coalesce(duetime.queue_policy($1), $7::jsonb) AS policy FROM waited WHERE waited.done
 ), seen AS MATERIALIZED (
     -- A row that another statement has changed or deleted meanwhile is read anew, because it is locked.
     SELECT q.name FROM waited AS w CROSS JOIN duetime.queue AS q WHERE w.done AND q.name = $1 AND q.updated_at = $6::timestamptz FOR UPDATE OF q
@@ -19,7 +19,7 @@ WITH waited AS MATERIALIZED (
     INSERT INTO duetime.queue AS q (name, policy, paused)
     SELECT $1::text, $2::jsonb, coalesce($3, false)
       FROM before
-     WHERE before.placement IS NOT NULL AND (EXISTS (SELECT FROM duetime.queue WHERE name = $1) OR (SELECT count(*) FROM duetime.queue) < $4::int8)
+     WHERE before.policy IS NOT NULL AND (EXISTS (SELECT FROM duetime.queue WHERE name = $1) OR (SELECT count(*) FROM duetime.queue) < $4::int8)
        AND (NOT $5::boolean OR $6::timestamptz IS NULL OR EXISTS (SELECT FROM seen))
         ON CONFLICT (name) DO UPDATE
        SET policy = excluded.policy, paused = coalesce($3, q.paused), updated_at = clock_timestamp()
@@ -29,7 +29,9 @@ WITH waited AS MATERIALIZED (
     UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM put) RETURNING queue_revision AS revision
 ), turned AS (
     INSERT INTO duetime.queue_turn AS q (queue, revision, placed)
-    SELECT $1, n.revision, CASE WHEN b.placement = coalesce($2::jsonb ->> 'placement', 'spread') THEN 0 ELSE n.revision END
+    SELECT $1, n.revision,
+           CASE WHEN ARRAY[b.policy -> 'placement', b.policy -> 'format', b.policy -> 'dedup_window_ms']
+                     = ARRAY[$2::jsonb -> 'placement', $2::jsonb -> 'format', $2::jsonb -> 'dedup_window_ms'] THEN 0 ELSE n.revision END
       FROM noticed AS n CROSS JOIN before AS b
         ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision, placed = greatest(q.placed, excluded.placed)
     RETURNING placed

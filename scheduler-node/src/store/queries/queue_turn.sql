@@ -1,7 +1,8 @@
 -- Notes in a database that is not the queues' home that a queue's policy has changed. From here on only a node that
 -- knows the new policy claims tasks of the queue.
 -- Guard: waits for the claims in flight, as queue_put.sql does. A newer revision stays.
--- $1 queue; $2 the revision of its policy; $3 the revision at which its placement last changed.
+-- $1 queue; $2 the revision of its policy; $3 the revision at which its rules for submissions last
+-- changed.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 )

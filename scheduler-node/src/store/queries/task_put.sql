@@ -9,9 +9,9 @@
 -- An id that exists already was sent before, and is answered `created`.
 -- $1..$16 the columns; $17 what to do when the key exists; $18 how long a finished task holds its key; $19 how long a
 -- superseded task is kept; $20 the dependencies (JSON array of names); $21 and $22 the time window of this sending
--- (see the function); $23 the revision of the queues by which the tasks got their shards. Of a queue whose placement
--- has changed since $23, nothing is written (`moved`). A change of a queue waits for the sendings in flight, so an id
--- that does not exist by then is not written later either.
+-- (see the function); $23 the revision of the queues by which the tasks were admitted and got their shards. Of a queue
+-- whose rules for submissions have changed since $23 (queue_put.sql), nothing is written (`moved`). A change of a queue
+-- waits for the sendings in flight, so an id that does not exist by then is not written later either.
 -- Returns each task's id as sent, the outcome, the task that exists now, and the database's time.
 WITH locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions

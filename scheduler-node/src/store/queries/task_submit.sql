@@ -9,15 +9,15 @@
 -- So each sending has a time window. It inserts nothing after $23, which the statement checks row by row after the
 -- insert. The next sending does nothing before that time has passed ($22). Outside of its window the statement fails
 -- and changes nothing. A repeated sending also checks afresh, after each insert, whether the task has finished.
--- The statement writes no task of a queue whose placement has changed since revision $24, by which the tasks got
--- their shards. A change of a queue waits for inserts in flight, because they lock the table of the fences in
--- ROW SHARE mode.
+-- The statement writes no task of a queue whose rules for submissions have changed since revision $24, by which the
+-- tasks were admitted and got their shards (see queue_put.sql). A change of a queue waits for inserts in flight,
+-- because they lock the table of the fences in ROW SHARE mode.
 -- "Now" is the statement's time, one for all its columns: a task due at once has one time at which it is due and
 -- wakes.
 -- $1..$16 and $20 the columns; $17 whether the batch is sent again; $18 epochs presented (pairwise); $19 the
 -- look-again time; $21 the revision of the queues that the claiming node knows; $22 and $23 the time window; $24 the
 -- revision of the routes.
--- Returns "now", the time, the fences held, the queues that have turned, and the queues whose placement has changed.
+-- Returns "now", the time, the fences held, the queues that have turned, and those whose rules have changed.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],

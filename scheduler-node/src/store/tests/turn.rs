@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, time::Duration};
 use common::{
     ids::{QueueName, ShardId, TaskId},
     priority::Levels,
-    queue::{Placement, QueuePolicy},
+    queue::{Format, Placement, QueuePolicy},
     task::{BusinessKey, Dependency, NewTask, OnDuplicate},
 };
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
@@ -165,6 +165,7 @@ async fn claim_during_turn(sql: &str) -> usize {
             .bind(10_i64)
             .bind(false)
             .bind(None::<chrono::DateTime<chrono::Utc>>)
+            .bind(sqlx::types::Json(QueuePolicy::default()))
             .execute(&mut *pausing)
             .await
             .unwrap();
@@ -200,7 +201,7 @@ async fn placed(test: &TestDatabase, placement: Placement) -> QueueRevisions {
 }
 
 #[tokio::test]
-async fn only_a_change_of_the_placement_counts_as_one_and_every_later_turn_remembers_it() {
+async fn only_a_change_of_the_rules_for_submissions_counts_as_one_and_every_later_turn_remembers_it() {
     let test = fixture::database().await;
     assert_eq!(placed(&test, Placement::Spread).await.placed, 0, "as a queue without a policy");
     let single = placed(&test, Placement::Single).await;
@@ -208,8 +209,21 @@ async fn only_a_change_of_the_placement_counts_as_one_and_every_later_turn_remem
     assert_eq!(placed(&test, Placement::Single).await.placed, single.placed);
     let (_, resumed) = test.database.queue_pause(&orders(), false).await.unwrap().unwrap();
     assert_eq!(resumed.placed, single.placed);
+    let other = QueuePolicy { placement: Placement::Single, max_attempts: 3, ..QueuePolicy::default() };
+    let rules = [
+        QueuePolicy { dedup_window_ms: 5, ..other.clone() },
+        QueuePolicy { format: Format::CloudEvents, dedup_window_ms: 5, ..other.clone() },
+    ];
+    let put = async |policy: &QueuePolicy| {
+        test.database.queue_put(&orders(), policy, None, 10).await.unwrap().expect("there is room").turn
+    };
+    assert_eq!(put(&other).await.placed, single.placed, "no rule for submissions");
+    for policy in rules {
+        let turn = put(&policy).await;
+        assert_eq!(turn.placed, turn.revision, "{policy:?}");
+    }
     let gone = test.database.queue_delete(&orders()).await.unwrap().unwrap();
-    assert_eq!(gone.placed, gone.revision, "it is spread again");
+    assert_eq!(gone.placed, gone.revision, "submissions may not create it");
 }
 
 #[tokio::test]

@@ -99,10 +99,10 @@ const CLAIMS: &[Gate] = &[
                 Itself("CASE WHEN f.claimed THEN 'dispatching'::duetime.task_state…"),
             ),
             guard(
-                "writes no task of a queue whose placement has changed",
+                "writes no task of a queue whose rules for submissions have changed",
                 Itself("f.queue <> ALL(ARRAY(SELECT queue FROM moved))"),
             ),
-            guard("has changed since revision $24", In("moved", "q.placed > $24")),
+            guard("have changed since revision $24", In("moved", "q.placed > $24")),
             guard(
                 "ids that have meanwhile finished are left alone too",
                 Itself("f.id <> ALL(ARRAY(SELECT id FROM finished))"),

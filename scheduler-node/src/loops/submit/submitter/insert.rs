@@ -187,13 +187,15 @@ impl Insert {
     }
 }
 
-/// One answer for each task. Tasks of queues that were placed anew are not written, unless an earlier sending with
-/// an unknown end did so.
+/// One answer for each task. Tasks of queues that have other rules by now are not written, unless an earlier sending
+/// with an unknown end did so.
 fn answers(tasks: &[NewTask], written: &InsertResult, sending: Sending) -> Vec<Result<UnixMicros, SubmitError>> {
     let answer = |task: &NewTask| match (written.moved.contains(&task.queue), sending) {
         (false, _) => Ok(written.asked_at),
         (true, Sending::First) => Err(SubmitError::Moved(Box::new(task.clone()))),
-        (true, Sending::Again) => Err(SubmitError::Unknown("the placement of its queue changed meanwhile".to_owned())),
+        (true, Sending::Again) => {
+            Err(SubmitError::Unknown("the rules of its queue for submissions changed meanwhile".to_owned()))
+        }
     };
     tasks.iter().map(answer).collect()
 }
