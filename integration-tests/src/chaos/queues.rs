@@ -15,7 +15,7 @@ use super::stage::Stage;
 use crate::{
     clock::now_ms,
     consumer::{Answer, Consumer, Script, Step},
-    ledger::{Delivery, Retries},
+    ledger::{Delivery, Retries, attempts_of},
 };
 
 /// Settled by the confirm, rejected now and then, with results, submitted in SQL and over AMQP: queues without a limit,
@@ -123,6 +123,7 @@ async fn attach(
 ) -> Result<()> {
     stage.sandbox.put_queues(&[(queue, policy.clone())]).await?;
     stage.ledger().retries(queue, Retries::of(policy));
+    stage.ledger().max_attempts(queue, attempts_of(policy));
     let number = stage.ledger().submitting(queue, now_ms());
     let script: Script = Arc::new(script);
     let task = json!({ "queue": queue, "payload": { "n": number, "warm_up": true } });
@@ -159,6 +160,7 @@ async fn make_delays(stage: &Arc<Stage>) -> Result<()> {
     let bind = QueueBindOptions::default();
     channel.queue_bind(DELAYS.into(), DELAYED.into(), "#".into(), bind, FieldTable::default()).await?;
     stage.ledger().retries(DELAYS, Retries::Never);
+    stage.ledger().max_attempts(DELAYS, attempts_of(&Value::Null));
     let script: Script = Arc::new(|_| Answer::ack());
     let consumer = Consumer::of_cluster(stage.sandbox.broker_urls(), DELAYS, stage.ledger(), script);
     consumer.attached(ATTACHED_WITHIN).await.context("attaching to the delayed messages")?;

@@ -119,6 +119,14 @@ impl Retries {
     }
 }
 
+/// The attempts of a queue whose policy names none: see `max_attempts` in docs/reference.md.
+const USUAL_ATTEMPTS: u32 = 25;
+
+/// The attempts of a task of a queue with this policy.
+pub fn attempts_of(policy: &Value) -> u32 {
+    policy["max_attempts"].as_u64().and_then(|most| u32::try_from(most).ok()).unwrap_or(USUAL_ATTEMPTS)
+}
+
 /// A schedule whose tasks have no number: its interval, and the span of time in which it was certainly in force.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fires {
@@ -222,6 +230,8 @@ pub(super) struct History {
     pub(super) replies: HashMap<String, Vec<Answered>>,
     /// What may cause further attempts, by queue.
     pub(super) retries: BTreeMap<String, Retries>,
+    /// The attempts of each task, by queue.
+    pub(super) attempts: BTreeMap<String, u32>,
     /// Queues of one schedule each.
     pub(super) fires: BTreeMap<String, Fires>,
     pub(super) rows: Vec<Row>,

@@ -126,6 +126,10 @@ pub(super) enum Event {
         queue: String,
         retries: Retries,
     },
+    QueueAttempts {
+        queue: String,
+        most: u32,
+    },
     Fires {
         queue: String,
         every_us: i64,
@@ -223,6 +227,7 @@ impl History {
             Event::Limit { lane, most } => drop(self.limits.insert(lane, most)),
             Event::Works(work) => self.works.push(work),
             Event::Retries { queue, retries } => drop(self.retries.insert(queue, retries)),
+            Event::QueueAttempts { queue, most } => drop(self.attempts.insert(queue, most)),
             Event::Fires { queue, every_us, from_us } => {
                 self.fires.insert(queue, Fires { every_us, from_us, until_us: None });
             }

@@ -44,6 +44,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     calm::judge_calm(history, &mut verdict);
     tables::judge_tables(history, &mut verdict);
     attempts::judge_successes(history, grace_us, &mut verdict);
+    attempts::judge_deaths(history, grace_us, &mut verdict);
     history.wrong.iter().for_each(|what| verdict.others.add(|| what.clone()));
     verdict.lateness = lateness(history, i64::MIN, i64::MAX);
     verdict
@@ -172,10 +173,15 @@ fn judge_copies(history: &History, grace_us: i64, verdict: &mut Verdict) {
 }
 
 fn in_window(history: &History, grace_us: i64, at_us: i64) -> bool {
+    touches_window(history, grace_us, at_us, at_us)
+}
+
+/// Whether a fault or its grace falls into this span.
+fn touches_window(history: &History, grace_us: i64, from_us: i64, until_us: i64) -> bool {
     history
         .windows
         .iter()
-        .any(|window| at_us >= window.from_us && window.until_us.is_none_or(|until_us| at_us <= until_us + grace_us))
+        .any(|window| until_us >= window.from_us && window.until_us.is_none_or(|healed| from_us <= healed + grace_us))
 }
 
 fn judge_order(

@@ -35,7 +35,7 @@ use tokio::time::Instant;
 
 use crate::clock::now_us;
 use history::{Answer, Answered, History, Work};
-pub use history::{Delivery, Fault, Reply, Retries, Row, Window};
+pub use history::{Delivery, Fault, Reply, Retries, Row, Window, attempts_of};
 use journal::Event;
 pub use verdict::{Lateness, Verdict};
 
@@ -198,6 +198,11 @@ impl Ledger {
     /// record them.
     pub fn retries(&self, queue: &str, retries: Retries) {
         self.record(Event::Retries { queue: queue.to_owned(), retries });
+    }
+
+    /// A task of the queue has so many attempts: it dies after the last of them, or when its consumer discards it.
+    pub fn max_attempts(&self, queue: &str, most: u32) {
+        self.record(Event::QueueAttempts { queue: queue.to_owned(), most });
     }
 
     /// Opens the window of a fault that is about to be injected.

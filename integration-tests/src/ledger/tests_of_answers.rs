@@ -193,6 +193,7 @@ fn a_rejection_that_leads_to_another_attempt_or_to_the_end_holds() {
     let number = story.task();
     story.arrives(number, 1, DUE_MS);
     story.answers(number, 1, Reply::Rejected, DUE_MS);
+    story.ledger.max_attempts("q", 1);
     story.ends_as(number, 1, "dead").assert_holds();
     let story = Story::of(REJECT);
     let number = story.task();
@@ -201,6 +202,41 @@ fn a_rejection_that_leads_to_another_attempt_or_to_the_end_holds() {
     story.arrives_again(number, 200);
     story.answers(number, 2, Reply::Acked, DUE_MS + 200);
     story.ends_as(number, 2, "succeeded").assert_holds();
+}
+
+/// The verdict on a task of two attempts that is dead after its first one, which had this answer.
+fn dead_with_an_attempt_left(reply: Reply, prepare: impl Fn(&Story, Number)) -> Verdict {
+    let story = Story::of(RESULT);
+    story.ledger.max_attempts("q", 2);
+    let number = story.task();
+    story.arrives(number, 1, DUE_MS);
+    story.answers(number, 1, reply, DUE_MS);
+    story.answers(number, 1, Reply::Acked, DUE_MS);
+    prepare(&story, number);
+    story.ends_as(number, 1, "dead")
+}
+
+#[test]
+fn a_death_with_attempts_left_is_a_violation_unless_the_consumer_discarded_the_task() {
+    only(&dead_with_an_attempt_left(Reply::Failed, |_, _| {}), |verdict| &mut verdict.tables);
+    only(&dead_with_an_attempt_left(Reply::Succeeded, |_, _| {}), |verdict| &mut verdict.tables);
+    dead_with_an_attempt_left(Reply::Discarded, |_, _| {}).assert_holds();
+    // A fault excuses what RabbitMQ may return near it, and nothing else.
+    only(&dead_with_an_attempt_left(Reply::Failed, |story, _| story.window(0, None)), |verdict| &mut verdict.tables);
+    let returned = |from_ms| {
+        move |story: &Story, number| {
+            story.ledger.may_repeat(number);
+            story.window(from_ms, None);
+        }
+    };
+    dead_with_an_attempt_left(Reply::Failed, returned(DUE_MS + 1_000)).assert_holds();
+    only(&dead_with_an_attempt_left(Reply::Failed, returned(DUE_MS + 1_001)), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn a_policy_says_how_many_attempts_a_task_has() {
+    assert_eq!(attempts_of(&serde_json::json!({ "max_attempts": 5 })), 5);
+    assert_eq!(attempts_of(&serde_json::json!({})), 25);
 }
 
 #[test]

@@ -44,3 +44,14 @@ pub fn blind(deliver: Statement<()>, ids: Vec<TaskId>) -> Statement<()> {
         ..deliver
     }
 }
+
+/// A retry that ends its tasks.
+pub fn buried(retry: Statement<Vec<TaskId>>) -> Statement<Vec<TaskId>> {
+    Statement {
+        write: Box::new(|table, _, locks, _| {
+            locks.rows.iter().for_each(|id| table.archive(*id, TaskState::Dead));
+            locks.rows.clone()
+        }),
+        ..retry
+    }
+}

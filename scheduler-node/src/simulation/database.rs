@@ -325,7 +325,11 @@ impl Statements for SimulatedDatabase {
     }
 
     async fn task_retry(&self, tasks: &[Retry]) -> Result<Vec<TaskId>, Error> {
-        self.write(StoreOp::TaskRetry, statement::retry(tasks)).await
+        let mut statement = statement::retry(tasks);
+        if self.world.is(Mutant::DeadWithAttemptsLeft) {
+            statement = super::broken::buried(statement);
+        }
+        self.write(StoreOp::TaskRetry, statement).await
     }
 
     async fn task_extend(&self, tasks: &[Extend]) -> Result<Vec<TaskId>, Error> {

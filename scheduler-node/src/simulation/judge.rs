@@ -209,6 +209,10 @@ impl Judge {
         if needs_arrival && !is_reported && !self.has_arrived((id, attempt)) {
             self.breaks("G2", || format!("{id}:{attempt} became {state} before the broker had it"));
         }
+        // No consumer discards a task, and no queue has an exchange of its own that could return one for good.
+        if state == TaskState::Dead && attempt < super::node::MAX_ATTEMPTS {
+            self.breaks("attempts", || format!("{id}:{attempt} became dead with attempts left"));
+        }
         if !needs_arrival && before.state.is_in_flight() {
             self.breaks("G3", || format!("{id}:{attempt} became {state} although it was claimed"));
         }

@@ -27,10 +27,12 @@ pub enum Mutant {
     OrderIgnored,
     /// A pick counts no tasks in flight.
     LimitIgnored,
+    /// A failed attempt ends the task although others are left.
+    DeadWithAttemptsLeft,
 }
 
 impl Mutant {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::SettledBeforeConfirm,
         Self::RevertedOnTimeout,
         Self::NoEpochAtClaim,
@@ -43,5 +45,6 @@ impl Mutant {
         Self::CancelInFlight,
         Self::OrderIgnored,
         Self::LimitIgnored,
+        Self::DeadWithAttemptsLeft,
     ];
 }

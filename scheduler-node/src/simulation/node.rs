@@ -72,6 +72,9 @@ const PACE: Pace = Pace { batch: 4, window: 16 };
 /// The nodes' lease. It bounds how long a claimed message may wait for its publish.
 pub const LEASE_TTL: Duration = Duration::from_secs(3);
 
+/// The attempts of each task. No run takes so many.
+pub const MAX_ATTEMPTS: i32 = 25;
+
 /// The time without a sign of life after which an attempt has failed.
 const TIMEOUT_MS: i64 = 4_000;
 
@@ -237,6 +240,7 @@ fn queue(rule: Rule) -> Queue {
     let policy = &mut queue.policy;
     policy.retry = RetryPolicy::Exponential { base_ms: 500, factor: 2.0, max_ms: 2_000, jitter: 0.5 };
     policy.timeout_ms = TIMEOUT_MS;
+    policy.max_attempts = MAX_ATTEMPTS;
     if rule != Rule::Confirm {
         policy.settle = Settle::Result;
     }

@@ -7,7 +7,7 @@ use super::{
         Number, Verdict,
         history::{Delivery, Entry, History, Reply, Retries, Row},
     },
-    in_window,
+    in_window, touches_window,
 };
 
 /// A rejection within this part of the deadline must count. RabbitMQ and the nodes have the rest to pass it on.
@@ -128,4 +128,23 @@ fn is_rejected(history: &History, grace_us: i64, row: &Row, deadline_us: i64) ->
         && replies.iter().all(|one| one.reply == Reply::Rejected)
         && replies.iter().any(|one| one.at_us <= row.due_us + deadline_us / IN_TIME_PART && !is_near_fault(one.at_us))
         && !is_near_fault(row.due_us + deadline_us)
+}
+
+/// A task dies once its attempts are used up, or once its consumer discards it.
+pub(super) fn judge_deaths(history: &History, grace_us: i64, verdict: &mut Verdict) {
+    for row in history.rows.iter().filter(|row| row.state == "dead") {
+        let Some(most) = history.attempts.get(&row.queue).filter(|most| row.attempt < **most) else { continue };
+        let replies = history.replies_to(&format!("{}:{}", row.task, row.attempt));
+        let is_discarded = replies.iter().any(|one| one.reply == Reply::Discarded);
+        if !is_discarded && !may_be_unroutable(history, grace_us, row) {
+            let (task, queue, attempt) = (&row.task, &row.queue, row.attempt);
+            verdict.tables.add(|| format!("task {task} of {queue} is dead after attempt {attempt} of {most}"));
+        }
+    }
+}
+
+/// Whether RabbitMQ may have returned the message of a delay exchange near a fault, which ends the task.
+fn may_be_unroutable(history: &History, grace_us: i64, row: &Row) -> bool {
+    let is_delayed = history.known(row.number).is_some_and(|(_, entry)| entry.may_repeat);
+    is_delayed && touches_window(history, grace_us, row.due_us, row.due_us + grace_us)
 }
