@@ -214,7 +214,8 @@ impl Desk {
 
 async fn perform(channel: &Channel, ledger: &Ledger, message: &Message, answer: Answer) -> Result<()> {
     for step in answer.0 {
-        if let Some(reply) = step.reply() {
+        let reply = step.reply();
+        if let Some(reply) = reply {
             ledger.answers(&message_id(message), reply);
         }
         match step {
@@ -234,6 +235,9 @@ async fn perform(channel: &Channel, ledger: &Ledger, message: &Message, answer: 
             Step::ConfirmedReport(body) => {
                 let confirm = report(channel, message, &body).await?.await?;
                 ensure!(confirm.is_ack(), "RabbitMQ does not keep the report");
+                if reply == Some(Reply::Succeeded) {
+                    ledger.answers(&message_id(message), Reply::Kept);
+                }
             }
             Step::Begin(lane) => ledger.begins(&lane, &message_id(message)),
             Step::End(lane) => ledger.ends(&lane, &message_id(message)),

@@ -70,6 +70,8 @@ pub enum Reply {
     Rejected,
     Requeued,
     Succeeded,
+    /// RabbitMQ has confirmed the report of a success: nothing may lose it from now on.
+    Kept,
     Failed,
     Discarded,
 }

@@ -29,7 +29,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
         }
         let arrived: &[&Delivery] = by_number.get(&number).map_or(&[], Vec::as_slice);
         judge_arrival(number, entry, arrived, &clocks, &mut verdict);
-        attempts::judge_attempts(number, entry, arrived, history, &mut verdict);
+        attempts::judge_attempts(number, entry, arrived, history, grace_us, &mut verdict);
     }
     judge_copies(history, grace_us, &mut verdict);
     judge_order(history, &by_number, &clocks, &mut verdict);

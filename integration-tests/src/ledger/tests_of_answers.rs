@@ -95,6 +95,67 @@ fn silence_until_the_deadline_is_a_cause_where_a_report_is_due() {
     }
 }
 
+/// The verdict on a second attempt after the deadline of a first one, whose success was kept then.
+fn again_after_a_success_kept_at(kept_ms: i64, prepare: impl Fn(&Story, Number)) -> Verdict {
+    let story = Story::of(RESULT);
+    let number = story.task();
+    story.arrives(number, 1, DUE_MS);
+    story.answers(number, 1, Reply::Succeeded, DUE_MS + 1);
+    story.answers(number, 1, Reply::Kept, kept_ms);
+    story.answers(number, 1, Reply::Acked, kept_ms);
+    prepare(&story, number);
+    story.arrives_again(number, 5_000);
+    story.ledger.judge()
+}
+
+#[test]
+fn a_success_that_rabbitmq_kept_in_time_leaves_no_further_attempt() {
+    only(&again_after_a_success_kept_at(DUE_MS + 1_000, |_, _| {}), |verdict| &mut verdict.attempts);
+    // Too late to be sure, and beside a copy that failed.
+    again_after_a_success_kept_at(DUE_MS + 1_001, |_, _| {}).assert_holds();
+    again_after_a_success_kept_at(DUE_MS + 1_000, |story, number| story.answers(number, 1, Reply::Failed, DUE_MS))
+        .assert_holds();
+}
+
+#[test]
+fn a_fault_excuses_a_kept_success_only_if_it_lasts_until_the_deadline() {
+    // The deadline is at 6,000 ms, the second attempt comes at 6,010 ms, and the grace is 1,000 ms.
+    for (from_ms, until_ms, holds) in
+        [(0, Some(4_999), false), (0, Some(5_000), true), (6_010, None, true), (6_011, None, false)]
+    {
+        let verdict = again_after_a_success_kept_at(DUE_MS + 1, |story, _| story.window(from_ms, until_ms));
+        if holds {
+            verdict.assert_holds();
+        } else {
+            only(&verdict, |verdict| &mut verdict.attempts);
+        }
+    }
+}
+
+#[test]
+fn a_success_whose_report_was_not_kept_may_be_lost() {
+    let story = Story::of(RESULT);
+    let number = story.task();
+    story.arrives(number, 1, DUE_MS);
+    story.answers(number, 1, Reply::Succeeded, DUE_MS + 1);
+    story.arrives_again(number, 5_000);
+    story.ledger.judge().assert_holds();
+}
+
+#[test]
+fn after_a_second_attempt_that_a_fault_excuses_a_kept_success_leaves_no_third_one() {
+    let story = Story::of(RESULT);
+    let number = story.task();
+    story.window(0, Some(5_000));
+    story.arrives(number, 1, DUE_MS);
+    story.answers(number, 1, Reply::Succeeded, DUE_MS);
+    story.answers(number, 1, Reply::Kept, DUE_MS);
+    story.arrives_again(number, 5_000);
+    story.ledger.judge().assert_holds();
+    story.ledger.delivered(Delivery { due_ms: Some(11_000), ..story.message(number, 3, 11_010) });
+    only(&story.ledger.judge(), |verdict| &mut verdict.attempts);
+}
+
 #[test]
 fn a_clock_that_is_set_back_shortens_the_deadline() {
     let story = Story::of(RESULT);

@@ -10,7 +10,7 @@ use super::{
     in_window, touches_window,
 };
 
-/// A rejection within this part of the deadline must count. RabbitMQ and the nodes have the rest to pass it on.
+/// A rejection or a success within this part of the deadline must count. RabbitMQ and the nodes have the rest to pass it on.
 const IN_TIME_PART: i64 = 5;
 
 /// Attempts begin at 1, have no gap, and stay within the limit. Each arrives for the first time after the one before
@@ -20,6 +20,7 @@ pub(super) fn judge_attempts(
     entry: &Entry,
     arrived: &[&Delivery],
     history: &History,
+    grace_us: i64,
     verdict: &mut Verdict,
 ) {
     let mut firsts: BTreeMap<u32, &Delivery> = BTreeMap::new();
@@ -42,6 +43,8 @@ pub(super) fn judge_attempts(
                 verdict.attempts.add(|| format!("task {number}: attempt {attempt} arrived before the one it follows"));
             } else if before.attempt + 1 == *attempt && !has_cause(entry, before, first, history) {
                 verdict.attempts.add(|| format!("task {number}: attempt {attempt} has no cause: {first:?}"));
+            } else if let Some(success) = lost_success(entry, &firsts, (before, first), history, grace_us) {
+                verdict.attempts.add(|| format!("task {number}: attempt {attempt} follows the success of {success}"));
             }
         }
         before = Some(first);
@@ -75,6 +78,29 @@ fn was_silent(before: &Delivery, next: &Delivery, deadline_us: i64, history: &Hi
     let ahead_us = history.ahead.iter().map(|one| one.ahead_us).max().unwrap_or(0);
     let apart_us = before.due_ms.zip(next.due_ms).map(|(before_ms, next_ms)| (next_ms - before_ms) * 1_000);
     apart_us.is_none_or(|apart_us| apart_us >= deadline_us - ahead_us)
+}
+
+/// The earlier attempt whose success must have ended the task before `next`: RabbitMQ has confirmed its report in good
+/// time, and no fault kept the nodes from reading it until its deadline, or until `before` had arrived. A fault
+/// earlier than that excuses nothing, since RabbitMQ keeps what it has confirmed.
+fn lost_success<'a>(
+    entry: &Entry,
+    firsts: &BTreeMap<u32, &'a Delivery>,
+    (before, next): (&Delivery, &Delivery),
+    history: &History,
+    grace_us: i64,
+) -> Option<&'a str> {
+    let Some(Retries::AfterFailureOrSilence { deadline_us }) = history.retries.get(&entry.queue) else { return None };
+    let must_count = |first: &&Delivery| {
+        // The clock of the database may be ahead of the due time, or the message may have waited for its consumer.
+        let begins_us = first.due_ms.map_or(first.at_us, |due_ms| first.at_us.min(due_ms * 1_000));
+        let replies = history.replies_to(&first.message_id);
+        let is_in_time = |at_us| at_us <= begins_us + deadline_us / IN_TIME_PART;
+        replies.iter().any(|one| one.reply == Reply::Kept && is_in_time(one.at_us))
+            && !replies.iter().any(|one| one.reply.may_fail())
+            && !touches_window(history, grace_us, before.at_us.max(begins_us + deadline_us), next.at_us)
+    };
+    firsts.range(..next.attempt).map(|(_, first)| *first).find(must_count).map(|first| first.message_id.as_str())
 }
 
 /// After the answer `no_further_attempts` no attempt begins. Where silence fails an attempt, its message may come after
