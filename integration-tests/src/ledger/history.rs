@@ -142,7 +142,7 @@ pub(super) struct Fires {
 pub(super) struct Entry {
     pub(super) queue: String,
     pub(super) invoked_us: i64,
-    /// The moment of the positive answer, or that of the request without one.
+    /// The moment of the positive answer or of the confirm, or that of the request without one.
     pub(super) accepted_us: i64,
     /// The earliest moment at which it may arrive, by the due times acknowledged so far.
     pub(super) due_us: i64,
@@ -155,7 +155,7 @@ pub(super) struct Entry {
     pub(super) max_attempts: Option<u32>,
     /// May end without being delivered: it expires, or its queue is taken away.
     pub(super) may_lapse: bool,
-    /// May become a second task: its way in is at least once, and it has no key.
+    /// May become a second task near a fault: its way in is at least once, and it has no key.
     pub(super) may_repeat: bool,
     /// Its place in a sequence that must be kept.
     pub(super) order: Option<(String, u64)>,
@@ -288,6 +288,11 @@ impl Entry {
             Answer::Accepted(first) if *first != task => self.others.push(task),
             _ => self.answer = Answer::Accepted(task),
         }
+    }
+
+    /// Notes a positive answer that does not name the task.
+    pub(super) fn take(&mut self, at_us: i64) {
+        (self.answer, self.accepted_us) = (Answer::Taken, at_us);
     }
 
     /// Notes the outcome of a cancel.

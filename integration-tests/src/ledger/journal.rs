@@ -181,7 +181,7 @@ impl History {
             Event::Run { facts } => self.facts = facts,
             Event::Submitting { queue, at_us, due_us, .. } => self.entries.push(Entry::new(queue, at_us, due_us)),
             Event::Accepted { number, task, at_us } => self.entry(number).accept(task, at_us),
-            Event::Taken { number, .. } => self.entry(number).answer = Answer::Taken,
+            Event::Taken { number, at_us } => self.entry(number).take(at_us),
             Event::Refused { number } => self.entry(number).answer = Answer::Refused,
             Event::Unknown { number } => self.entry(number).answer = Answer::Unknown,
             Event::Cancelled { number, outcome, at_us } => self.entry(number).take_back(&outcome, at_us),

@@ -21,7 +21,7 @@ use super::{
 pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     let mut verdict = Verdict::default();
     count(history, &mut verdict);
-    let by_number = recognise(history, &mut verdict);
+    let by_number = recognise(history, grace_us, &mut verdict);
     let clocks = Clocks::of(history);
     for (entry, number) in history.entries.iter().zip(0..) {
         for other in &entry.others {
@@ -42,7 +42,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     limits::judge_limits(history, &mut verdict);
     fires::judge_fires(history, &clocks, &mut verdict);
     calm::judge_calm(history, &mut verdict);
-    tables::judge_tables(history, &mut verdict);
+    tables::judge_tables(history, grace_us, &mut verdict);
     attempts::judge_successes(history, grace_us, &mut verdict);
     attempts::judge_deaths(history, grace_us, &mut verdict);
     history.wrong.iter().for_each(|what| verdict.others.add(|| what.clone()));
@@ -69,7 +69,7 @@ fn count(history: &History, verdict: &mut Verdict) {
 }
 
 /// Finds the submission of each message. A message without one, or with another task's, is unexpected.
-fn recognise<'a>(history: &'a History, verdict: &mut Verdict) -> HashMap<Number, Vec<&'a Delivery>> {
+fn recognise<'a>(history: &'a History, grace_us: i64, verdict: &mut Verdict) -> HashMap<Number, Vec<&'a Delivery>> {
     let mut by_number: HashMap<Number, Vec<&Delivery>> = HashMap::new();
     // A submission without an answer may exist, but as one task only.
     let mut unknown_tasks: HashMap<Number, &str> = HashMap::new();
@@ -99,7 +99,7 @@ fn recognise<'a>(history: &'a History, verdict: &mut Verdict) -> HashMap<Number,
                 verdict.unexpected.add(|| format!("task {number} was refused and arrived as {}", delivery.task))
             }
             Answer::Taken | Answer::Unknown | Answer::Open => {
-                if entry.may_repeat {
+                if may_be_two(history, grace_us, entry) {
                     continue;
                 }
                 let first = unknown_tasks.entry(number).or_insert(&delivery.task);
@@ -170,6 +170,12 @@ fn judge_copies(history: &History, grace_us: i64, verdict: &mut Verdict) {
             }
         }
     }
+}
+
+/// Whether a submission may have become a second task: RabbitMQ hands its message out again when a fault comes before
+/// the node's ack, which comes within the grace after the confirm.
+fn may_be_two(history: &History, grace_us: i64, entry: &Entry) -> bool {
+    entry.may_repeat && touches_window(history, grace_us, entry.invoked_us, entry.accepted_us + grace_us)
 }
 
 fn in_window(history: &History, grace_us: i64, at_us: i64) -> bool {

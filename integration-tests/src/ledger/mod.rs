@@ -150,7 +150,7 @@ impl Ledger {
         self.record(Event::MayLapse { number });
     }
 
-    /// The submission may become a second task.
+    /// A fault near the submission may make it a second task.
     pub fn may_repeat(&self, number: Number) {
         self.record(Event::MayRepeat { number });
     }

@@ -295,6 +295,7 @@ fn a_task_with_two_rows_is_a_violation() {
     let number = story.ledger.submitting("q", DUE_MS);
     story.ledger.unknown(number);
     story.ledger.may_repeat(number);
+    story.window(0, None);
     story.arrives(number, 1, DUE_MS + 10);
     only(&story.ends_with(vec![row(number), Row { database: 1, ..row(number) }]), |verdict| &mut verdict.tables);
 }
@@ -366,8 +367,34 @@ fn a_task_that_rabbitmq_took_must_arrive_as_one_task() {
         ..story.message(number, 1, DUE_MS + 20)
     });
     only(&story.ledger.judge(), |verdict| &mut verdict.unexpected);
+}
+
+/// A message that was sent at 500 ms and confirmed at 700 ms, and is two tasks. The fault lasts for this time.
+fn two_of_one_message(from_ms: i64, until_ms: Option<i64>) -> Verdict {
+    let story = Story::new();
+    story.window(from_ms, until_ms);
+    let number = story.ledger.submitting("q", DUE_MS);
+    story.ledger.history.lock().entry(number).invoked_us = 500_000;
     story.ledger.may_repeat(number);
-    story.ledger.judge().assert_holds();
+    story.ledger.record(Event::Taken { number, at_us: 700_000 });
+    let rows = ["first", "second"].map(|task| {
+        let message_id = format!("{task}:1");
+        story.ledger.delivered(Delivery { task: task.into(), message_id, ..story.message(number, 1, DUE_MS + 10) });
+        Row { task: task.into(), ..row(number) }
+    });
+    story.ends_with(rows.to_vec())
+}
+
+#[test]
+fn a_message_may_be_two_tasks_near_a_fault_and_nowhere_else() {
+    // The grace is 1,000 ms: that of a former fault reaches the sending, and a later one comes before the ack.
+    for (from_ms, until_ms) in [(-900, Some(-500)), (1_700, None)] {
+        two_of_one_message(from_ms, until_ms).assert_holds();
+    }
+    for (from_ms, until_ms) in [(-900, Some(-501)), (1_701, None)] {
+        let verdict = two_of_one_message(from_ms, until_ms);
+        assert_eq!((verdict.unexpected.count, verdict.tables.count), (1, 1), "{verdict}");
+    }
 }
 
 #[test]

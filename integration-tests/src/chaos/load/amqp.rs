@@ -60,7 +60,7 @@ async fn publish(stage: &Stage, channel: &Channel, count: u64) -> bool {
     let number = stage.ledger().submitting(if is_delayed { DELAYS } else { "amqp" }, due_ms);
     stage.ledger().unknown(number);
     let (exchange, routing_key, headers) = if is_delayed {
-        // Without a key, a message that comes twice from RabbitMQ waits twice.
+        // Without a key, a message that comes twice from RabbitMQ waits twice. It comes twice after a fault only.
         stage.ledger().may_repeat(number);
         (DELAYS, "some.key", vec![("x-delay", AMQPValue::LongInt(delay_ms))])
     } else {

@@ -10,7 +10,8 @@ use super::{
     in_window, touches_window,
 };
 
-/// A rejection or a success within this part of the deadline must count. RabbitMQ and the nodes have the rest to pass it on.
+/// A rejection or a success within this part of the deadline must count. RabbitMQ and the nodes have the rest to pass
+/// it on.
 const IN_TIME_PART: i64 = 5;
 
 /// Attempts begin at 1, have no gap, and stay within the limit. Each arrives for the first time after the one before

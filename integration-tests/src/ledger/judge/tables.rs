@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{
-    Number, Verdict,
-    history::{Answer, Cancel, Entry, History, Row},
+use super::{
+    super::{
+        Number, Verdict,
+        history::{Answer, Cancel, Entry, History, Row},
+    },
+    may_be_two,
 };
 
 /// States of a task that was taken back.
 const TAKEN_BACK: [&str; 3] = ["cancelled", "superseded", "expired"];
 
-pub(super) fn judge_tables(history: &History, verdict: &mut Verdict) {
+pub(super) fn judge_tables(history: &History, grace_us: i64, verdict: &mut Verdict) {
     if !history.has_tables {
         return;
     }
@@ -25,7 +28,8 @@ pub(super) fn judge_tables(history: &History, verdict: &mut Verdict) {
         }
     }
     for (entry, number) in history.entries.iter().zip(0..) {
-        judge_entry(number, entry, by_number.get(&number).map_or(&[], Vec::as_slice), verdict);
+        let rows = by_number.get(&number).map_or(&[][..], Vec::as_slice);
+        judge_entry(number, entry, rows, may_be_two(history, grace_us, entry), verdict);
     }
 }
 
@@ -64,7 +68,7 @@ fn judge_ends(history: &History, verdict: &mut Verdict) {
 }
 
 /// What a submission was answered agrees with its rows.
-fn judge_entry(number: Number, entry: &Entry, rows: &[&Row], verdict: &mut Verdict) {
+fn judge_entry(number: Number, entry: &Entry, rows: &[&Row], may_be_two: bool, verdict: &mut Verdict) {
     match (&entry.answer, rows) {
         (Answer::Refused, [row, ..]) => {
             verdict.tables.add(|| format!("task {number} was refused and is {} as {}", row.state, row.task));
@@ -72,7 +76,7 @@ fn judge_entry(number: Number, entry: &Entry, rows: &[&Row], verdict: &mut Verdi
         (Answer::Accepted(_) | Answer::Taken, []) => {
             verdict.tables.add(|| format!("task {number} of {} was accepted and has no row", entry.queue));
         }
-        (_, [_, _, ..]) if !entry.may_repeat => {
+        (_, [_, _, ..]) if !may_be_two => {
             verdict.tables.add(|| format!("task {number} of {} is {} tasks", entry.queue, rows.len()));
         }
         _ => {}
