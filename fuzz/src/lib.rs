@@ -6,12 +6,14 @@
 use common::{
     ids::{MessageId, TaskId},
     schedule::When,
+    shard::{ShardSet, rebalance::TOLERANCE_PERCENT_MOST},
     task::{envelope::Envelope, report::ResultBody, trace::TraceContext},
     time::{Present, UnixMicros},
     wire::{
         BatchRequest, BulkCursor, BulkRequest, ChangeRequest, Cursor, KeyQuery, Limits, ListFilter, Message,
         QueueRequest, ScheduleRequest, TaskRequest, TokenRequest,
         screen::{MAX_FRAME_BYTES, Screen},
+        shard::{MoveRequest, RebalanceRequest},
         submission::DelayRoute,
     },
 };
@@ -33,8 +35,10 @@ pub const TARGETS: &[Target] = &[
     ("bulk", bulk, &[br#"{"action":"cancel","filter":{"queue":"mail","state":"scheduled","due_before":5},"dry_run":true}"#]),
     ("filter", filter, &[br#"{"queue":"mail","state":"dead","limit":5,"cursor":"AAYzn_kRAAABmfOgAABwAIAAAAAAAAAF"}"#]),
     ("cursor", cursor, &[b"AAYzn_kRAAABmfOgAABwAIAAAAAAAAAF", b"0199f3a0-0000-7000-8000-000000000005:3"]),
-    ("report", report, &[br#"{"status":"succeeded","status_code":200,"result":{"a":"\u0000"},"worker":"w"}"#]),
-    ("token", token, &[br#"{"name":"ci","role":"producer","queues":["mail.*"]}"#]),
+    ("report", report, &[br#"{"status":"succeeded","status_code":200,"result":{"a":"\u0000"},"worker":"w"}"#,
+        br#"{"status":"failed","retry_in_ms":-1,"progress":101,"worker":5}"#]),
+    ("token", token, &[br#"{"name":"ci","role":"producer","queues":["mail.*"],"expires_after_ms":5,"limits":{"pending":5}}"#]),
+    ("shard", shard, &[br#"{"shards":"0-15,20","to":"west"}"#, br#"{"dry_run":true,"tolerance_percent":5}"#]),
     ("envelope", envelope, &[br#"{"exchange":"e","routing_key":"k","properties":{"headers":[["a",{"array":[{"text":"b"}]}]]}}"#]),
     ("message", message, &[br#"{"headers":[["duetime-queue",{"text":"q"}],["x-delay",{"i32":5}]],"message_id":"m"}"#,
         br#"{"headers":[["x-delay",{"f64":4617315517961601024}],["n",{"table":[["a","void"]]}]]}"#]),
@@ -151,7 +155,24 @@ pub fn report(data: &[u8]) {
 }
 
 pub fn token(data: &[u8]) {
-    text(data, |text| drop(TokenRequest::parse(text)));
+    text(data, |text| {
+        if let Ok(token) = TokenRequest::parse(text).and_then(|request| request.validate(NOW)) {
+            assert!(!token.name.is_empty() && token.expires_at.is_none_or(|expires_at| expires_at > NOW));
+        }
+    });
+}
+
+/// A request to move shards, or one to divide the load.
+pub fn shard(data: &[u8]) {
+    text(data, |text| {
+        if let Ok(request) = MoveRequest::parse(text) {
+            let shards = request.shards.to_string();
+            assert_eq!(shards.parse::<ShardSet>().ok(), Some(request.shards));
+        }
+        if let Ok(request) = RebalanceRequest::parse(text) {
+            assert!(request.tolerance_percent() <= TOLERANCE_PERCENT_MOST);
+        }
+    });
 }
 
 pub fn envelope(data: &[u8]) {
