@@ -81,9 +81,9 @@ pub fn check_folder(folder: &Path, running: &[String], until: &str) -> Result<Ch
         }
     }
     texts.sort();
-    let starts: Vec<Start> =
+    let starts: Result<Vec<Start>> =
         texts.iter().map(|(name, text)| read::start(name, text, running.contains(name), until)).collect();
-    check_starts(&starts)
+    check_starts(&starts?)
 }
 
 /// Checks the lines of all starts of all nodes of a run.

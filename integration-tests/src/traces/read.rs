@@ -1,5 +1,6 @@
 //! Reads the history of one start of a node.
 
+use anyhow::{Result, anyhow};
 use serde::Deserialize;
 
 /// One start of a node.
@@ -74,12 +75,34 @@ impl Step {
     }
 }
 
-/// The lines of a file up to `until`. A line that cannot be read was torn by a kill or a full disk: it is a gap.
-pub(crate) fn start(name: &str, text: &str, is_running: bool, until: &str) -> Start {
-    let torn = || Line { at: String::new(), step: Step::Gap { lost: 1 } };
-    let lines = text.lines().filter(|line| !line.is_empty());
-    let lines = lines.map(|line| serde_json::from_str(line).unwrap_or_else(|_| torn()));
-    let lines: Vec<Line> = lines.filter(|line: &Line| line.at.as_str() <= until).collect();
+/// The lines of a file up to `until`. A kill tears the last line of a file, which is then a gap; a full disk tears
+/// lines, after which the file tells a gap. Any other line that cannot be read is an error.
+pub(crate) fn start(name: &str, text: &str, is_running: bool, until: &str) -> Result<Start> {
+    let mut lines: Vec<Line> = Vec::new();
+    let mut torn = None;
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        let read = serde_json::from_str::<Line>(line);
+        match (read, torn) {
+            (Err(_), _) => torn = torn.or(Some(line)),
+            (Ok(read), Some(line)) if !matches!(read.step, Step::Gap { .. }) => return Err(unreadable(name, line)),
+            (Ok(read), _) => {
+                torn = None;
+                lines.push(read);
+            }
+        }
+    }
+    if let Some(line) = torn {
+        // Of a node that runs, the rest of the line comes in a moment.
+        if is_running {
+            return Err(unreadable(name, line));
+        }
+        lines.push(Line { at: String::new(), step: Step::Gap { lost: 1 } });
+    }
+    lines.retain(|line| line.at.as_str() <= until);
     let has_stopped = lines.last().is_some_and(|line| line.step == Step::Stopped);
-    Start { name: name.to_owned(), lines, is_whole: is_running || has_stopped }
+    Ok(Start { name: name.to_owned(), lines, is_whole: is_running || has_stopped })
+}
+
+fn unreadable(name: &str, line: &str) -> anyhow::Error {
+    anyhow!("the history of {name} has a line that cannot be read: {line}")
 }

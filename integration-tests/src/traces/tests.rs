@@ -19,7 +19,7 @@ fn start(name: &str, is_running: bool, steps: &[&str]) -> Start {
         line.to_string()
     };
     let text: Vec<String> = steps.iter().enumerate().map(line).collect();
-    read::start(name, &text.join("\n"), is_running, END)
+    read::start(name, &text.join("\n"), is_running, END).unwrap()
 }
 
 fn accepted(starts: &[Start]) {
@@ -173,4 +173,31 @@ fn a_gap_leaves_steps_unknown_and_an_undamaged_file_does_not() {
     let whole = start("a", true, &[OWNED, CLAIMED, "confirmed attempt=1"]);
     refused(&[whole], "next: Confirmed(1)");
     accepted(&[start("a", true, &[OWNED, CLAIMED, "gap lost=1", "confirmed attempt=1"])]);
+}
+
+/// A history of these lines.
+fn history(is_running: bool, lines: &[&str]) -> anyhow::Result<Start> {
+    read::start("a", &lines.join("\n"), is_running, END)
+}
+
+#[test]
+fn a_line_that_cannot_be_read_is_refused_except_where_a_kill_or_a_full_disk_tore_it() {
+    let (started, torn) = (
+        r#"{"at":"2026-01-01T00:00:00.000000Z","step":"started","node":"a","incarnation":"b","version":"0.3.0"}"#,
+        r#"{"at":"2026-01-01T"#,
+    );
+    let gap = r#"{"at":"2026-01-01T00:00:01.000000Z","step":"gap","lost":2}"#;
+    let stopped = r#"{"at":"2026-01-01T00:00:02.000000Z","step":"stopped"}"#;
+    for (is_running, lines) in [(false, vec![started, torn, stopped]), (true, vec![started, torn])] {
+        let error = history(is_running, &lines).unwrap_err().to_string();
+        assert!(error.contains(torn), "{error}");
+    }
+    let killed = history(false, &[started, torn]).unwrap();
+    assert_eq!((killed.is_whole, killed.lines.len()), (false, 2));
+    let full = history(false, &[started, torn, torn, gap, stopped]).unwrap();
+    assert_eq!((full.is_whole, full.lines.len()), (true, 3));
+    assert!([&killed.lines[1], &full.lines[1]].iter().all(|line| line.step.leaves_doubt()));
+    // A step that no version writes is not torn.
+    let unknown = r#"{"at":"2026-01-01T00:00:00.000000Z","step":"vanished","task":"t"}"#;
+    history(false, &[unknown, stopped]).unwrap_err();
 }
