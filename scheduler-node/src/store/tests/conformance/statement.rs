@@ -8,7 +8,7 @@ use std::{
 use common::{
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
     task::{
-        TaskState,
+        BusinessKey, OnDuplicate, TaskState,
         bulk::{BulkAction, BulkCandidate, Target},
         oracle::Event,
         state::{CancelOutcome, cancel_outcome},
@@ -17,11 +17,12 @@ use common::{
     wire::ValidChange,
 };
 
-use super::super::{fixture, fixture::TestDatabase, new_task, node, pick};
+use super::super::{changed, fixture, fixture::TestDatabase, new_task, node, pick};
 use crate::store::{
     bulk::{BulkChange, FoundTask},
     change::{Cancelled, Guarded, Keep},
     claim::Claimed,
+    put::{PutOutcome, Retention},
     rows::TaskRecord,
     settle::{Deliver, Extend, Finish, Report, Retry},
     submit::Sending,
@@ -65,6 +66,7 @@ pub(super) enum Statement {
     Expire,
     Release,
     SubmitAgain,
+    Supersede,
     BulkCancel,
     BulkRun,
     BulkMove,
@@ -72,7 +74,7 @@ pub(super) enum Statement {
 }
 
 impl Statement {
-    pub(super) const ALL: [Self; 28] = [
+    pub(super) const ALL: [Self; 29] = [
         Self::Claim,
         Self::Pick,
         Self::ClaimInClosedLane,
@@ -97,6 +99,7 @@ impl Statement {
         Self::Expire,
         Self::Release,
         Self::SubmitAgain,
+        Self::Supersede,
         Self::BulkCancel,
         Self::BulkRun,
         Self::BulkMove,
@@ -116,6 +119,7 @@ impl Statement {
             Self::Retry => Event::Retry,
             Self::Cancel | Self::CancelAlone | Self::CancelInSql | Self::BulkCancel => Event::Cancel,
             Self::FinishAsStopped => Event::Stop,
+            Self::Supersede => Event::Supersede,
             Self::Run | Self::ChangeDueTime | Self::ChangeDueTimeAlone | Self::BulkRun | Self::BulkMove => Event::Move,
             Self::Revive | Self::BulkRevive => Event::Revive,
             Self::Expire => Event::Expire,
@@ -280,6 +284,7 @@ impl<'a> Subject<'a> {
                 self.submit(Sending::Again).await;
                 Answer::default()
             }
+            S::Supersede => self.supersede().await,
             S::BulkCancel => self.act(BulkAction::Cancel).await,
             S::BulkRun => self.act(BulkAction::Run).await,
             S::BulkMove => self.act(BulkAction::Move(Target::By { shift_ms: 60_000 })).await,
@@ -325,6 +330,29 @@ impl<'a> Subject<'a> {
         let mut task = new_task(self.id);
         task.queue = self.queue.clone();
         self.test.database.task_submit(&[task], sending).await.unwrap();
+    }
+
+    /// Submits a newer version of the task. The task has its key for this statement only, and the newer one goes
+    /// again: nothing else may meet the key.
+    async fn supersede(&self) -> Answer {
+        self.set_key(Some("k")).await;
+        let newer = changed(new_task(fixture::fresh_id_of(self.id.shard())), |task| {
+            task.queue = self.queue.clone();
+            task.keyed = Some(BusinessKey { key: "k".into(), version: 1, on_duplicate: OnDuplicate::Version });
+        });
+        let id = newer.id;
+        let hold = Retention { window_ms: DAY_MS, keep_ms: DAY_MS };
+        let put = self.test.database.task_put(&[newer], &[hold]).await.unwrap().remove(0);
+        assert_eq!(put.outcome, PutOutcome::Created, "no other task has the key");
+        let gone = sqlx::query("DELETE FROM duetime.task WHERE id = $1").bind(id.uuid());
+        assert_eq!(gone.execute(&self.test.pool).await.unwrap().rows_affected(), 1);
+        self.set_key(None).await;
+        Answer::of(put.superseded == 1)
+    }
+
+    async fn set_key(&self, key: Option<&str>) {
+        let set = sqlx::query("UPDATE duetime.task SET key = $2 WHERE id = $1").bind(self.id.uuid()).bind(key);
+        set.execute(&self.test.pool).await.unwrap();
     }
 
     async fn finish(&self, attempt: Attempt, final_state: TaskState, was: &'static [TaskState]) -> Answer {
