@@ -7,7 +7,10 @@ mod nodes;
 mod postgres;
 mod rabbit;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use anyhow::Result;
 use futures::future::BoxFuture;
@@ -91,6 +94,8 @@ pub(super) struct Scene {
     pub(super) node: usize,
     /// Faults of a short run are short.
     pub(super) is_short: bool,
+    /// Why the fault had no effect, if it had none.
+    pub(super) void: Arc<OnceLock<&'static str>>,
 }
 
 /// All kinds.
@@ -111,6 +116,11 @@ impl Scene {
     async fn hold(&mut self) {
         let (least_ms, most_ms) = if self.is_short { (800, 3_000) } else { (2_000, 12_000) };
         tokio::time::sleep(between(&mut self.random, least_ms, most_ms)).await;
+    }
+
+    /// Notes that the fault had no effect, as when another one stood in its way. The first reason stays.
+    fn note_void(&self, why: &'static str) {
+        self.void.set(why).ok();
     }
 
     fn below(&mut self, count: usize) -> usize {

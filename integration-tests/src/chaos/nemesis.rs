@@ -1,6 +1,10 @@
 //! The nemesis: plays one to three faults at a time, by a seeded plan, with quiet between.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use anyhow::Result;
 use rand::{RngExt, rngs::StdRng, seq::SliceRandom};
@@ -115,7 +119,8 @@ async fn play(
     let mut faults = JoinSet::new();
     for ((kind, node), place) in kinds.iter().copied().zip(victims).zip(0..) {
         let begins_after = between(random, 0, if place == 0 { 0 } else { APART_MS });
-        let scene = Scene { stage: Arc::clone(stage), random: stage.random(kind.name, round), node, is_short };
+        let void = Arc::new(OnceLock::new());
+        let scene = Scene { stage: Arc::clone(stage), random: stage.random(kind.name, round), node, is_short, void };
         faults.spawn(play_one(kind, scene, begins_after, say));
     }
     faults.join_all().await;
@@ -138,7 +143,7 @@ async fn victims(stage: &Stage, random: &mut StdRng, kinds: &[&'static Kind]) ->
 
 async fn play_one(kind: &'static Kind, scene: Scene, begins_after: Duration, say: fn(&str)) {
     tokio::time::sleep(begins_after).await;
-    let stage = Arc::clone(&scene.stage);
+    let (stage, void) = (Arc::clone(&scene.stage), Arc::clone(&scene.void));
     let victim = match kind.part {
         Part::Node => format!(" {}", stage.sandbox.node(scene.node).name()),
         _ => String::new(),
@@ -148,6 +153,10 @@ async fn play_one(kind: &'static Kind, scene: Scene, begins_after: Duration, say
     let began = Instant::now();
     let outcome = (kind.play)(scene).await;
     stage.ledger().heal(fault);
+    if let Some(why) = void.get() {
+        say(&format!("{what}: void, {why}"));
+        stage.ledger().void(fault, why);
+    }
     match outcome {
         Ok(()) => say(&format!("{what}: healed after {:.1} s", began.elapsed().as_secs_f64())),
         Err(error) => {

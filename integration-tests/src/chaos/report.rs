@@ -50,14 +50,16 @@ fn head(facts: &serde_json::Value, verdict: &Verdict) -> String {
 }
 
 fn numbers(verdict: &Verdict, figures: &Figures) -> String {
-    let kinds: std::collections::BTreeSet<&str> = figures.harms.iter().map(|harm| harm.name.as_str()).collect();
+    let played: Vec<&Harm> = figures.harms.iter().filter(|harm| harm.void.is_none()).collect();
+    let kinds: std::collections::BTreeSet<&str> = played.iter().map(|harm| harm.name.as_str()).collect();
     let cells = [
         (format!("{}", verdict.submitted), "submissions"),
         (format!("{}", verdict.unknown), "answers that did not come"),
         (format!("{}", verdict.messages), "messages"),
         (format!("{}", verdict.marked_copies), "marked copies"),
         (format!("{}", verdict.cancelled), "cancelled in time"),
-        (format!("{}", figures.harms.len()), "faults"),
+        (format!("{}", played.len()), "faults"),
+        (format!("{}", figures.harms.len() - played.len()), "void faults"),
         (format!("{}", kinds.len()), "kinds of faults"),
         (format!("{:.0} ms", figures.quiet_p99_ms), "p99 of lateness in quiet seconds"),
         (format!("{} s", figures.without_excuse), "in which no fault excuses a copy"),
@@ -96,20 +98,21 @@ fn kinds(figures: &Figures) -> String {
         let worst = harms.iter().map(|harm| harm.worst_ms).fold(0.0, f64::max);
         let back = harms.iter().filter_map(|harm| harm.normal_after_s).reduce(f64::max);
         let copies: usize = harms.iter().map(|harm| harm.copies).sum();
+        let void = harms.iter().filter(|harm| harm.void.is_some()).count();
         rows += &format!(
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{worst:.0}</td><td>{}</td><td>{copies}</td></tr>",
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{void}</td><td>{worst:.0}</td><td>{}</td><td>{copies}</td></tr>",
             escape(row),
             escape(name),
-            harms.len(),
+            harms.len() - void,
             seconds(back),
         );
     }
     format!(
         "<h2>Faults by kind</h2><p>A row is that of the fault matrix. Faults at the same time share their lateness and \
          copies. <i>Normal after</i> is the longest time from a heal until three seconds in a row whose tasks were all \
-         less than {} ms late; a dash: the next fault began before.</p>\
-         <table><thead><tr><th>Row</th><th>Fault</th><th>Times</th><th>Worst lateness, ms</th><th>Normal after, s</th>\
-         <th>Copies</th></tr></thead><tbody>{rows}</tbody></table>\n",
+         less than {} ms late; a dash: the next fault began before. A void fault had no effect.</p>\
+         <table><thead><tr><th>Row</th><th>Fault</th><th>Times</th><th>Void</th><th>Worst lateness, ms</th>\
+         <th>Normal after, s</th><th>Copies</th></tr></thead><tbody>{rows}</tbody></table>\n",
         figures::NORMAL_MS,
     )
 }
@@ -117,8 +120,9 @@ fn kinds(figures: &Figures) -> String {
 fn faults(figures: &Figures) -> String {
     let mut rows = String::new();
     for (harm, number) in figures.harms.iter().zip(1..) {
+        let void = harm.void.as_ref().map(|why| format!(" (void: {})", escape(why))).unwrap_or_default();
         rows += &format!(
-            "<tr><td>{number}</td><td>{}</td><td>{} {}</td><td>{:.1}</td><td>{:.1}</td><td>{:.0}</td><td>{}</td><td>{}</td></tr>",
+            "<tr><td>{number}</td><td>{}</td><td>{} {}{void}</td><td>{:.1}</td><td>{:.1}</td><td>{:.0}</td><td>{}</td><td>{}</td></tr>",
             escape(&harm.row),
             escape(&harm.name),
             escape(&harm.victim),
@@ -166,10 +170,19 @@ mod tests {
             ..Delivery::default()
         });
         ledger.heal(fault);
+        ledger.void(fault, "the node was <away>");
         let lost = ledger.submitting("<q>", 0);
         ledger.accepted(lost, "<lost>");
         let page = page(&ledger, &ledger.judge());
-        for part in ["does not hold", "kill-node", "node-2", "stack chaos --seed 7", "&lt;lost&gt;", "<svg"] {
+        for part in [
+            "does not hold",
+            "kill-node",
+            "node-2",
+            "stack chaos --seed 7",
+            "&lt;lost&gt;",
+            "<svg",
+            "(void: the node was &lt;away&gt;)",
+        ] {
             assert!(page.contains(part), "{part} is missing");
         }
         assert!(!page.contains("<script") && !page.contains("<lost>"));

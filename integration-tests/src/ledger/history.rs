@@ -189,6 +189,8 @@ pub struct Window {
     pub what: String,
     pub from_us: i64,
     pub until_us: Option<i64>,
+    /// Why the fault had no effect, if it had none. What it did until then excuses as others do.
+    pub void: Option<String>,
 }
 
 /// A span of time in which nothing was broken, from a moment at which all nodes were ready to the next fault.
@@ -239,6 +241,8 @@ pub(super) struct History {
     pub(super) rows: Vec<Row>,
     pub(super) has_tables: bool,
     pub(super) wrong: Vec<String>,
+    /// Accepted tasks that a node did not know, and when.
+    pub(super) missing: Vec<(Number, i64)>,
 }
 
 impl History {
@@ -248,7 +252,7 @@ impl History {
 
     pub(super) fn begin_fault(&mut self, what: String, at_us: i64) {
         self.calms.iter_mut().filter(|calm| calm.until_us.is_none()).for_each(|calm| calm.until_us = Some(at_us));
-        self.windows.push(Window { what, from_us: at_us, until_us: None });
+        self.windows.push(Window { what, from_us: at_us, until_us: None, void: None });
     }
 
     /// The answers to a message.

@@ -98,6 +98,11 @@ pub(super) enum Event {
         fault: usize,
         at_us: i64,
     },
+    /// The fault had no effect.
+    Void {
+        fault: usize,
+        why: String,
+    },
     /// The clock of the database that has these shards is about to be set ahead.
     ClockAhead {
         shards: BTreeSet<u32>,
@@ -143,6 +148,11 @@ pub(super) enum Event {
     Row(Row),
     /// All rows of the databases have been recorded.
     Tables,
+    /// A node does not know an accepted task.
+    Missing {
+        number: Number,
+        at_us: i64,
+    },
     /// Something that no row and no message shows.
     Wrong {
         what: String,
@@ -201,6 +211,7 @@ impl History {
             Event::Fault { what, at_us } => self.begin_fault(what, at_us),
             Event::Calm { at_us } => self.calms.push(Calm { from_us: at_us, until_us: None }),
             Event::Healed { fault, at_us } => self.windows[fault].until_us = Some(at_us),
+            Event::Void { fault, why } => self.windows[fault].void = Some(why),
             Event::ClockAhead { shards, ahead_us, at_us } => {
                 self.ahead.push(Ahead { shards, ahead_us, from_us: at_us, until_us: None });
             }
@@ -236,6 +247,7 @@ impl History {
             }
             Event::Row(row) => self.rows.push(row),
             Event::Tables => self.has_tables = true,
+            Event::Missing { number, at_us } => self.missing.push((number, at_us)),
             Event::Wrong { what } => self.wrong.push(what),
             _ => {}
         }

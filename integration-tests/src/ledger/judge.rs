@@ -45,6 +45,9 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     tables::judge_tables(history, grace_us, &mut verdict);
     attempts::judge_successes(history, grace_us, &mut verdict);
     attempts::judge_deaths(history, grace_us, &mut verdict);
+    for (number, at_us) in history.missing.iter().filter(|(_, at_us)| !in_window(history, grace_us, *at_us)) {
+        verdict.others.add(|| format!("task {number} was accepted, and a node did not know it at {at_us}"));
+    }
     history.wrong.iter().for_each(|what| verdict.others.add(|| what.clone()));
     verdict.lateness = lateness(history, i64::MIN, i64::MAX);
     verdict

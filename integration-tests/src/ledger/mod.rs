@@ -222,6 +222,11 @@ impl Ledger {
         self.record(Event::Healed { fault: fault.0, at_us: now_us() });
     }
 
+    /// Records that a fault had no effect.
+    pub fn void(&self, fault: Fault, why: &str) {
+        self.record(Event::Void { fault: fault.0, why: why.to_owned() });
+    }
+
     /// The faults so far, in the order in which they began.
     pub fn windows(&self) -> Vec<Window> {
         self.history.lock().windows.clone()
@@ -299,6 +304,11 @@ impl Ledger {
     pub fn tables(&self, rows: Vec<Row>) {
         rows.into_iter().for_each(|row| self.record(Event::Row(row)));
         self.record(Event::Tables);
+    }
+
+    /// Records that a node does not know an accepted task.
+    pub fn missing(&self, number: Number) {
+        self.record(Event::Missing { number, at_us: now_us() });
     }
 
     /// Records a violation that the run itself saw.

@@ -47,6 +47,7 @@ impl Story {
             what: "a fault".into(),
             from_us: from_ms * 1_000,
             until_us: until_ms.map(|ms| ms * 1_000),
+            void: None,
         });
     }
 }

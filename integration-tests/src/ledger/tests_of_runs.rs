@@ -143,6 +143,48 @@ fn half_of_a_load_may_be_refused_on_purpose() {
     only(&story.ledger.judge(), |verdict| &mut verdict.others);
 }
 
+/// As many submissions to another queue are accepted as there are to `queue`, of which so many are refused.
+fn calm_with(sent: usize, refused: usize) -> Verdict {
+    let story = Story::new();
+    story.ledger.record(Event::Calm { at_us: 0 });
+    for place in 0..sent {
+        story.arrives(story.task(), 1, DUE_MS);
+        let number = story.ledger.submitting("other", DUE_MS);
+        if place < refused {
+            story.ledger.refused(number);
+        } else {
+            story.ledger.taken(number);
+            story.ledger.may_lapse(number);
+        }
+    }
+    story.ledger.judge()
+}
+
+#[test]
+fn a_queue_that_is_refused_as_a_whole_is_a_violation_beside_others_that_are_not() {
+    only(&calm_with(30, 30), |verdict| &mut verdict.others);
+    only(&calm_with(30, 16), |verdict| &mut verdict.others);
+    calm_with(30, 15).assert_holds();
+    // Too few to tell.
+    calm_with(29, 29).assert_holds();
+}
+
+#[test]
+fn an_accepted_task_that_a_node_does_not_know_is_a_violation_far_from_a_fault() {
+    let missing_at = |at_ms: i64| {
+        let story = Story::new();
+        story.window(500, Some(600));
+        let number = story.task();
+        story.arrives(number, 1, DUE_MS);
+        story.ledger.record(Event::Missing { number, at_us: at_ms * 1_000 });
+        story.ledger.judge()
+    };
+    missing_at(500).assert_holds();
+    missing_at(1_600).assert_holds();
+    only(&missing_at(499), |verdict| &mut verdict.others);
+    only(&missing_at(1_601), |verdict| &mut verdict.others);
+}
+
 #[test]
 fn submissions_are_counted_from_a_number_on() {
     let story = Story::new();

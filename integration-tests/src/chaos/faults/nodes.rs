@@ -107,7 +107,9 @@ async fn kill_at_point(mut scene: Scene) -> Result<()> {
     let point = POINTS[scene.below(POINTS.len())];
     scene.victim().kill();
     scene.victim().start_with_failpoints(point)?;
-    scene.victim().wait_ended(MET_WITHIN).await.ok();
+    if scene.victim().wait_ended(MET_WITHIN).await.is_err() {
+        scene.note_void("the node did not meet its fail point");
+    }
     scene.victim().kill();
     start(&scene).await
 }

@@ -15,6 +15,7 @@ const LOCKED_MOST_MS: u64 = 6_000;
 const NOTICED_AFTER: Duration = Duration::from_secs(2);
 /// The time in which a server without room uses up the WAL that it has.
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
+const NO_SNAPSHOT: &str = "the database opened no snapshot";
 /// Shards that one fault moves.
 const MOVES: i64 = 3;
 /// A cut waits for a moment without tasks in flight, which a busy machine seldom has.
@@ -200,11 +201,17 @@ async fn lock(mut scene: Scene) -> Result<()> {
 
 /// Another fault may end the server, and the transaction with it.
 async fn snapshot(mut scene: Scene) -> Result<()> {
-    let Ok(mut connection) = scene.stage.primary(0).await else { return Ok(()) };
-    let Ok(mut transaction) = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await else {
+    let Ok(mut connection) = scene.stage.primary(0).await else {
+        scene.note_void(NO_SNAPSHOT);
         return Ok(());
     };
-    transaction.execute("SELECT count(*) FROM duetime.task").await.ok();
+    let Ok(mut transaction) = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await else {
+        scene.note_void(NO_SNAPSHOT);
+        return Ok(());
+    };
+    if transaction.execute("SELECT count(*) FROM duetime.task").await.is_err() {
+        scene.note_void(NO_SNAPSHOT);
+    }
     scene.hold().await;
     transaction.rollback().await.ok();
     Ok(())

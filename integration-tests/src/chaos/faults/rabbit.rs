@@ -16,6 +16,7 @@ use crate::{
     sandbox::Rabbit,
 };
 
+const NOT_CONNECTED: &str = "RabbitMQ took no connection";
 /// Messages of one fault.
 const POISONED: usize = 60;
 /// The name of the policy that leaves a RabbitMQ queue room for one message.
@@ -150,12 +151,18 @@ async fn alarm(mut scene: Scene) -> Result<()> {
 
 /// No broker may go away until the members of the queue have ended, see [`ENDED_AFTER`].
 async fn delete_queue(scene: Scene) -> Result<()> {
-    let Ok(connection) = connect(&scene).await else { return Ok(()) };
     // The connection may be closed meanwhile, or the queue without a leader.
-    if let Ok(channel) = connection.create_channel().await {
-        channel.queue_delete(FRAGILE.into(), QueueDeleteOptions::default()).await.ok();
+    if delete(&scene).await.is_err() {
+        scene.note_void("RabbitMQ did not confirm the deletion");
     }
     tokio::time::sleep(ENDED_AFTER).await;
+    Ok(())
+}
+
+async fn delete(scene: &Scene) -> Result<()> {
+    let connection = connect(scene).await?;
+    let channel = connection.create_channel().await?;
+    channel.queue_delete(FRAGILE.into(), QueueDeleteOptions::default()).await?;
     Ok(())
 }
 
@@ -163,7 +170,9 @@ async fn purge_queue(mut scene: Scene) -> Result<()> {
     scene.sandbox().hold_consumers(FRAGILE, true);
     scene.hold().await;
     // RabbitMQ may be away in another fault.
-    tokio::time::timeout(PURGED_WITHIN, purge(&scene)).await.ok();
+    if tokio::time::timeout(PURGED_WITHIN, purge(&scene)).await.is_err() {
+        scene.note_void("no message was there to be purged");
+    }
     scene.sandbox().hold_consumers(FRAGILE, false);
     Ok(())
 }
@@ -215,8 +224,14 @@ async fn connect(scene: &Scene) -> Result<Connection> {
 /// Bytes for each queue that nodes read: no JSON, no headers, wrong types, another task's name.
 async fn poison(mut scene: Scene) -> Result<()> {
     // RabbitMQ may be away in another fault.
-    let Ok(connection) = connect(&scene).await else { return Ok(()) };
-    let Ok(channel) = connection.create_channel().await else { return Ok(()) };
+    let Ok(connection) = connect(&scene).await else {
+        scene.note_void(NOT_CONNECTED);
+        return Ok(());
+    };
+    let Ok(channel) = connection.create_channel().await else {
+        scene.note_void(NOT_CONNECTED);
+        return Ok(());
+    };
     for turn in 0..POISONED {
         let queue = ["duetime.submit", "duetime.results", "duetime.rejected"][turn % 3];
         let body: Vec<u8> = (0..scene.random.random_range(0..400)).map(|_| scene.random.random()).collect();
@@ -231,6 +246,9 @@ async fn poison(mut scene: Scene) -> Result<()> {
         let options = BasicPublishOptions::default();
         // The connection may be closed meanwhile.
         if channel.basic_publish("".into(), queue.into(), options, &body, properties).await.is_err() {
+            if turn == 0 {
+                scene.note_void(NOT_CONNECTED);
+            }
             break;
         }
     }

@@ -7,6 +7,7 @@ use super::{TASKS, Turn};
 use crate::{
     chaos::queues::{BULK, CANCELLED},
     client::Failure,
+    ledger::Number,
 };
 
 /// Each so many turns of the bulk stream are a bulk cancel instead of a submission.
@@ -25,7 +26,7 @@ pub(super) async fn cancelled(mut turn: Turn) {
             turn.stage.ledger().cancelled(number, answer["outcome"].as_str().unwrap_or_default());
         }
         Err(Failure::Unknown(_)) => turn.stage.ledger().cancel_unknown(number),
-        Err(Failure::Refused { .. } | Failure::NotSent(_)) => {}
+        Err(failure) => note_missing(&turn, number, &failure),
     }
 }
 
@@ -41,7 +42,14 @@ pub(super) async fn moved(mut turn: Turn) {
     match answer {
         Ok(_) => turn.stage.ledger().moved(number, new_ms),
         Err(Failure::Unknown(_)) => turn.stage.ledger().may_move(number, new_ms),
-        Err(Failure::Refused { .. } | Failure::NotSent(_)) => {}
+        Err(failure) => note_missing(&turn, number, &failure),
+    }
+}
+
+/// A refusal is the answer to a task in flight; but an accepted task is known, also when it has finished.
+fn note_missing(turn: &Turn, number: Number, failure: &Failure) {
+    if failure.status() == Some(404) {
+        turn.stage.ledger().missing(number);
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) struct Harm {
     /// From its heal; `None` when the next fault began before.
     pub(super) normal_after_s: Option<f64>,
     pub(super) copies: usize,
+    /// Why it had no effect, if it had none.
+    pub(super) void: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -148,6 +150,7 @@ fn harm(window: &Window, windows: &[Window], seconds: &[Second], copies: &[f64],
         worst_ms: during.iter().map(|second| second.max_ms).fold(0.0, f64::max),
         normal_after_s: normal_s.map(|normal_s| (normal_s - until_s).max(0.0)),
         copies: copies.iter().filter(|at_s| (from_s..until_s + GRACE_S).contains(*at_s)).count(),
+        void: window.void.clone(),
     }
 }
 
@@ -192,6 +195,7 @@ mod tests {
             worst_ms: 0.0,
             normal_after_s: None,
             copies: 0,
+            void: None,
         };
         assert_eq!(without_excuse(60, &[]), 60);
         assert_eq!(without_excuse(60, &[harm(10.5, 15.5)]), 60 - 26, "from second 10 to second 35");

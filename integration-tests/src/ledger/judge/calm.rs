@@ -1,9 +1,15 @@
 //! While nothing is broken, a load is taken: a run that refuses everything keeps every other promise.
 
+use std::collections::BTreeMap;
+
 use super::super::{Verdict, history::History};
 
 /// The part of the submissions that is refused on purpose, as by a rollback, is smaller than this.
 const REFUSED_PERCENT_AT_MOST: usize = 50;
+
+/// A queue with fewer submissions than this is judged with the others only: a fifth of those in SQL is rolled back, and
+/// a fault leaves those that it meets on their way without an answer.
+const OF_A_QUEUE: usize = 30;
 
 pub(super) fn judge_calm(history: &History, verdict: &mut Verdict) {
     if history.calms.is_empty() {
@@ -13,12 +19,28 @@ pub(super) fn judge_calm(history: &History, verdict: &mut Verdict) {
         let mut calms = history.calms.iter();
         calms.any(|calm| calm.from_us <= at_us && calm.until_us.is_none_or(|until_us| at_us < until_us))
     };
-    let (mut sent, mut accepted) = (0, 0);
+    let mut queues: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for entry in history.entries.iter().filter(|entry| is_calm(entry.invoked_us)) {
-        sent += 1;
-        accepted += usize::from(entry.is_accepted());
+        let (sent, accepted) = queues.entry(&entry.queue).or_default();
+        *sent += 1;
+        *accepted += usize::from(entry.is_accepted());
     }
-    if accepted == 0 || accepted * 100 < sent * (100 - REFUSED_PERCENT_AT_MOST) {
+    let (sent, accepted) =
+        queues.values().fold((0, 0), |(sent, accepted), (more, of_them)| (sent + more, accepted + of_them));
+    if !is_taken(sent, accepted) {
         verdict.others.add(|| format!("{accepted} of {sent} submissions were accepted while nothing was broken"));
+        return;
     }
+    // Each feature has queues of its own: one that is refused as a whole is a small part of the load.
+    for (queue, (sent, accepted)) in queues {
+        if sent >= OF_A_QUEUE && !is_taken(sent, accepted) {
+            verdict
+                .others
+                .add(|| format!("{accepted} of {sent} submissions to {queue} were accepted while nothing was broken"));
+        }
+    }
+}
+
+const fn is_taken(sent: usize, accepted: usize) -> bool {
+    accepted > 0 && accepted * 100 >= sent * (100 - REFUSED_PERCENT_AT_MOST)
 }
