@@ -5,22 +5,37 @@
 //! without them, so a build that does not get its turn is left to the next `duetime migrate`.
 
 use common::ids::DatabaseName;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
+use sqlx::{Connection, Executor, PgConnection, PgPool};
 
 use super::error::sqlstate;
 
-/// The indexes to build, each with its statement.
-const BUILT: [(&str, &str); 2] = [
-    ("task_waiting", include_str!("queries/index_waiting.sql")),
-    ("task_lane", include_str!("queries/index_lane.sql")),
+/// An index to build.
+struct Index {
+    name: &'static str,
+    create: &'static str,
+    /// Removes what is left of a build that was given up.
+    drop: &'static str,
+}
+
+const BUILT: [Index; 2] = [
+    Index {
+        name: "task_waiting",
+        create: include_str!("queries/index_waiting.sql"),
+        drop: "DROP INDEX CONCURRENTLY IF EXISTS duetime.task_waiting",
+    },
+    Index {
+        name: "task_lane",
+        create: include_str!("queries/index_lane.sql"),
+        drop: "DROP INDEX CONCURRENTLY IF EXISTS duetime.task_lane",
+    },
 ];
 
-/// The index whose rows those two have divided among them.
-const REPLACED: &str = "task_partition";
+/// Drops the index whose rows those two have divided among them.
+const DROP_REPLACED: &str = "DROP INDEX CONCURRENTLY IF EXISTS duetime.task_partition";
 
 /// The longest wait for one lock. An autovacuum gives way within two seconds, and most transactions end sooner. Others
 /// may be open for hours, and an upgrade must not wait for those.
-const PATIENCE: &str = "10s";
+const PATIENCE: &str = "SET lock_timeout = '10s'";
 
 /// Builds the indexes that are missing. It gives up when another transaction stays in the way.
 pub(super) async fn build(database: &DatabaseName, pool: &PgPool) -> Result<(), sqlx::Error> {
@@ -43,30 +58,26 @@ pub(super) async fn build(database: &DatabaseName, pool: &PgPool) -> Result<(), 
 }
 
 async fn build_missing(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    connection.execute(AssertSqlSafe(format!("SET lock_timeout = '{PATIENCE}'"))).await?;
+    connection.execute(PATIENCE).await?;
     connection.execute("SET statement_timeout = 0").await?;
     // Two builds at one moment would wait for each other.
     let lock = "SELECT pg_try_advisory_lock(hashtextextended('duetime.task', 6))";
     if !sqlx::query_scalar::<_, bool>(lock).fetch_one(&mut *connection).await? {
         return Ok(());
     }
-    for (index, create) in BUILT {
+    for index in BUILT {
         let is_valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('duetime.' || $1)";
-        let is_valid: Option<bool> = sqlx::query_scalar(is_valid).bind(index).fetch_optional(&mut *connection).await?;
+        let is_valid: Option<bool> =
+            sqlx::query_scalar(is_valid).bind(index.name).fetch_optional(&mut *connection).await?;
         if is_valid == Some(false) {
             // A build that was given up has left it.
-            drop_index(connection, index).await?;
+            connection.execute(index.drop).await?;
         }
         if is_valid != Some(true) {
-            connection.execute(create).await?;
+            connection.execute(index.create).await?;
         }
     }
-    drop_index(connection, REPLACED).await
-}
-
-async fn drop_index(connection: &mut PgConnection, index: &str) -> Result<(), sqlx::Error> {
-    let drop_index = format!("DROP INDEX CONCURRENTLY IF EXISTS duetime.{index}");
-    connection.execute(AssertSqlSafe(drop_index)).await.map(drop)
+    connection.execute(DROP_REPLACED).await.map(drop)
 }
 
 /// Whether the statement waited too long for a lock, or another one waits for it as well.
