@@ -442,7 +442,8 @@ impl Rabbit {
 /// taken by another program.
 fn remembered_name(folder: &Path) -> Result<String> {
     let (file, port) = (folder.join("name"), folder.join("port"));
-    if let Ok(known) = fs::read_to_string(&file) {
+    // It is empty where the process was killed before it was written.
+    if let Some(known) = fs::read_to_string(&file).ok().filter(|known| !known.is_empty()) {
         return Ok(known);
     }
     // A broker of earlier versions has a port and no file with its name.

@@ -30,7 +30,7 @@ async fn none_is_left(folder: &Path) -> Result<()> {
     until("no process is left", GONE_WITHIN, || async { (!is_used(folder)).then_some(()) }).await
 }
 
-/// Starts a stack and sends it `signal` once its first store runs. Returns its folder.
+/// Starts a stack and sends it `signal` once all its stores are on record, before they answer. Returns its folder.
 async fn broken_off(signal: Signal) -> Result<PathBuf> {
     let folder = fresh("up");
     let mut up = Command::new(env!("CARGO_BIN_EXE_stack"))
@@ -41,9 +41,10 @@ async fn broken_off(signal: Signal) -> Result<PathBuf> {
         .stdout(Stdio::null())
         .kill_on_drop(true)
         .spawn()?;
-    // etcd makes it, and starts beside PostgreSQL, whose files are made meanwhile.
-    let data = folder.join("stack/etcd/etcd-1/data");
-    until("etcd starts", WITHIN, || async { data.exists().then_some(()) }).await?;
+    // It is launched last, and takes seconds to answer.
+    let record = folder.join("stack/running.json");
+    let is_recorded = || fs::read_to_string(&record).is_ok_and(|record| record.contains("\"rabbitmq\""));
+    until("RabbitMQ starts", WITHIN, || async { is_recorded().then_some(()) }).await?;
     Identity::of("stack up", up.id().context("it runs")?)?.end(signal, WITHIN).await?;
     ensure!(!up.wait().await?.success(), "it was not interrupted");
     Ok(folder)

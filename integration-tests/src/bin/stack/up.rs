@@ -73,17 +73,26 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Fails once this process is asked to end: by Ctrl-C, by `kill`, or because its terminal is gone.
+/// Fails once this process is asked to end: by Ctrl-C, by `kill`, or because its terminal is gone. `nohup` has the last
+/// of them ignored, and it stays so.
 async fn asked_to_end() -> Result<()> {
+    let ignores_hangup = ignores_hangup()?;
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut terminations = signal(SignalKind::terminate())?;
     let mut hangups = signal(SignalKind::hangup())?;
     tokio::select! {
         _ = interrupts.recv() => {}
         _ = terminations.recv() => {}
-        _ = hangups.recv() => {}
+        _ = hangups.recv(), if !ignores_hangup => {}
     }
     bail!("interrupted")
+}
+
+/// Whether the caller had this process ignore SIGHUP, the first bit of the mask.
+fn ignores_hangup() -> Result<bool> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).context("Linux tells it")?;
+    Ok(u64::from_str_radix(mask.trim(), 16)? & 1 == 1)
 }
 
 async fn start(place: &Place, options: &Options) -> Result<()> {
