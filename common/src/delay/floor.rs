@@ -19,7 +19,7 @@ pub const SLOW_LOOK: Duration = Duration::from_millis(100);
 /// is not slow even so.
 const QUICK_READ: Duration = Duration::from_millis(5);
 
-/// How long ago the floor is for a queue whose first read from the head has run out of time: its newest tasks go on.
+/// How long ago the floor is at least after a read that has run out of time: the newest tasks go on.
 const LOOK_BACK: Duration = Duration::from_secs(60);
 
 /// Where a look begins.
@@ -41,6 +41,8 @@ pub struct Floor {
     lowered_to: Option<UnixMicros>,
     /// The next read from the head. `None`: looks begin everywhere.
     head_at: Option<Instant>,
+    /// Whether tasks came whose due times are unknown, so that the next look reads from the head.
+    is_unsure: bool,
 }
 
 impl Floor {
@@ -48,8 +50,10 @@ impl Floor {
     pub fn begin(&mut self, now: Instant) -> LookFrom {
         self.at = self.at.map(|at| self.lowered_to.map_or(at, |low| at.min(low)));
         self.lowered_to = None;
+        let is_unsure = std::mem::take(&mut self.is_unsure);
         match (self.head_at, self.at) {
             (None, _) => LookFrom::Everywhere,
+            (Some(_), _) if is_unsure => LookFrom::Head,
             (Some(head_at), Some(at)) if now < head_at => LookFrom::Floor(at),
             (Some(_), _) => LookFrom::Head,
         }
@@ -66,9 +70,11 @@ impl Floor {
         self.head_at = (took > QUICK_READ).then(|| now + took * 9);
     }
 
-    /// Records a read from the head that ran out of time after so long. The floor stays, or is a while ago.
+    /// Records a read that ran out of time after so long. The floor stays, or is a while ago if that is earlier: a task
+    /// may have become ready below it unnoticed.
     pub fn ran_out_of_time(&mut self, database_now: UnixMicros, took: Duration, now: Instant) {
-        self.at = self.at.or_else(|| Some(database_now.minus(LOOK_BACK)));
+        let a_while_ago = database_now.minus(LOOK_BACK);
+        self.at = Some(self.at.map_or(a_while_ago, |at| at.min(a_while_ago)));
         self.head_at = Some(now + took * 9);
     }
 
@@ -83,9 +89,8 @@ impl Floor {
     }
 
     /// Tasks came whose due times are unknown.
-    pub fn forget(&mut self, now: Instant) {
-        self.at = None;
-        self.head_at = self.head_at.map(|_| now);
+    pub fn doubt(&mut self) {
+        self.is_unsure = true;
     }
 
     /// The due time from which on the look under way finds all ready tasks. `None`: everywhere.

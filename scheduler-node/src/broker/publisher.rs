@@ -61,8 +61,9 @@ pub(super) struct Publisher {
     refusals: Arc<Refusals>,
     confirm_within: Duration,
     metrics: Arc<BrokerMetrics>,
-    /// Held while the broker is sounded out: once is enough for all who ask.
-    sounding: Mutex<()>,
+    /// Held while the broker is sounded out, with the end of the last time that it did not confirm: once is enough for
+    /// all who ask.
+    sounding: Mutex<Option<Instant>>,
 }
 
 impl Publisher {
@@ -119,8 +120,9 @@ impl Publisher {
     /// Whether the broker takes messages now. RabbitMQ tells a connection of an alarm only when it publishes. So
     /// without a recent confirm, one message to no queue asks.
     pub(super) async fn takes_messages(&self) -> bool {
-        let _one_asks = self.sounding.lock().await;
-        if self.link.is_blocked() {
+        let asked = Instant::now();
+        let mut silent_until = self.sounding.lock().await;
+        if self.link.is_blocked() || silent_until.is_some_and(|until| asked < until) {
             return false;
         }
         if self.heard.silence() < CONFIRMED_LATELY {
@@ -133,6 +135,8 @@ impl Publisher {
         let is_confirmed = matches!(tokio::time::timeout(START_WITHIN, sounded).await, Ok(Some(())));
         if is_confirmed {
             self.heard.now();
+        } else {
+            *silent_until = Some(Instant::now());
         }
         is_confirmed
     }

@@ -41,7 +41,7 @@ const PATIENCE: &str = "SET lock_timeout = '10s'";
 pub(super) async fn build(database: &DatabaseName, pool: &PgPool) -> Result<(), sqlx::Error> {
     // The settings end with the connection.
     let mut connection = pool.acquire().await?.detach();
-    let built = build_missing(&mut connection).await;
+    let built = build_missing(database, &mut connection).await;
     let unlocked = connection.execute("SELECT pg_advisory_unlock_all()").await.map(drop);
     let closed = unlocked.and(connection.close().await);
     match built {
@@ -57,12 +57,18 @@ pub(super) async fn build(database: &DatabaseName, pool: &PgPool) -> Result<(), 
     }
 }
 
-async fn build_missing(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+async fn build_missing(database: &DatabaseName, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     connection.execute(PATIENCE).await?;
     connection.execute("SET statement_timeout = 0").await?;
+    // The build ends with its command: it would hold the lock below.
+    connection.execute("SET client_connection_check_interval = '10s'").await?;
     // Two builds at one moment would wait for each other.
     let lock = "SELECT pg_try_advisory_lock(hashtextextended('duetime.task', 6))";
     if !sqlx::query_scalar::<_, bool>(lock).fetch_one(&mut *connection).await? {
+        tracing::warn!(
+            %database,
+            "another `duetime migrate` builds the indexes of `duetime.task`; run this one again if that one was broken off"
+        );
         return Ok(());
     }
     for index in BUILT {

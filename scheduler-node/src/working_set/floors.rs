@@ -41,7 +41,7 @@ impl Floors {
     }
 
     /// Shards came, with ready tasks of any queue.
-    pub fn forget(&self, now: Instant) {
-        self.of.lock().values_mut().for_each(|floor| floor.forget(now));
+    pub fn doubt(&self) {
+        self.of.lock().values_mut().for_each(Floor::doubt);
     }
 }

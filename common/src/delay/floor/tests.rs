@@ -45,16 +45,27 @@ fn a_read_from_the_head_that_runs_out_of_time_keeps_the_floor_or_makes_one_a_whi
     let mut floor = floor(now);
     floor.ran_out_of_time(database_now, 5 * SECOND, now);
     assert_eq!(floor.begin(now + 44 * SECOND), LookFrom::Floor(OLDEST));
-    floor.forget(now);
-    assert_eq!(floor.begin(now), LookFrom::Head);
+    floor.raise(database_now);
     floor.ran_out_of_time(database_now, 5 * SECOND, now);
-    assert_eq!(floor.begin(now), LookFrom::Floor(database_now.minus(LOOK_BACK)));
+    let a_while_ago = database_now.minus(LOOK_BACK);
+    assert_eq!(floor.begin(now), LookFrom::Floor(a_while_ago), "the answer to a claim may have been lost");
+    let mut first = Floor::default();
+    first.was_slow(now);
+    first.ran_out_of_time(database_now, 5 * SECOND, now);
+    assert_eq!(first.begin(now), LookFrom::Floor(a_while_ago));
 }
 
 #[test]
-fn tasks_of_unknown_due_times_need_no_floor_where_there_was_none() {
+fn tasks_of_unknown_due_times_are_found_from_the_head_and_the_floor_is_kept() {
     let now = Instant::now();
-    let mut floor = Floor::default();
-    floor.forget(now);
-    assert_eq!(floor.begin(now), LookFrom::Everywhere);
+    let mut floor = floor(now);
+    assert_eq!(floor.begin(now), LookFrom::Floor(OLDEST));
+    floor.doubt();
+    floor.raise(OLDEST);
+    assert_eq!(floor.begin(now), LookFrom::Head, "they came while a look was under way");
+    floor.ran_out_of_time(OLDEST.plus(1_000 * SECOND), 5 * SECOND, now);
+    assert_eq!(floor.begin(now), LookFrom::Floor(OLDEST));
+    let mut none = Floor::default();
+    none.doubt();
+    assert_eq!(none.begin(now), LookFrom::Everywhere);
 }

@@ -157,8 +157,12 @@ impl<S: Statements> Dispatcher<S> {
             self.claims.database.hearing.lock().runs(clock::instant());
             match self.turn() {
                 Turn::Wake(mut batch) => {
-                    let is_full = batch.is_full;
-                    self.begin_looks(&mut batch, &looks, &mut children);
+                    // Looks that were put back must not make the loop spin.
+                    let is_full = self.begin_looks(&mut batch, &looks, &mut children) && batch.is_full;
+                    if batch.entries.is_empty() {
+                        tokio::time::sleep(BETWEEN_CLAIMS).await;
+                        continue;
+                    }
                     let permit = Arc::clone(&claims).acquire_owned().await.expect("the semaphore is never closed");
                     let (this, work) = (self.clone(), at_work());
                     children.spawn(async move {
@@ -250,10 +254,11 @@ impl<S: Statements> Dispatcher<S> {
     }
 
     /// Takes the looks at waiting tasks out of a batch. A look may take seconds, so it holds no place of a claim. Looks
-    /// without a place go back into the heap.
-    fn begin_looks(&self, batch: &mut Batch, places: &Arc<Semaphore>, children: &mut JoinSet<()>) {
+    /// without a place go back into the heap. Returns whether all have begun.
+    fn begin_looks(&self, batch: &mut Batch, places: &Arc<Semaphore>, children: &mut JoinSet<()>) -> bool {
         let looks: Vec<Entry> = batch.entries.extract_if(.., |entry| entry.kind == WakeKind::Look).collect();
         let owned_shards = &self.claims.database.owned_shards;
+        let mut have_all_begun = true;
         for part in looks.chunks(LOOKED_AT_ONCE) {
             let ids: Vec<TaskId> = part.iter().map(|entry| entry.id).collect();
             if let Ok(place) = Arc::clone(places).try_acquire_owned() {
@@ -266,8 +271,10 @@ impl<S: Statements> Dispatcher<S> {
                 let wake_at = self.claims.now().plus(LOOK_LATER);
                 owned_shards.end(ids);
                 owned_shards.offer(part.iter().map(|entry| Entry { wake_at, ..*entry }));
+                have_all_begun = false;
             }
         }
+        have_all_begun
     }
 
     async fn claim(&self, mut ids: Vec<TaskId>, ahead: Duration) {

@@ -244,11 +244,11 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             }
         }
         let all = returned.len() + messages;
-        let is_left = self.is_left(queue, places, exchange);
-        let pause = self.pause(queue, all, if is_left { all } else { all - open.len() });
-        if is_left {
+        if self.is_up() && self.is_left(queue, places, exchange) {
+            self.lanes.lost(queue, all);
             self.look_again_alone(queue, exchange, places, open);
         } else {
+            let pause = self.pause(queue, all, all - open.len());
             for (database, id) in open {
                 // Spread over time: a full queue makes room for some of them after the other.
                 self.databases[database].look_again([id], pause.mul_f64(0.5 + dice::roll()));
@@ -271,9 +271,13 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         tracing::debug!(task = %id, %attempt, %queue, ?outcome, "task not confirmed; publishing it again");
     }
 
+    fn is_up(&self) -> bool {
+        matches!(*self.broker.state().borrow(), BrokerState::Up { .. })
+    }
+
     /// The back-off of messages without a confirm. A broker that is away says nothing about the lane.
     fn pause(&self, queue: &QueueName, messages: usize, taken: usize) -> Duration {
-        if taken < messages && !matches!(*self.broker.state().borrow(), BrokerState::Up { .. }) {
+        if taken < messages && !self.is_up() {
             self.lanes.lost(queue, messages);
             return BROKER_PAUSE;
         }

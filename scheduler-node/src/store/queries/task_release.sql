@@ -9,20 +9,25 @@
 -- and no other.
 -- Of a task in $1 it checks every name. Of a dependent of a success it checks that name, and the others only up to the
 -- first that has not succeeded: the success of each of them is checked in its own turn.
--- Finds the dependents of a success by its partition key while at most 200 tasks wait in that partition, because each
--- partition may use the same names. Otherwise it finds them by the name.
+-- Finds the dependents of a success by its name while at most 200 tasks wait for that name. Each partition may use the
+-- same names, so beyond that it reads the tasks that wait in the success's partition.
 -- $1 ids; $2 names and $3 partition keys (pairwise) of tasks that succeeded, whose dependents are checked too;
 -- $4 shards whose dependents are left out, because their place is another database.
 -- Returns the tasks that are scheduled now, and the tasks that it skipped (`held`).
-WITH done AS MATERIALIZED (
-    SELECT d.name, d.partition_key, d.partition_key IS NOT NULL AND few.tasks <= 200 AS by_partition
-      FROM unnest($2::text[], $3::text[]) AS d (name, partition_key)
+WITH common AS MATERIALIZED (
+    SELECT n.name
+      FROM (SELECT DISTINCT unnest($2::text[]) AS name) AS n
      CROSS JOIN LATERAL (
            SELECT count(*) AS tasks
              FROM (SELECT
                      FROM duetime.task AS t
-                    WHERE t.partition_key = d.partition_key AND t.state = 'waiting'
+                    WHERE t.depends_on @> ARRAY[n.name] AND t.state = 'waiting'
                     LIMIT 201) AS waiting) AS few
+     WHERE few.tasks > 200
+), done AS MATERIALIZED (
+    SELECT d.name, d.partition_key,
+           d.partition_key IS NOT NULL AND d.name = ANY(ARRAY(SELECT c.name FROM common AS c)) AS by_partition
+      FROM unnest($2::text[], $3::text[]) AS d (name, partition_key)
 ), candidate AS MATERIALIZED (
     SELECT t.id, t.xmin::text AS seen FROM unnest($1::uuid[]) AS asked (id) JOIN duetime.task AS t ON t.id = asked.id
     UNION
@@ -47,7 +52,7 @@ WITH done AS MATERIALIZED (
              FROM unnest(t.depends_on) WITH ORDINALITY AS d (name, place)
             WHERE (cardinality($1::uuid[]) > 0 OR name = ANY($2::text[])) AND duetime.standing_of(name, t.partition_key) = 'succeeded'
             ORDER BY place) AS met,
-           NOT EXISTS (
+           cardinality($1::uuid[]) = 0 AND NOT EXISTS (               -- a look has asked for all names above
            SELECT
              FROM unnest(t.depends_on) AS d (name)
             WHERE duetime.standing_of(name, t.partition_key) IS DISTINCT FROM 'succeeded') AS all_met

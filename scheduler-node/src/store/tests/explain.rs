@@ -32,9 +32,7 @@ pub(super) async fn plan(connection: &mut PgConnection, sql: &str, types: &str, 
 
 /// Returns how many pages a statement file reads with a node's settings, and these parameter types and values.
 pub(super) async fn pages(connection: &mut PgConnection, sql: &str, types: &str, values: &str) -> u64 {
-    for (setting, value) in crate::store::connect::PLANS {
-        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
-    }
+    fixture::plan_as_a_node(connection).await;
     Plan::of(connection, "force_generic_plan", sql, types, values).await.buffers()
 }
 
@@ -128,10 +126,7 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
 #[tokio::test]
 async fn a_claim_looks_its_queues_up_in_a_hash_table_of_those_that_are_not_claimed() {
     let test = filled().await;
-    let mut connection = test.pool.acquire().await.unwrap();
-    for (setting, value) in crate::store::connect::PLANS {
-        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
-    }
+    let mut connection = fixture::planned(&test.pool).await;
     let types = "uuid[], int[], bigint[], interval, interval, text[], bigint";
     let claim = include_str!("../queries/task_claim.sql");
     connection.execute(AssertSqlSafe(format!("PREPARE claim ({types}) AS {claim}"))).await.unwrap();
@@ -149,10 +144,7 @@ async fn a_claim_looks_its_queues_up_in_a_hash_table_of_those_that_are_not_claim
 #[tokio::test]
 async fn the_gate_is_driven_by_ids_even_while_the_statistics_say_that_the_table_is_empty() {
     let test = fixture::database().await;
-    let mut connection = test.pool.acquire().await.unwrap();
-    for (setting, value) in crate::store::connect::PLANS {
-        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
-    }
+    let mut connection = fixture::planned(&test.pool).await;
     let one = "ARRAY['00000000-0000-0000-0000-000000000000']::uuid[], ARRAY[7], ARRAY[1::bigint]";
     for (sql, types, values) in [
         (
@@ -359,10 +351,7 @@ async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment
 #[tokio::test]
 async fn a_page_of_tasks_that_wait_for_room_begins_where_the_page_before_ended() {
     let test = filled().await;
-    let mut connection = test.pool.acquire().await.unwrap();
-    for (setting, value) in crate::store::connect::PLANS {
-        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
-    }
+    let mut connection = fixture::planned(&test.pool).await;
     let (types, values) = (
         "int, text, int, text, timestamptz, uuid, bigint, bigint, boolean",
         "7, 'q7', 3, '-', now(), gen_random_uuid(), 500, 1000000, true",

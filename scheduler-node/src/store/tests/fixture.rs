@@ -233,10 +233,15 @@ pub(crate) fn fresh_id_of(shard: ShardId) -> TaskId {
 /// A connection whose statements are planned as those of a node.
 pub(crate) async fn planned(pool: &PgPool) -> PoolConnection<Postgres> {
     let mut connection = pool.acquire().await.unwrap();
+    plan_as_a_node(&mut connection).await;
+    connection
+}
+
+/// Gives a connection the settings of a node that decide about plans.
+pub(crate) async fn plan_as_a_node(connection: &mut PgConnection) {
     for (setting, value) in connect::PLANS {
         connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
     }
-    connection
 }
 
 pub(crate) async fn now(pool: &PgPool) -> UnixMicros {

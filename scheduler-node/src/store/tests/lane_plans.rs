@@ -1,7 +1,7 @@
 //! What the looks at tasks that wait for room cost: few rows, however many wait, and few entries of tasks that were
 //! started while an old transaction keeps them.
 
-use common::ids::QueueName;
+use common::ids::{QueueName, ShardId};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
@@ -40,7 +40,7 @@ async fn prepare_looks(connection: &mut PgConnection) {
     for (name, types, statement) in [
         ("pick", types, include_str!("../queries/task_pick.sql")),
         ("counting", "text, int[], bigint, bigint, timestamptz", include_str!("../queries/lane_read.sql")),
-        ("oldest", "text, timestamptz", include_str!("../queries/ready_oldest.sql")),
+        ("oldest", "text, timestamptz, int[], interval", include_str!("../queries/ready_oldest.sql")),
     ] {
         connection.execute(AssertSqlSafe(format!("PREPARE {name} ({types}) AS {statement}"))).await.unwrap();
     }
@@ -84,11 +84,15 @@ async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
     assert!(taken.iter().any(|(who, tasks)| who == "small" && *tasks >= 200), "{taken:?}");
 }
 
-/// 100,000 tasks of one queue that are about to be started, half of them without a key, and one behind each half.
+/// 100,000 tasks of one queue that are about to be started, half of them without a key, and one behind each half. As
+/// many are due in a day.
 const STARTED: &str = "
 INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, priority, payload, content_type, partition_key)
 SELECT gen_random_uuid(), 0, 'orders', 'ready', due, due, 3, '{}', 'application/json', CASE WHEN g % 2 = 0 THEN 'k' || g % 100 END
   FROM generate_series(1, 100002) AS g, LATERAL (SELECT now() - interval '1 h' + g * interval '1 ms' AS due) AS moment;
+INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+SELECT gen_random_uuid(), 0, 'orders', 'scheduled', due, due, '{}', 'application/json'
+  FROM generate_series(1, 100000) AS g, LATERAL (SELECT now() + interval '1 d' + g * interval '1 ms' AS due) AS moment;
 ANALYZE duetime.task;
 ";
 
@@ -105,9 +109,9 @@ async fn a_look_with_a_floor_passes_no_tasks_that_were_started_while_an_old_tran
     test.pool.execute(STARTED).await.unwrap();
     let mut old = test.pool.acquire().await.unwrap();
     old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM duetime.task LIMIT 1").await.unwrap();
-    let started = "DELETE FROM duetime.task WHERE due_at < (SELECT max(due_at) - interval '1500 us' FROM duetime.task)";
+    let started = "DELETE FROM duetime.task WHERE due_at < (SELECT max(due_at) - interval '1500 us' FROM duetime.task WHERE state = 'ready')";
     test.pool.execute(started).await.unwrap();
-    let floor = test.database.ready_oldest(&QueueName::new("orders"), None).await.unwrap();
+    let floor = test.database.ready_oldest(&QueueName::new("orders"), &[ShardId::new(0)], None).await.unwrap();
 
     let mut connection = fixture::planned(&test.pool).await;
     prepare_looks(&mut connection).await;
@@ -118,7 +122,9 @@ async fn a_look_with_a_floor_passes_no_tasks_that_were_started_while_an_old_tran
             format!(
                 "pick ('orders', '{{0}}', '{{1}}', '45 s', '{{3}}', '{{10}}', '{{1}}', ARRAY[''], 1000, false, true, 0, '{{}}', NULL, 'infinity', '100 ms', {from})"
             ),
-            format!("oldest ('orders', {from})"),
+            format!("oldest ('orders', {from}, '{{0}}', '10 s')"),
+            // No task of this shard is ready, and those of the next days are not read.
+            format!("oldest ('orders', {from}, '{{1}}', '10 s')"),
         ] {
             let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE {call}");
             let plan: Value = connection.fetch_one(AssertSqlSafe(explain)).await.unwrap().get(0);
@@ -130,7 +136,8 @@ async fn a_look_with_a_floor_passes_no_tasks_that_were_started_while_an_old_tran
                 "without a floor each entry costs a page: {pages}"
             );
         }
-        let undo = "UPDATE duetime.task SET state = 'ready', in_order = NULL WHERE queue = 'orders'";
+        let undo =
+            "UPDATE duetime.task SET state = 'ready', in_order = NULL WHERE queue = 'orders' AND state <> 'scheduled'";
         connection.execute(undo).await.unwrap();
     }
     old.execute("COMMIT").await.unwrap();

@@ -130,7 +130,7 @@ async fn a_step_of_a_walk_costs_what_it_finds_and_never_more_than_it_may_look_at
     let test = fixture::database().await;
     test.pool.execute(FILL).await.unwrap();
     let mut connection = test.pool.acquire().await.unwrap();
-    as_a_node(&mut connection).await;
+    fixture::plan_as_a_node(&mut connection).await;
     for (statement, back) in LOOKS {
         let (from, to) = if back { ("9999-01-01", "1970-01-01") } else { ("1970-01-01", "9999-01-01") };
         let further = ["$12::", "$13::"].into_iter().filter(|value| statement.contains(value)).count();
@@ -159,7 +159,7 @@ async fn finished_tasks_are_read_and_revived_by_their_primary_key() {
                   FROM (SELECT drop_on, id FROM duetime.archive WHERE state = 'dead' LIMIT 50) AS picked";
     let row = connection.fetch_one(some).await.unwrap();
     let values = format!("ARRAY[{}]::date[], ARRAY[{}]::uuid[]", row.get::<String, _>(0), row.get::<String, _>(1));
-    as_a_node(&mut connection).await;
+    fixture::plan_as_a_node(&mut connection).await;
     let statements = [include_str!("../queries/export_read_finished.sql"), include_str!("../queries/bulk_revive.sql")];
     for statement in statements {
         let plan = Plan::of(&mut connection, GENERIC, statement, "date[], uuid[]", &values).await;
@@ -170,12 +170,6 @@ async fn finished_tasks_are_read_and_revived_by_their_primary_key() {
 /// The only kind of plan that a node allows.
 const GENERIC: &str = "force_generic_plan";
 
-async fn as_a_node(connection: &mut PgConnection) {
-    for (setting, value) in crate::store::connect::PLANS {
-        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
-    }
-}
-
 #[tokio::test]
 async fn a_key_costs_its_own_tasks_however_many_others_there_are() {
     let test = fixture::database().await;
@@ -184,7 +178,7 @@ async fn a_key_costs_its_own_tasks_however_many_others_there_are() {
                 UPDATE duetime.archive SET key = 'often' WHERE queue = 'big'; ANALYZE duetime.task; ANALYZE duetime.archive;";
     test.pool.execute(keys).await.unwrap();
     let mut connection = test.pool.acquire().await.unwrap();
-    as_a_node(&mut connection).await;
+    fixture::plan_as_a_node(&mut connection).await;
     let nobody = uuid::Uuid::nil();
     let names = "ARRAY['big', 'q1', 'q2', 'q3']";
     let list = |key: &str| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use sqlx::{AssertSqlSafe, Executor, Row};
+use sqlx::{Executor, Row};
 
 use super::{explain, fixture};
 use crate::store::{error::Fault, quarantine::Quarantined};
@@ -79,10 +79,7 @@ async fn the_quarantine_forgets_what_is_old_and_what_is_too_much() {
 #[tokio::test]
 async fn the_oldest_messages_are_found_in_the_order_of_the_primary_key() {
     let test = fixture::database().await;
-    let mut connection = test.pool.acquire().await.unwrap();
-    for (setting, value) in crate::store::connect::PLANS {
-        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
-    }
+    let mut connection = fixture::planned(&test.pool).await;
     let (types, values) = ("interval, bigint, bigint", "'14 days', 10000, 2000");
     let plan = explain::plan(&mut connection, include_str!("../queries/quarantine_forget.sql"), types, values).await;
     assert!(plan.contains("Index Scan using quarantine_pkey"), "{plan}");

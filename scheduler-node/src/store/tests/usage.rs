@@ -88,10 +88,7 @@ async fn a_slice_reads_no_more_than_its_rows_and_sorts_nothing() {
                   FROM generate_series(1, 100000) AS g";
     test.pool.execute(fill).await.unwrap();
     until_all_visible(&test).await;
-    let mut connection = test.pool.acquire().await.unwrap();
-    for (setting, value) in crate::store::connect::PLANS {
-        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
-    }
+    let mut connection = fixture::planned(&test.pool).await;
     let types = "text[], timestamptz, uuid, bigint, int[]";
     let values = "ARRAY['q0', 'q1', 'q2'], '-infinity', '00000000-0000-0000-0000-000000000000', 20000, '{}'";
     for (sql, scan, most) in [

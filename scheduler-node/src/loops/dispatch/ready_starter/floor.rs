@@ -21,7 +21,7 @@ impl<S: Statements> ReadyStarter<S> {
         most: usize,
         limit: Option<i64>,
     ) -> Result<(LaneCounts, Option<UnixMicros>), Error> {
-        let from = self.floor(queue).await?;
+        let from = self.floor(queue, shards).await?;
         let began = clock::instant();
         let counts = self.claims.database.sql.lane_read(queue, shards, most, limit, from).await;
         let ended = clock::instant();
@@ -33,7 +33,7 @@ impl<S: Statements> ReadyStarter<S> {
     }
 
     /// The due time from which on a look at the queue finds all its ready tasks. `None`: everywhere.
-    async fn floor(&self, queue: &QueueName) -> Result<Option<UnixMicros>, Error> {
+    async fn floor(&self, queue: &QueueName, shards: &[ShardId]) -> Result<Option<UnixMicros>, Error> {
         let (database, began) = (&self.claims.database, clock::instant());
         let floors = &database.ready_queues.floors;
         let from = match floors.begin(queue, began) {
@@ -41,13 +41,13 @@ impl<S: Statements> ReadyStarter<S> {
             LookFrom::Head => None,
             LookFrom::Floor(at) => Some(at),
         };
-        let read = database.sql.ready_oldest(queue, from).await;
+        let read = database.sql.ready_oldest(queue, shards, from).await;
         let ended = clock::instant();
         let took = ended.saturating_duration_since(began);
         match read {
             Ok(oldest) if from.is_some() => Ok(floors.change(queue, |floor| floor.raise(oldest))),
             Ok(oldest) => Ok(floors.change(queue, |floor| floor.read_head(oldest, took, ended))),
-            Err(error) if from.is_none() && error.is_out_of_time() => {
+            Err(error) if error.is_out_of_time() => {
                 let now = self.claims.now();
                 Ok(floors.change(queue, |floor| floor.ran_out_of_time(now, took, ended)))
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use common::{ids::ShardId, shard::route::bound_to};
 
 use super::ReadyStarter;
-use crate::{clock, store::Statements, working_set::owned_shards::Held};
+use crate::{store::Statements, working_set::owned_shards::Held};
 
 impl<S: Statements> ReadyStarter<S> {
     /// Empties the buckets of the queues that may have tasks in shards that were gained since: tasks that were started
@@ -20,7 +20,7 @@ impl<S: Statements> ReadyStarter<S> {
         if gains.is_empty() {
             return;
         }
-        self.claims.database.ready_queues.floors.forget(clock::instant());
+        self.claims.database.ready_queues.floors.doubt();
         let (book, shards) = (self.books.load(), self.places.shard_count());
         // One that came from another database of this node has brought its part of the rate along.
         let is_any = shards.is_none() || gains.values().any(|held| held.epoch == held.own_since);
