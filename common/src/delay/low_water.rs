@@ -35,6 +35,11 @@ impl LowWater {
         self.mark.filter(|_| self.rests_until.is_some_and(|until| now < until + self.took * 2))
     }
 
+    /// Has the next looks begin at the head, up to one that is recorded. The mark stays for those after it.
+    pub fn look_from_head(&mut self) {
+        self.rests_until = None;
+    }
+
     /// Records a look from the head that ran out of time after so long. Without a mark, or with one that a clock which
     /// was ahead has left, the next looks begin a while ago.
     pub fn ran_out_of_time(&mut self, database_now: UnixMicros, took: Duration, now: Instant) {

@@ -40,6 +40,18 @@ fn while_looks_from_the_head_run_out_of_time_the_others_go_on_with_the_rows_that
 }
 
 #[test]
+fn a_look_from_the_head_that_was_asked_for_and_runs_out_of_time_keeps_the_mark() {
+    let (start, at) = (Instant::now(), UnixMicros::new(1_000_000_000_000));
+    let mut low_water = LowWater::default();
+    let oldest = at.minus(Duration::from_secs(1_800));
+    low_water.note(Some(oldest), at, Duration::from_secs(5), start);
+    low_water.look_from_head();
+    assert_eq!(low_water.from(start), None);
+    low_water.ran_out_of_time(at, Duration::from_secs(5), start);
+    assert_eq!(low_water.from(start), Some(oldest.minus(LOOK_BACK)), "what it had left is still found");
+}
+
+#[test]
 fn looks_beside_one_from_the_head_begin_at_the_mark() {
     let (start, at) = (Instant::now(), UnixMicros::new(1_000_000_000_000));
     let mut low_water = LowWater::default();

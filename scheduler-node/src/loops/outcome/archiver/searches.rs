@@ -30,10 +30,10 @@ pub(super) struct Search {
 
 impl Searches {
     /// Begins a search in these shards, which are in order. The first one after a gain looks from the head: tasks of a
-    /// new shard may have expired long ago.
+    /// new shard may have expired long ago. If it runs out of time, the next ones still find what the others have left.
     pub(super) fn begin(&mut self, shards: &[ShardId], now: Instant) -> Search {
         if shards.iter().any(|shard| self.shards.binary_search(shard).is_err()) {
-            self.low_water = LowWater::default();
+            self.low_water.look_from_head();
         }
         self.shards = shards.to_vec();
         Search { from: self.low_water.from(now), began: now }
@@ -68,8 +68,10 @@ mod tests {
     use std::time::Duration;
 
     use common::ids::{QueueName, TaskId};
+    use sqlx::Executor;
 
     use super::*;
+    use crate::store::{Effect, StoreOp, tests::fixture};
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -105,5 +107,25 @@ mod tests {
         let from = Some(at.minus(MINUTE));
         assert_eq!(searches.begin(&one, slow + Duration::from_secs(3)).from, from, "one that leaves brings none");
         assert_eq!(searches.begin(&one, slow + Duration::from_secs(31)).from, None);
+    }
+
+    #[tokio::test]
+    async fn a_search_in_a_gained_shard_that_runs_out_of_time_hides_nothing_that_the_others_have_left() {
+        let test = fixture::database().await;
+        let cancelled = "DO $$ BEGIN RAISE EXCEPTION 'too long' USING ERRCODE = 'query_canceled'; END $$";
+        let source = test.pool.execute(cancelled).await.expect_err("it raises");
+        let (database, op) = (test.database.name().clone(), StoreOp::TaskExpire);
+        let out_of_time = Err(Error { database, op, effect: Effect::None, source: Some(source.into()) });
+
+        let (start, at) = (Instant::now(), UnixMicros::new(1_000_000_000_000_000));
+        let (one, two) = ([ShardId::new(1)], [ShardId::new(1), ShardId::new(2)]);
+        let (mut searches, last) = (Searches::default(), at.minus(MINUTE * 30));
+        let (slow, slower) = (start + Duration::from_secs(3), start + Duration::from_secs(8));
+        let search = searches.begin(&one, start);
+        searches.end(&search, &expired(EXPIRED_PER_PASS, last), at, slow);
+        let search = searches.begin(&two, slow);
+        assert_eq!(search.from, None);
+        searches.end(&search, &out_of_time, at, slower);
+        assert_eq!(searches.begin(&two, slower).from, Some(last.minus(MINUTE)));
     }
 }
