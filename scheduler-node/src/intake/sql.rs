@@ -27,7 +27,7 @@ use self::refuse::Aside;
 use crate::{
     desk::{Desk, refusal},
     loops::{
-        outcome::releaser::Releaser,
+        outcome::releaser::{NEW_LOOKED_AT_WITHIN, Releaser},
         submit::keyed_submitter::TASKS_PER_PUT,
         upkeep::{prober::NodeFitness, queue_reader::Books},
     },
@@ -395,7 +395,10 @@ impl SqlIntake {
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
         let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
-        self.releaser.look(database, &waiting).await?;
+        let end = Instant::now() + NEW_LOOKED_AT_WITHIN;
+        if let (_, Some(error)) = self.releaser.look(database, &waiting, end).await {
+            return Err(error);
+        }
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
         let (waiting, failed) = passed.leave(tried.left, others_pass, |task| task.id);
         if failed.is_none() {

@@ -7,6 +7,7 @@
 //! belong to the ready starter. If it stops, nothing of this database comes due on this node.
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -53,6 +54,10 @@ const LOOKS_IN_FLIGHT: usize = 2;
 /// The pause before looks are tried again that found [`LOOKS_IN_FLIGHT`] others under way. Most take some
 /// milliseconds.
 const LOOK_LATER: Duration = Duration::from_millis(100);
+
+/// How long a look at waiting tasks begins statements. Eight of them run out of their five seconds meanwhile, which is
+/// enough for [`LOOKED_AT_ONCE`] tasks to become a single one. The last ends before the look counts as stalled.
+const LOOK_WITHIN: Duration = Duration::from_secs(40);
 
 /// The interval between two checks whether the queues have been read for the first time.
 const BOOK_EVERY: Duration = Duration::from_millis(20);
@@ -351,11 +356,14 @@ impl<S: Statements> Dispatcher<S> {
 
     /// Looks at waiting tasks. Those that wait no longer are claimed like any other; the preloader wakes the rest
     /// again.
-    async fn look(&self, ids: Vec<TaskId>) {
-        match self.reporter.releaser.look(&self.claims.database, &ids).await {
-            Ok(_) => self.claims.database.owned_shards.end(ids),
-            Err(error) => self.claims.unknown(&ids, "could not check waiting tasks", &error),
-        }
+    async fn look(&self, mut ids: Vec<TaskId>) {
+        let (database, end) = (&self.claims.database, clock::instant() + LOOK_WITHIN);
+        let (released, failed) = self.reporter.releaser.look(database, &ids, end).await;
+        let Some(error) = failed else { return database.owned_shards.end(ids) };
+        let released: BTreeSet<TaskId> = released.into_iter().map(|task| task.id).collect();
+        ids.retain(|id| !released.contains(id));
+        database.owned_shards.end(released);
+        self.claims.unknown(&ids, "could not check waiting tasks", &error);
     }
 
     /// Settles tasks whose deadlines have passed. The preloader wakes a task whose deadline was moved.

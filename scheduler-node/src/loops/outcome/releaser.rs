@@ -4,7 +4,10 @@
 //! still wait. Each looks after its commit, so one of the two sees the other. If a node dies in between, the task
 //! is looked at again at its own `wake_at`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::ids::TaskId;
 
@@ -26,9 +29,9 @@ const HELD_AGAIN: Duration = Duration::from_millis(100);
 /// a statement has five.
 pub const LOOKED_AT_ONCE: usize = 50;
 
-/// The most statements of one look that run out of their five seconds before the rest of it is left. That is enough
-/// for a part of [`LOOKED_AT_ONCE`] to become a single task, and such a look ends before it counts as stalled.
-const MOST_OUT_OF_TIME: u32 = 7;
+/// How long a submission waits for the look at its new waiting tasks. It is answered then, as after the longest try to
+/// store it: a task that was not looked at is found at its own `wake_at`.
+pub const NEW_LOOKED_AT_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub struct Releaser<S = Arc<Database>> {
@@ -41,46 +44,51 @@ impl<S: Statements> Releaser<S> {
         if succeeded.is_empty() {
             return;
         }
-        if let Err(error) = self.release(database, &[], succeeded).await {
+        if let (_, Some(error)) = self.release(database, &[], succeeded).await {
             tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check tasks that waited for a success; their next check finds them");
         }
     }
 
-    /// Looks at waiting tasks whose moment has come. Returns those that wait no longer. A part that ran out of its time
-    /// is halved, so that its tasks do not come together again for ever.
-    pub async fn look(&self, database: &NodeDatabase<S>, ids: &[TaskId]) -> Result<Vec<Released>, Error> {
+    /// Looks at waiting tasks whose moment has come, and begins no part of them at or after `end`. Returns those that
+    /// wait no longer, and the first error of those that it could not look at. A part that ran out of its time is
+    /// halved, so that its tasks do not come together again for ever.
+    pub async fn look(
+        &self,
+        database: &NodeDatabase<S>,
+        ids: &[TaskId],
+        end: Instant,
+    ) -> (Vec<Released>, Option<Error>) {
         let mut parts: Vec<&[TaskId]> = ids.chunks(LOOKED_AT_ONCE).collect();
-        let (mut released, mut failed, mut out_of_time) = (Vec::new(), None, 0);
-        while let Some(part) = parts.pop() {
-            let error = match self.release(database, part, &[]).await {
-                Ok(more) => {
-                    released.extend(more);
-                    continue;
-                }
-                Err(error) => error,
-            };
-            let is_late = error.is_out_of_time();
-            if error.fault() == Fault::Outage || (is_late && out_of_time == MOST_OUT_OF_TIME) {
-                return Err(error);
-            }
-            if is_late && part.len() > 1 {
+        let (mut released, mut failed, mut halved) = (Vec::new(), None, None);
+        while clock::instant() < end
+            && let Some(part) = parts.pop()
+        {
+            let (more, error) = self.release(database, part, &[]).await;
+            released.extend(more);
+            let Some(error) = error else { continue };
+            if error.is_out_of_time() && part.len() > 1 {
                 let (before, after) = part.split_at(part.len() / 2);
                 parts.extend([after, before]);
-            } else {
-                failed = Some(error);
+                halved = halved.or(Some(error));
+                continue;
             }
-            out_of_time += u32::from(is_late);
+            let is_outage = error.fault() == Fault::Outage;
+            failed = failed.or(Some(error));
+            if is_outage {
+                break;
+            }
         }
-        failed.map_or(Ok(released), Err)
+        (released, failed.or_else(|| halved.filter(|_| !parts.is_empty())))
     }
 
-    /// Releases tasks. A row whose change the database refuses is left alone for a while.
+    /// Releases tasks, and returns them with an error of the others. A row whose change the database refuses is left
+    /// alone for a while.
     async fn release(
         &self,
         database: &NodeDatabase<S>,
         ids: &[TaskId],
         succeeded: &[Succeeded],
-    ) -> Result<Vec<Released>, Error> {
+    ) -> (Vec<Released>, Option<Error>) {
         let mut ids = ids.to_vec();
         let look = |part| database.sql.task_release(part, &[]);
         // A look at a task that no longer waits reads nothing, so it shows nothing.
@@ -102,9 +110,6 @@ impl<S: Statements> Releaser<S> {
             tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task no longer waits");
         }
         let asked_left = asked.left.pop().map(|(_, error)| error);
-        match asked_left.or_else(|| told.left.pop().map(|(_, error)| error)) {
-            Some(error) => Err(error),
-            None => Ok(released),
-        }
+        (released, asked_left.or_else(|| told.left.pop().map(|(_, error)| error)))
     }
 }

@@ -18,7 +18,11 @@ use super::{
     resend::{Known, handed_back, refused, stored, until_known},
 };
 use crate::{
-    loops::{outcome::releaser::Releaser, upkeep::queue_reader::Books},
+    clock,
+    loops::{
+        outcome::releaser::{NEW_LOOKED_AT_WITHIN, Releaser},
+        upkeep::queue_reader::Books,
+    },
     metrics::Metrics,
     store::{
         put::{Put, PutOutcome, Retention},
@@ -105,17 +109,14 @@ impl KeyedSubmitter {
             .filter(|put| put.is_written() && put.state == TaskState::Waiting)
             .map(|put| put.id)
             .collect();
-        match self.releaser.look(&self.database, &waiting).await {
-            Ok(released) => {
-                for task in released {
-                    let put =
-                        puts.iter_mut().flatten().find(|put| put.id == task.id).expect("the request named this task");
-                    (put.state, put.due_at) = (TaskState::Scheduled, task.due_at);
-                }
-            }
-            Err(error) => {
-                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not check new waiting tasks; their next check finds them");
-            }
+        let end = clock::instant() + NEW_LOOKED_AT_WITHIN;
+        let (released, failed) = self.releaser.look(&self.database, &waiting, end).await;
+        for task in released {
+            let put = puts.iter_mut().flatten().find(|put| put.id == task.id).expect("the request named this task");
+            (put.state, put.due_at) = (TaskState::Scheduled, task.due_at);
+        }
+        if let Some(error) = failed {
+            tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not check new waiting tasks; their next check finds them");
         }
     }
 

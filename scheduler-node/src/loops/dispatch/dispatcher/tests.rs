@@ -171,22 +171,54 @@ async fn waiting(loops: &Loops, count: usize) -> Vec<TaskId> {
     ids
 }
 
+/// Runs `what` at the end of each change of tasks. It finds the rows in `written`.
+async fn at_each_change(loops: &Loops, what: &str) {
+    let trigger = format!(
+        "CREATE FUNCTION duetime.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {what} RETURN NULL; END $$;
+         CREATE TRIGGER slow AFTER UPDATE ON duetime.task REFERENCING NEW TABLE AS written
+             FOR EACH STATEMENT EXECUTE FUNCTION duetime.slow()"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(trigger)).execute(&loops.test.pool).await.unwrap();
+}
+
 #[tokio::test]
 async fn waiting_tasks_whose_look_runs_out_of_its_time_are_looked_at_in_smaller_parts() {
     let loops = Loops::new().await;
     let ids = waiting(&loops, 40).await;
-    let slow = "CREATE FUNCTION duetime.slow() RETURNS trigger LANGUAGE plpgsql AS $$
-                    BEGIN
-                        IF (SELECT count(*) FROM written) > 5 THEN
-                            RAISE EXCEPTION 'more than five take too long' USING ERRCODE = 'query_canceled';
-                        END IF;
-                        RETURN NULL;
-                    END $$;
-                CREATE TRIGGER slow AFTER UPDATE ON duetime.task REFERENCING NEW TABLE AS written
-                    FOR EACH STATEMENT EXECUTE FUNCTION duetime.slow()";
-    sqlx::raw_sql(slow).execute(&loops.test.pool).await.unwrap();
-    let released = loops.reporter().releaser.look(loops.database(), &ids).await.unwrap();
+    let slow = "IF (SELECT count(*) FROM written) > 5 THEN
+                    RAISE EXCEPTION 'more than five take too long' USING ERRCODE = 'query_canceled';
+                END IF;";
+    at_each_change(&loops, slow).await;
+    let (released, failed) = loops.reporter().releaser.look(loops.database(), &ids, clock::instant() + LONG).await;
+    assert!(failed.is_none(), "{failed:?}");
     assert_eq!(released.len(), ids.len());
+}
+
+#[tokio::test]
+async fn a_waiting_task_whose_look_runs_out_of_its_time_alone_hides_no_release_of_another() {
+    let loops = Loops::new().await;
+    let ids = waiting(&loops, 40).await;
+    let slow = format!(
+        "IF EXISTS (SELECT FROM written WHERE id = '{}') THEN
+             RAISE EXCEPTION 'it takes too long' USING ERRCODE = 'query_canceled';
+         END IF;",
+        ids[7].uuid()
+    );
+    at_each_change(&loops, &slow).await;
+    let (released, failed) = loops.reporter().releaser.look(loops.database(), &ids, clock::instant() + LONG).await;
+    assert_eq!(released.len(), ids.len() - 1);
+    assert!(failed.is_some_and(|error| error.is_out_of_time()));
+}
+
+#[tokio::test]
+async fn a_look_at_waiting_tasks_begins_no_part_after_its_end() {
+    let loops = Loops::new().await;
+    let ids = waiting(&loops, 2 * LOOKED_AT_ONCE).await;
+    at_each_change(&loops, "PERFORM pg_sleep(0.5);").await;
+    let end = clock::instant() + Duration::from_millis(400);
+    let (released, failed) = loops.reporter().releaser.look(loops.database(), &ids, end).await;
+    assert!(failed.is_none(), "{failed:?}");
+    assert_eq!(released.len(), LOOKED_AT_ONCE);
 }
 
 #[tokio::test]
