@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderMap, header},
 };
 use common::{access::Caller, wire::Problem};
-use futures::StreamExt;
+use futures::{StreamExt, stream};
 
 use super::{
     Api, answers,
@@ -50,6 +50,19 @@ impl FromRequest<Api> for UnreadBody {
 }
 
 impl UnreadBody {
+    /// Waits for the first byte, which the body keeps. `None`: it ended without one. The headers of a chunked body do
+    /// not say that it is empty.
+    pub(super) async fn not_empty(self) -> Option<Self> {
+        let mut arriving = self.body.into_data_stream();
+        loop {
+            let first = arriving.next().await?;
+            if !first.as_ref().is_ok_and(Bytes::is_empty) {
+                let body = Body::from_stream(stream::iter([first]).chain(arriving));
+                return Some(Self { body, ..self });
+            }
+        }
+    }
+
     /// Reads the body as text. `Content-Type` must be JSON, or absent.
     pub(super) async fn text(self, limit_bytes: usize) -> Result<BodyText, Problem> {
         self.read(JSON, limit_bytes).await
@@ -221,6 +234,25 @@ mod tests {
             let body = Body::from_stream(futures::stream::iter([Ok("{"), Err(error)]));
             assert_eq!(text(&HeaderMap::new(), body, 10).await.expect_err("refused").status, status);
         }
+    }
+
+    #[tokio::test]
+    async fn the_first_byte_shows_that_a_body_is_not_empty_and_is_kept() {
+        let unread = |body| UnreadBody {
+            headers: HeaderMap::new(),
+            body,
+            memory: Arc::new(BodyMemory::new(1 << 20)),
+            answers: None,
+            caller: "ops".into(),
+        };
+        for empty in [vec![], vec![""], vec!["", ""]] {
+            assert!(unread(chunked(empty)).not_empty().await.is_none());
+        }
+        let body = unread(chunked(vec!["", "a", "b"])).not_empty().await.expect("it has bytes");
+        assert_eq!(body.text(10).await.expect("taken").as_str(), "ab");
+        let slow = Body::from_stream(stream::iter([Err::<&str, _>(TooSlow)]));
+        let body = unread(slow).not_empty().await.expect("it may have bytes");
+        assert_eq!(body.text(10).await.expect_err("refused").status, 408);
     }
 
     #[tokio::test]

@@ -2,7 +2,6 @@
 //! the first parameter or field.
 
 use axum::{
-    body::HttpBody,
     extract::{FromRequest, FromRequestParts, Request},
     http::request::Parts,
 };
@@ -19,7 +18,7 @@ struct Nothing {}
 /// A query without parameters, beside a body or on a read. The body of a GET has no meaning and is not read.
 pub(super) struct NoQuery;
 
-/// A body without fields: none, or `{}`.
+/// A body without fields: none, `{}`, or `null`, which some clients send for none.
 pub(super) struct NoFields;
 
 /// Neither parameters nor fields: the path says all.
@@ -39,9 +38,9 @@ impl FromRequest<Api> for NoFields {
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
         // Some clients name a type although they send no body.
-        if !request.body().is_end_stream() {
-            let text = UnreadBody::from_request(request, api).await?.text(AROUND_PAYLOAD_BYTES).await?;
-            let Nothing {} = read::object(text.or_empty_object())?;
+        if let Some(body) = UnreadBody::from_request(request, api).await?.not_empty().await {
+            let text = body.text(AROUND_PAYLOAD_BYTES).await?;
+            let _: Option<Nothing> = read::object(text.or_empty_object())?;
         }
         Ok(Self)
     }

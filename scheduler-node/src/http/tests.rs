@@ -10,6 +10,7 @@ use axum::{
     http::{Method, Request, header},
 };
 use common::{limit::Limit, wire::TokenRequest};
+use futures::stream;
 use parking_lot::Mutex;
 use prometheus::Registry;
 use serde_json::Value;
@@ -199,17 +200,22 @@ async fn an_empty_body_or_object_is_no_input() {
     let (_, made) = api.ask(&api.all, &Method::POST, "/v1/tasks", r#"{"queue":"mine","delay_ms":3600000}"#).await;
     let made: Value = serde_json::from_str(&made).expect("a task");
     let path = format!("/v1/tasks/{}/run", made["id"].as_str().expect("an id"));
-    for (query, body, status) in [("", "", 200), ("?", " ", 200), ("", "{}", 200), ("", "[]", 422), ("", "{", 400)] {
+    let cases =
+        [("", "", 200), ("?", " ", 200), ("", "{}", 200), ("", " null\n", 200), ("", "[]", 422), ("", "{", 400)];
+    for (query, body, status) in cases {
         let (answered, answer) = api.ask(&api.all, &Method::POST, &format!("{path}{query}"), body).await;
         assert_eq!(answered, status, "{query} {body:?}: {answer}");
     }
-    // As curl does with an empty `--data`.
-    let request = Request::post(&path)
-        .header(header::AUTHORIZATION, format!("Bearer {}", api.all))
-        .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
-        .body(Body::empty())
-        .expect("a request");
-    assert_eq!(api.router.clone().oneshot(request).await.expect("an answer").status(), 200);
+    let chunk = |chunk: &'static str| Body::from_stream(stream::iter([Ok::<_, std::io::Error>(chunk)]));
+    // As curl does with an empty `--data`, and others in chunks.
+    for (body, status) in [(Body::empty(), 200), (chunk(""), 200), (chunk("a=b"), 415)] {
+        let request = Request::post(&path)
+            .header(header::AUTHORIZATION, format!("Bearer {}", api.all))
+            .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(body)
+            .expect("a request");
+        assert_eq!(api.router.clone().oneshot(request).await.expect("an answer").status(), status);
+    }
 }
 
 #[tokio::test]
