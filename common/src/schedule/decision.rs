@@ -22,6 +22,10 @@ pub const STAND_IN_AFTER: Duration = Duration::from_millis(400);
 /// over may be a minute behind. Beyond it, the clock was set back.
 pub const MOST_AHEAD: Duration = AHEAD.saturating_add(Duration::from_secs(60));
 
+/// How long ago the moment of a look may be. Looks beside an old transaction begin a minute ago
+/// ([`crate::delay::LowWater`]), and the rest is for the time until the moment is stored.
+const MOST_OVERDUE: Duration = Duration::from_secs(30);
+
 /// The most tasks of one look; after an outage, the newest fire times get them. With the largest payloads that is a
 /// statement of 6 MiB.
 pub(crate) const MAX_MADE_UP: usize = 100;
@@ -132,9 +136,10 @@ impl ScheduleState {
         decided.into_iter().chain(to_come).take(count).collect()
     }
 
-    /// When to look next. `None`: not before a change of the schedule.
+    /// When to look next. `None`: not before a change of the schedule. A fire time may be long overdue, after looks at
+    /// it were postponed; its next look is found like one of now.
     pub fn wake_at(&self, now: UnixMicros) -> Option<UnixMicros> {
-        let next = self.next_at.map(|next_at| next_at.minus(AHEAD));
+        let next = self.next_at.map(|next_at| next_at.minus(AHEAD).max(now.minus(MOST_OVERDUE)));
         let waiting = self.buffered_at.filter(|_| self.paused_at.is_none()).map(|_| now.plus(CHECK_AGAIN));
         [next, waiting].into_iter().flatten().min()
     }

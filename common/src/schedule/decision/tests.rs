@@ -131,6 +131,17 @@ fn a_pause_stops_what_has_not_come_and_is_not_made_up() {
 }
 
 #[test]
+fn the_next_look_at_a_fire_time_that_is_long_overdue_is_no_older_than_looks_begin() {
+    let now = at(10_000);
+    let mut overdue = standing(100);
+    let oldest = Some(now.minus(MOST_OVERDUE));
+    assert_eq!(overdue.wake_at(now), oldest);
+    overdue.pause(now);
+    assert_eq!(overdue.wake_at(now), oldest);
+    assert_eq!(standing(9_990).wake_at(now), Some(at(9_987)));
+}
+
+#[test]
 fn a_fire_time_decided_ahead_does_not_come_back_by_a_pause_or_a_change() {
     let rules = rules(Overlap::Allow, 10, 60_000);
     let calendar = rules.when.calendar().unwrap();

@@ -387,6 +387,26 @@ async fn others_than_the_master_act_only_on_what_it_leaves() {
     assert_each_once(&test, 1).await;
 }
 
+/// Beside an old transaction, looks begin a minute ago.
+#[tokio::test]
+async fn a_change_of_a_schedule_that_was_postponed_has_it_looked_at_like_one_of_now() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    set_back(&test, 3).await;
+    let postpone = "UPDATE duetime.schedule SET wake_at = clock_timestamp() + interval '10 min'";
+    let is_seen = async || {
+        let is_seen =
+            "SELECT wake_at BETWEEN clock_timestamp() - interval '1 min' AND clock_timestamp() FROM duetime.schedule";
+        sqlx::query_scalar::<_, bool>(is_seen).fetch_one(&test.pool).await.unwrap()
+    };
+    sqlx::query(postpone).execute(&test.pool).await.unwrap();
+    counter.desk.schedule_put(name("s"), hourly(r#","payload":[1]"#)).await.expect("put");
+    assert!(is_seen().await, "after a put");
+    sqlx::query(postpone).execute(&test.pool).await.unwrap();
+    counter.desk.schedule_pause(name("s"), true).await.expect("paused");
+    assert!(is_seen().await, "after a pause");
+}
+
 #[tokio::test]
 async fn more_than_one_look_can_read_are_decided_by_looks_without_a_pause() {
     let (counter, test) = fresh().await;
