@@ -397,7 +397,7 @@ impl SqlIntake {
         let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
         let end = Instant::now() + NEW_LOOKED_AT_WITHIN;
         if let (_, Some(error)) = self.releaser.look(database, &waiting, end).await {
-            return Err(error);
+            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check new waiting tasks; their next check finds them");
         }
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
         let (waiting, failed) = passed.leave(tried.left, others_pass, |task| task.id);

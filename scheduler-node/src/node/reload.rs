@@ -14,7 +14,10 @@ use crate::{
     metrics::Metrics,
     settings,
     telemetry::LogFilter,
-    working_set::delay_rules::{DelayRule, DelayRules},
+    working_set::{
+        delay_rules::{DelayRule, DelayRules},
+        lanes::Lanes,
+    },
 };
 
 /// The parts of a node that follow its configuration.
@@ -26,6 +29,7 @@ pub(super) struct Reloader {
     access: Arc<Access>,
     broker: Broker,
     delay_rules: DelayRules,
+    lanes: Arc<Lanes>,
     log: LogFilter,
     metrics: Arc<Metrics>,
 }
@@ -39,6 +43,7 @@ impl Reloader {
             access: Arc::clone(&shared.access),
             broker: broker.clone(),
             delay_rules: shared.delay_rules.clone(),
+            lanes: Arc::clone(&shared.lanes),
             log,
             metrics: Arc::clone(&shared.metrics),
         }
@@ -90,7 +95,9 @@ impl Reloader {
         }
         if difference.delay_exchanges {
             // The rules go first: a message of a new exchange then has one.
-            self.delay_rules.replace(rules(&read.delay_exchanges));
+            for queue in self.delay_rules.replace(rules(&read.delay_exchanges)) {
+                self.lanes.open(&queue);
+            }
             self.broker.set_delay_exchanges(settings::delay_exchanges(&read.delay_exchanges));
             tracing::info!("delay exchanges: {} in force", read.delay_exchanges.len());
         }

@@ -276,18 +276,10 @@ impl Statements for SimulatedDatabase {
         .await
     }
 
-    async fn ready_oldest(
-        &self,
-        queue: &QueueName,
-        shards: &[ShardId],
-        from: Option<UnixMicros>,
-    ) -> Result<UnixMicros, Error> {
-        let (queue, shards) = (queue.clone(), shards.to_vec());
+    async fn ready_oldest(&self, queue: &QueueName, from: Option<UnixMicros>) -> Result<UnixMicros, Error> {
+        let queue = queue.clone();
         let now = self.clock.at(clock::instant()).unwrap_or(UnixMicros::FIRST);
-        self.read(StoreOp::ReadyOldest, move |world| {
-            lanes::oldest(&world.state().table.rows, &queue, &shards, from, now)
-        })
-        .await
+        self.read(StoreOp::ReadyOldest, move |world| lanes::oldest(&world.state().table.rows, &queue, from, now)).await
     }
 
     async fn lane_read(

@@ -19,15 +19,9 @@ use crate::store::{
     lane::{LaneCounts, LaneEnd, LaneEnds, Pick, STARTED_FAR_AHEAD, Walks},
 };
 
-pub fn oldest(
-    rows: &Rows,
-    queue: &QueueName,
-    shards: &[ShardId],
-    from: Option<UnixMicros>,
-    now: UnixMicros,
-) -> UnixMicros {
+pub fn oldest(rows: &Rows, queue: &QueueName, from: Option<UnixMicros>, now: UnixMicros) -> UnixMicros {
     let is_of = |row: &&Row| {
-        let is_ready = row.queue == *queue && row.state == TaskState::Ready && shards.contains(&row.id.shard());
+        let is_ready = row.queue == *queue && row.state == TaskState::Ready;
         is_ready && Some(row.due_at) >= from && row.due_at <= now.plus(STARTED_FAR_AHEAD)
     };
     rows.values().filter(is_of).map(|row| row.due_at).min().unwrap_or(now)

@@ -107,18 +107,13 @@ impl<'a> Pick<'a> {
 }
 
 impl Database {
-    /// Finds the due time of a queue's oldest ready task in these shards, among those that are due at `from` or later;
-    /// or the database's time, if there is none.
-    pub async fn ready_oldest(
-        &self,
-        queue: &QueueName,
-        shards: &[ShardId],
-        from: Option<UnixMicros>,
-    ) -> Result<UnixMicros, Error> {
-        let (shards, ahead) = (super::numbers(shards), interval(STARTED_FAR_AHEAD));
+    /// Finds the due time of a queue's oldest ready task in any shard, among those that are due at `from` or later; or
+    /// the database's time, if there is none.
+    pub async fn ready_oldest(&self, queue: &QueueName, from: Option<UnixMicros>) -> Result<UnixMicros, Error> {
+        let ahead = interval(STARTED_FAR_AHEAD);
         self.run(StoreOp::ReadyOldest, |pool| async move {
             let query = sqlx::query(include_str!("queries/ready_oldest.sql"));
-            let query = query.bind(queue.as_str()).bind(from.map(UnixMicros::to_utc)).bind(shards).bind(ahead);
+            let query = query.bind(queue.as_str()).bind(from.map(UnixMicros::to_utc)).bind(ahead);
             let row = query.fetch_one(&pool).await?;
             super::moment(&row, "oldest")
         })

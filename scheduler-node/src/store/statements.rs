@@ -86,7 +86,7 @@ statements! {
     ) -> Claimed;
     async fn task_rescue(&self, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> Claimed;
     async fn ready_queues(&self) -> Vec<QueueName>;
-    async fn ready_oldest(&self, queue: &QueueName, shards: &[ShardId], from: Option<UnixMicros>) -> UnixMicros;
+    async fn ready_oldest(&self, queue: &QueueName, from: Option<UnixMicros>) -> UnixMicros;
     async fn lane_read(
         &self, queue: &QueueName, shards: &[ShardId], most: usize, limit: Option<i64>, from: Option<UnixMicros>
     ) -> LaneCounts;

@@ -42,6 +42,11 @@ impl RuleSet {
         self.by_exchange.get(exchange)
     }
 
+    /// The exchange to which messages go that are listed under `queue`.
+    fn leads_to(&self, queue: &QueueName) -> Option<&str> {
+        self.by_queue.get(queue).map(|rule| rule.route.deliver_to.as_str())
+    }
+
     /// The queues under which waiting messages are listed.
     pub fn queues(&self) -> impl Iterator<Item = &QueueName> {
         self.by_queue.keys()
@@ -53,9 +58,13 @@ impl DelayRules {
         Self(Arc::new(watch::Sender::new(Arc::new(RuleSet::new(rules)))))
     }
 
-    /// Messages that a node takes from now on follow these rules.
-    pub fn replace(&self, rules: impl IntoIterator<Item = DelayRule>) {
-        self.0.send_replace(Arc::new(RuleSet::new(rules)));
+    /// Messages that a node takes from now on follow these rules. Returns the queues whose messages go to another
+    /// exchange than before.
+    pub fn replace(&self, rules: impl IntoIterator<Item = DelayRule>) -> Vec<QueueName> {
+        let after = Arc::new(RuleSet::new(rules));
+        let before = self.0.send_replace(Arc::clone(&after));
+        let has_changed = |queue: &&QueueName| before.leads_to(queue) != after.leads_to(queue);
+        after.queues().filter(has_changed).cloned().collect()
     }
 
     pub fn now(&self) -> Rules {
@@ -73,6 +82,6 @@ impl DelayRules {
 
     /// Whether messages that are listed under `queue` go to another exchange now. Those that came before keep this one.
     pub fn have_left(&self, queue: &QueueName, exchange: &str) -> bool {
-        self.0.borrow().by_queue.get(queue).is_some_and(|rule| rule.route.deliver_to != exchange)
+        self.0.borrow().leads_to(queue).is_some_and(|now| now != exchange)
     }
 }

@@ -124,6 +124,22 @@ impl Lanes {
         }
     }
 
+    /// Forgets messages that say nothing about the lane. If one of them was its probe, another may follow at once.
+    pub fn passed_by(&self, queue: &QueueName, messages: usize, now: Instant) {
+        self.lost(queue, messages);
+        if let Some(lane) = self.lanes.lock().get_mut(queue) {
+            lane.closed_until = lane.closed_until.map(|until| until.min(now));
+        }
+    }
+
+    /// Opens a lane: its messages go another way from now on.
+    pub fn open(&self, queue: &QueueName) {
+        if let Some(lane) = self.lanes.lock().get_mut(queue) {
+            (lane.closed_until, lane.failures, lane.silent_since) = (None, 0, None);
+            self.opened.send_replace(());
+        }
+    }
+
     /// Changes when a lane opens: a ready starter then looks for its `ready` tasks. A change between two waits counts.
     pub fn openings(&self) -> watch::Receiver<()> {
         self.opened.subscribe()

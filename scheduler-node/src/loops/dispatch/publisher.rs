@@ -245,7 +245,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         }
         let all = returned.len() + messages;
         if self.is_up() && self.is_left(queue, places, exchange) {
-            self.lanes.lost(queue, all);
+            self.lanes.passed_by(queue, all, clock::instant());
             self.look_again_alone(queue, exchange, places, open);
         } else {
             let pause = self.pause(queue, all, all - open.len());

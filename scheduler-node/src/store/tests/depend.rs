@@ -59,7 +59,7 @@ pub(super) async fn end(test: &TestDatabase, id: TaskId, final_state: TaskState)
     finish(test, id, attempt, final_state).await
 }
 
-async fn finish(test: &TestDatabase, id: TaskId, attempt: Attempt, final_state: TaskState) -> Finished {
+pub(super) async fn finish(test: &TestDatabase, id: TaskId, attempt: Attempt, final_state: TaskState) -> Finished {
     let (was, report) = (&[TaskState::Dispatching], Report::default());
     let finish = Finish { id, attempt, final_state, was, keep_ms: DAY_MS, report, entry: None, at_deadline: false };
     test.database.task_finish(&[finish]).await.unwrap()

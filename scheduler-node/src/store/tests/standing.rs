@@ -4,9 +4,10 @@ use common::task::{OnDuplicate, TaskState};
 use sqlx::{Executor, PgConnection, Postgres, Row, pool::PoolConnection};
 
 use super::{
-    changed,
-    depend::{DAY_MS, end, look, put, task, tasks_read, written},
+    changed, claim,
+    depend::{DAY_MS, end, finish, look, put, task, tasks_read, written},
     fixture::{TestDatabase, database, planned},
+    own,
 };
 use crate::store::put::{PutOutcome, Retention};
 
@@ -48,6 +49,25 @@ async fn a_task_that_succeeds_after_a_retry_lets_its_dependents_go_beside_a_youn
     }
     test.database.task_revive(retried.id).await.unwrap();
     end(&test, retried.id, TaskState::Succeeded).await;
+    let waiting = written(&test, "-", &["a"]).await;
+    assert!(look(&test, waiting).await);
+}
+
+/// An attempt in flight goes on beside a newer version.
+#[tokio::test]
+async fn a_newer_version_that_succeeded_counts_although_an_older_one_failed_after_a_retry() {
+    let test = database().await;
+    let [older, newer] =
+        [1, 2].map(|version| changed(task("a", &[]), |task| task.keyed.as_mut().unwrap().version = version));
+    put(&test, &older).await;
+    end(&test, older.id, TaskState::Dead).await;
+    test.database.task_revive(older.id).await.unwrap();
+    let fences = own(&test, "a").await;
+    assert_eq!(claim(&test, &[older.id], &fences).await.deliveries.len(), 1);
+    put(&test, &newer).await;
+    end(&test, newer.id, TaskState::Succeeded).await;
+    let attempt = test.database.task_read(older.id).await.unwrap().unwrap().attempt;
+    finish(&test, older.id, attempt, TaskState::Dead).await;
     let waiting = written(&test, "-", &["a"]).await;
     assert!(look(&test, waiting).await);
 }

@@ -231,14 +231,14 @@ async fn a_message_for_an_exchange_that_its_delay_exchange_has_left_neither_clos
             exchange: "orders.delayed".to_owned(),
             route: DelayRoute::new("orders.delayed", deliver_to),
             unroutable: Unroutable::SetAside,
-        }]);
+        }])
     };
     let mut dispatch = claimed(&loops, &queue).await;
     let (id, owned_shards) = (dispatch.delivery.id, &loops.database().owned_shards);
     dispatch.delivery.envelope = Some(Box::new(Envelope { exchange: "ordres".to_owned(), ..Envelope::default() }));
     let again = || of(dispatch.delivery.clone());
 
-    leads_to("orders");
+    assert_eq!(leads_to("orders"), std::slice::from_ref(&queue.name));
     publisher.publish(&queue.name, vec![again()]).await;
     assert!(publisher.lanes.is_open(&queue.name, Instant::now()), "others go elsewhere by now");
     leads_to("ordres");
@@ -247,6 +247,9 @@ async fn a_message_for_an_exchange_that_its_delay_exchange_has_left_neither_clos
     leads_to("orders");
     publisher.publish(&queue.name, vec![again()]).await;
     assert!(!publisher.lanes.is_open(&queue.name, Instant::now()), "it says nothing about the present exchange");
+    assert!(publisher.lanes.may_probe(&queue.name, Instant::now()), "and takes no probe from the other messages");
+    publisher.lanes.open(&queue.name);
+    assert!(publisher.lanes.is_open(&queue.name, Instant::now()), "a new configuration does that");
     assert_eq!(loops.test.state_of(id).await.as_deref(), Some("dispatching"));
     assert_eq!(owned_shards.heap_len(), 1, "it is looked at again");
 }

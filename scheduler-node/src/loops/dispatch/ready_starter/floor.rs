@@ -1,7 +1,7 @@
 //! Finds the due time at which a look at a queue begins, where an old transaction makes looks slow.
 
 use common::{
-    delay::{LookFrom, SLOW_LOOK},
+    delay::{Floor, LookFrom, SLOW_LOOK},
     ids::{QueueName, ShardId},
     time::UnixMicros,
 };
@@ -21,7 +21,7 @@ impl<S: Statements> ReadyStarter<S> {
         most: usize,
         limit: Option<i64>,
     ) -> Result<(LaneCounts, Option<UnixMicros>), Error> {
-        let from = self.floor(queue, shards).await?;
+        let from = self.floor(queue).await?;
         let began = clock::instant();
         let counts = self.claims.database.sql.lane_read(queue, shards, most, limit, from).await;
         let ended = clock::instant();
@@ -33,7 +33,7 @@ impl<S: Statements> ReadyStarter<S> {
     }
 
     /// The due time from which on a look at the queue finds all its ready tasks. `None`: everywhere.
-    async fn floor(&self, queue: &QueueName, shards: &[ShardId]) -> Result<Option<UnixMicros>, Error> {
+    async fn floor(&self, queue: &QueueName) -> Result<Option<UnixMicros>, Error> {
         let (database, began) = (&self.claims.database, clock::instant());
         let floors = &database.ready_queues.floors;
         let from = match floors.begin(queue, began) {
@@ -41,7 +41,7 @@ impl<S: Statements> ReadyStarter<S> {
             LookFrom::Head => None,
             LookFrom::Floor(at) => Some(at),
         };
-        let read = database.sql.ready_oldest(queue, shards, from).await;
+        let read = database.sql.ready_oldest(queue, from).await;
         let ended = clock::instant();
         let took = ended.saturating_duration_since(began);
         match read {
@@ -51,7 +51,13 @@ impl<S: Statements> ReadyStarter<S> {
                 let now = self.claims.now();
                 Ok(floors.change(queue, |floor| floor.ran_out_of_time(now, took, ended)))
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                if from.is_none() {
+                    // It may have been asked for because tasks came whose due times are unknown.
+                    floors.change(queue, Floor::doubt);
+                }
+                Err(error)
+            }
         }
     }
 }
