@@ -335,7 +335,9 @@ impl<'a> Subject<'a> {
     /// Submits a newer version of the task. The task has its key for this statement only, and the newer one goes
     /// again: nothing else may meet the key.
     async fn supersede(&self) -> Answer {
-        self.set_key(Some("k")).await;
+        let budget = sqlx::query_scalar::<_, Option<i32>>("SELECT max_attempts FROM duetime.task WHERE id = $1");
+        let budget = budget.bind(self.id.uuid()).fetch_optional(&self.test.pool).await.unwrap().flatten();
+        self.set_key(Some("k"), budget).await;
         let newer = changed(new_task(fixture::fresh_id_of(self.id.shard())), |task| {
             task.queue = self.queue.clone();
             task.keyed = Some(BusinessKey { key: "k".into(), version: 1, on_duplicate: OnDuplicate::Version });
@@ -346,13 +348,14 @@ impl<'a> Subject<'a> {
         assert_eq!(put.outcome, PutOutcome::Created, "no other task has the key");
         let gone = sqlx::query("DELETE FROM duetime.task WHERE id = $1").bind(id.uuid());
         assert_eq!(gone.execute(&self.test.pool).await.unwrap().rows_affected(), 1);
-        self.set_key(None).await;
+        // The newer version leaves an attempt in flight without a further one. The next statements are to have some.
+        self.set_key(None, budget).await;
         Answer::of(put.superseded == 1)
     }
 
-    async fn set_key(&self, key: Option<&str>) {
-        let set = sqlx::query("UPDATE duetime.task SET key = $2 WHERE id = $1").bind(self.id.uuid()).bind(key);
-        set.execute(&self.test.pool).await.unwrap();
+    async fn set_key(&self, key: Option<&str>, max_attempts: Option<i32>) {
+        let set = sqlx::query("UPDATE duetime.task SET key = $2, max_attempts = $3 WHERE id = $1");
+        set.bind(self.id.uuid()).bind(key).bind(max_attempts).execute(&self.test.pool).await.unwrap();
     }
 
     async fn finish(&self, attempt: Attempt, final_state: TaskState, was: &'static [TaskState]) -> Answer {
