@@ -114,21 +114,23 @@ impl Lanes {
 
     /// Forgets unconfirmed messages because the broker is away, which says nothing about any lane.
     pub fn lost(&self, queue: &QueueName, messages: usize) {
-        let mut lanes = self.lanes.lock();
-        if let Some(lane) = lanes.get_mut(queue) {
-            lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
-            lane.silent_since = None;
-            if lane.is_idle() {
-                lanes.remove(queue);
-            }
-        }
+        self.forget(queue, messages, |_| {});
     }
 
     /// Forgets messages that say nothing about the lane. If one of them was its probe, another may follow at once.
     pub fn passed_by(&self, queue: &QueueName, messages: usize, now: Instant) {
-        self.lost(queue, messages);
-        if let Some(lane) = self.lanes.lock().get_mut(queue) {
-            lane.closed_until = lane.closed_until.map(|until| until.min(now));
+        self.forget(queue, messages, |lane| lane.closed_until = lane.closed_until.map(|until| until.min(now)));
+    }
+
+    fn forget(&self, queue: &QueueName, messages: usize, change: impl FnOnce(&mut Lane)) {
+        let mut lanes = self.lanes.lock();
+        if let Some(lane) = lanes.get_mut(queue) {
+            lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
+            lane.silent_since = None;
+            change(lane);
+            if lane.is_idle() {
+                lanes.remove(queue);
+            }
         }
     }
 
