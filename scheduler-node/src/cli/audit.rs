@@ -8,16 +8,14 @@ use common::{
         list::{DEFAULT_LIMIT, MAX_LIMIT},
     },
 };
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use super::{
     client::{Request, Response},
     error::Error,
     invocation::Invocation,
     moment,
-    output::{Form, complain, say},
-    print::{self, Listing},
+    pages::{Pages, below_head},
+    print,
 };
 use crate::clock;
 
@@ -69,47 +67,16 @@ impl Args {
     }
 }
 
-/// A page, with its deeds as unparsed JSON.
-#[derive(Deserialize)]
-struct Page {
-    deeds: Vec<Box<RawValue>>,
-    next_cursor: Option<String>,
-}
-
 pub(super) async fn audit(invocation: &Invocation<Args>) -> Result<(), Error> {
-    let (client, args) = (invocation.client()?, &invocation.args);
+    let args = &invocation.args;
     let request = |cursor: Option<&str>| Request::get(&["v1", "audit"]).query(args.query(cursor));
-    let first = client.send(&request(args.cursor.as_deref())).await?;
-    if !args.all && invocation.form() == Form::Json {
-        say(&first.text);
-        return Ok(());
-    }
-    let mut page: Page = first.read()?;
-    let mut listing = Listing::open(invocation.form(), "deeds");
-    let (mut answer, mut with_head) = (first, true);
-    loop {
-        match invocation.form() {
-            // A later page without a match adds no line.
-            Form::Text if page.deeds.is_empty() && !with_head => {}
-            Form::Text => say(rows(&answer, with_head)?),
-            Form::Json | Form::Jsonl => page.deeds.iter().for_each(|deed| listing.add(deed.get())),
-        }
-        let Some(cursor) = page.next_cursor else { break };
-        if !args.all {
-            complain(format_args!("there may be more: --all shows them, --cursor {cursor} the next ones"));
-            break;
-        }
-        answer = client.send(&request(Some(&cursor))).await?;
-        page = answer.read()?;
-        with_head = false;
-    }
-    listing.close(",\"next_cursor\":null");
-    Ok(())
+    let pages = Pages { name: "deeds", all: args.all, cursor: args.cursor.as_deref() };
+    pages.print(&invocation.client()?, invocation.form(), request, rows).await
 }
 
 fn rows(page: &Response, with_head: bool) -> Result<String, Error> {
     let table = table(&page.read::<AuditList>()?.deeds, clock::now());
-    Ok(if with_head { table } else { table.lines().skip(1).collect::<Vec<_>>().join("\n") })
+    Ok(if with_head { table } else { below_head(&table) })
 }
 
 fn table(deeds: &[AuditEventView], now: UnixMicros) -> String {

@@ -22,6 +22,7 @@ mod migrate;
 mod moment;
 mod node_command;
 mod output;
+mod pages;
 mod print;
 mod progress;
 mod queue;
