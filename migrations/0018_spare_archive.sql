@@ -50,10 +50,10 @@ $$;
 
 -- Stood in 0014_place_submits.sql. The state of the newest task with that name in that partition. That is an
 -- unfinished task if there is one, otherwise the finished one that was created last, whatever its version. One that
--- was retried by hand counts from its last claim on, before which no newer one took its place. NULL: there is none,
--- or it was dropped after its time. The function reads the 100 that finished last, of those that hold the key and of
--- the others (see key_finished). A task finishes after it was created. So the newest is among them, unless 100 older
--- tasks with its name finished after it.
+-- was retried by hand counts from its due time on, which the retry sets, and which is past before a newer version can
+-- be beside it. NULL: there is none, or it was dropped after its time. The function reads the 100 that finished last,
+-- of those that hold the key and of the others (see key_finished). A task finishes after it was created. So the
+-- newest is among them, unless 100 older tasks with its name finished after it.
 CREATE OR REPLACE FUNCTION duetime.standing_of(p_name text, p_partition_key text) RETURNS duetime.task_state
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -73,7 +73,8 @@ BEGIN
                   FROM (VALUES (true), (false)) AS c (holds)
                  CROSS JOIN LATERAL (
                        SELECT a.state, a.shard, a.finished_at,
-                              CASE WHEN a.attempts_base > 0 THEN greatest(a.created_at, a.claimed_at) ELSE a.created_at END AS began_at
+                              CASE WHEN a.attempts_base > 0 THEN greatest(a.created_at, least(a.due_at, a.finished_at))
+                                   ELSE a.created_at END AS began_at
                          FROM duetime.archive AS a
                         WHERE a.queue = v_queue AND a.key = v_key
                           AND coalesce(a.partition_key, '') = coalesce(p_partition_key, '')

@@ -117,9 +117,12 @@ impl Lanes {
         self.forget(queue, messages, |_| {});
     }
 
-    /// Forgets messages that say nothing about the lane. If one of them was its probe, another may follow at once.
-    pub fn passed_by(&self, queue: &QueueName, messages: usize, now: Instant) {
-        self.forget(queue, messages, |lane| lane.closed_until = lane.closed_until.map(|until| until.min(now)));
+    /// Forgets messages that say nothing about the lane. If one of them may be its probe, another may follow from
+    /// `probe_at` on.
+    pub fn passed_by(&self, queue: &QueueName, messages: usize, probe_at: Option<Instant>) {
+        self.forget(queue, messages, |lane| {
+            lane.closed_until = lane.closed_until.map(|until| probe_at.map_or(until, |at| until.min(at)));
+        });
     }
 
     fn forget(&self, queue: &QueueName, messages: usize, change: impl FnOnce(&mut Lane)) {
@@ -136,8 +139,12 @@ impl Lanes {
 
     /// Opens a lane: its messages go another way from now on.
     pub fn open(&self, queue: &QueueName) {
-        if let Some(lane) = self.lanes.lock().get_mut(queue) {
+        let mut lanes = self.lanes.lock();
+        if let Some(lane) = lanes.get_mut(queue) {
             (lane.closed_until, lane.failures, lane.silent_since) = (None, 0, None);
+            if lane.is_idle() {
+                lanes.remove(queue);
+            }
             self.opened.send_replace(());
         }
     }

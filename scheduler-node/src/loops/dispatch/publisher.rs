@@ -245,7 +245,9 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         }
         let all = returned.len() + messages;
         if self.is_up() && self.is_left(queue, places, exchange) {
-            self.lanes.passed_by(queue, all, clock::instant());
+            // A probe is published for the first time.
+            let has_probe = places.values().any(|place| !place.redelivered);
+            self.lanes.passed_by(queue, all, has_probe.then(clock::instant));
             self.look_again_alone(queue, exchange, places, open);
         } else {
             let pause = self.pause(queue, all, all - open.len());

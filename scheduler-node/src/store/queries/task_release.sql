@@ -10,29 +10,30 @@
 -- Of a task in $1 it checks every name. Of a dependent of a success it checks that name, and the others only up to the
 -- first that has not succeeded: the success of each of them is checked in its own turn.
 -- Finds the dependents of a success by its name. Each partition may use the same names, so where more than 200 tasks
--- wait for that name, and at most 200 in the success's partition, it reads those of the partition.
+-- wait for that name, and fewer in the success's partition, it reads those of the partition. It counts to 10,000.
 -- $1 ids; $2 names and $3 partition keys (pairwise) of tasks that succeeded, whose dependents are checked too;
 -- $4 shards whose dependents are left out, because their place is another database.
 -- Returns the tasks that are scheduled now, and the tasks that it skipped (`held`).
 WITH common AS MATERIALIZED (
-    SELECT n.name
+    SELECT n.name, few.tasks
       FROM (SELECT DISTINCT unnest($2::text[]) AS name) AS n
      CROSS JOIN LATERAL (
            SELECT count(*) AS tasks
              FROM (SELECT
                      FROM duetime.task AS t
                     WHERE t.depends_on @> ARRAY[n.name] AND t.state = 'waiting'
-                    LIMIT 201) AS waiting) AS few
+                    LIMIT 10001) AS waiting) AS few
      WHERE few.tasks > 200
 ), done AS MATERIALIZED (
-    SELECT d.name, d.partition_key,
-           d.name = ANY(ARRAY(SELECT c.name FROM common AS c)) AND (
-               SELECT count(*) <= 200
-                 FROM (SELECT
-                         FROM duetime.task AS t
-                        WHERE t.partition_key = d.partition_key AND t.state = 'waiting'
-                        LIMIT 201) AS few) AND d.partition_key IS NOT NULL AS by_partition
+    SELECT d.name, d.partition_key, coalesce(few.tasks < c.tasks, false) AS by_partition
       FROM unnest($2::text[], $3::text[]) AS d (name, partition_key)
+      LEFT JOIN common AS c ON c.name = d.name AND d.partition_key IS NOT NULL
+      LEFT JOIN LATERAL (
+           SELECT count(*) AS tasks
+             FROM (SELECT
+                     FROM duetime.task AS t
+                    WHERE c.tasks > 0 AND t.partition_key = d.partition_key AND t.state = 'waiting'
+                    LIMIT 10001) AS waiting) AS few ON true
 ), candidate AS MATERIALIZED (
     SELECT t.id, t.xmin::text AS seen FROM unnest($1::uuid[]) AS asked (id) JOIN duetime.task AS t ON t.id = asked.id
     UNION

@@ -192,15 +192,17 @@ async fn waiting_tasks_whose_look_runs_out_of_its_time_are_looked_at_in_smaller_
     assert!(looked_at_until(&loops, &ids, 0).await.is_none());
 }
 
-/// Looks at these tasks until so many of them wait. Returns the last failure. A look passes a row by whose failed write
-/// is not rolled back yet.
+/// Looks at these tasks until so many of them wait, and a look fails if some do. Returns its failure. A look passes a
+/// row by whose failed write is not rolled back yet.
 async fn looked_at_until(loops: &Loops, ids: &[TaskId], waiting: i64) -> Option<Error> {
     let failure = Mutex::new(None);
     until(|| async {
         let (_, failed) = loops.reporter().releaser.look(loops.database(), ids, clock::instant() + LONG).await;
+        let has_failed = failed.is_some();
         *failure.lock() = failed;
         let count = "SELECT count(*) FROM duetime.task WHERE state = 'waiting'";
         sqlx::query_scalar::<_, i64>(count).fetch_one(&loops.test.pool).await.unwrap() == waiting
+            && has_failed == (waiting > 0)
     })
     .await;
     failure.into_inner()

@@ -247,7 +247,13 @@ async fn a_message_for_an_exchange_that_its_delay_exchange_has_left_neither_clos
     leads_to("orders");
     publisher.publish(&queue.name, vec![again()]).await;
     assert!(!publisher.lanes.is_open(&queue.name, Instant::now()), "it says nothing about the present exchange");
-    assert!(publisher.lanes.may_probe(&queue.name, Instant::now()), "and takes no probe from the other messages");
+    let probed_at = Instant::now();
+    assert!(publisher.lanes.may_probe(&queue.name, probed_at), "and takes no probe from the other messages");
+    let mut rescued = dispatch.delivery.clone();
+    rescued.redelivered = true;
+    publisher.publish(&queue.name, vec![of(rescued)]).await;
+    let soon = probed_at + Duration::from_millis(100);
+    assert!(!publisher.lanes.may_probe(&queue.name, soon), "one that comes again was no probe");
     publisher.lanes.open(&queue.name);
     assert!(publisher.lanes.is_open(&queue.name, Instant::now()), "a new configuration does that");
     assert_eq!(loops.test.state_of(id).await.as_deref(), Some("dispatching"));
