@@ -15,7 +15,7 @@ use clocks::Clocks;
 
 use super::{
     Lateness, Number, Verdict,
-    history::{Answer, Cancel, Delivery, Entry, History},
+    history::{Answer, Cancel, Delivery, Entry, History, Retries},
 };
 
 pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
@@ -33,7 +33,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     }
     judge_copies(history, grace_us, &mut verdict);
     judge_order(history, &by_number, &clocks, &mut verdict);
-    judge_dependencies(history, &by_number, &mut verdict);
+    judge_dependencies(history, grace_us, &by_number, &mut verdict);
     for ((shard, epoch), owners) in &history.owners {
         if owners.len() > 1 {
             verdict.owners.add(|| format!("shard {shard} in epoch {epoch}: {owners:?}"));
@@ -219,15 +219,28 @@ fn judge_order(
     }
 }
 
-/// A task with dependencies arrives after the attempt with which each of them succeeded: its last.
-fn judge_dependencies(history: &History, by_number: &HashMap<Number, Vec<&Delivery>>, verdict: &mut Verdict) {
+/// A task with dependencies arrives after the attempt with which each of them succeeded: its last. One that succeeds
+/// with the confirm may be held by a broker that is in trouble, while its dependent comes by another one.
+fn judge_dependencies(
+    history: &History,
+    grace_us: i64,
+    by_number: &HashMap<Number, Vec<&Delivery>>,
+    verdict: &mut Verdict,
+) {
+    let is_held = |other: Number, first: &Delivery, succeeding: &Delivery| {
+        let entry = history.known(Some(other)).map(|(_, entry)| entry);
+        entry.is_some_and(|entry| matches!(history.retries.get(&entry.queue), Some(Retries::Never)))
+            && touches_window(history, grace_us, first.at_us, succeeding.at_us)
+    };
     for (entry, number) in history.entries.iter().zip(0..) {
         let Some(first) = by_number.get(&number).and_then(|arrived| arrived.first()) else { continue };
         for other in &entry.after {
             let arrived: &[&Delivery] = by_number.get(other).map_or(&[], Vec::as_slice);
             let last_attempt = arrived.iter().map(|delivery| delivery.attempt).max();
             let succeeding = arrived.iter().find(|delivery| Some(delivery.attempt) == last_attempt);
-            if succeeding.is_none_or(|succeeding| succeeding.at_us > first.at_us) {
+            let is_early =
+                |succeeding: &&Delivery| succeeding.at_us > first.at_us && !is_held(*other, first, succeeding);
+            if succeeding.is_none_or(is_early) {
                 verdict
                     .order
                     .add(|| format!("task {number} arrived before task {other}, which it depends on, had succeeded"));

@@ -321,6 +321,26 @@ fn a_task_before_the_last_attempt_of_what_it_depends_on_is_a_violation() {
 }
 
 #[test]
+fn a_broker_in_trouble_may_hold_what_succeeded_with_its_confirm_behind_a_task_that_depends_on_it() {
+    for (retries, has_fault, holds) in
+        [(Some(Retries::Never), true, true), (Some(Retries::Never), false, false), (None, true, false)]
+    {
+        let story = Story::new();
+        let (first, second) = (story.task(), story.task());
+        story.ledger.expect_after(second, &[first]);
+        if let Some(retries) = retries {
+            story.ledger.retries("q", retries);
+        }
+        story.arrives(second, 1, 1_100);
+        story.arrives(first, 1, 1_200);
+        if has_fault {
+            story.window(1_000, Some(1_150));
+        }
+        assert_eq!(story.ledger.judge().order.count == 0, holds, "{retries:?}, a fault: {has_fault}");
+    }
+}
+
+#[test]
 fn two_owners_in_one_epoch_are_a_violation_and_in_two_epochs_are_not() {
     let story = Story::new();
     story.ledger.owner_seen(3, 7, "a");

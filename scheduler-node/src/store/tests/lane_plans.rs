@@ -142,6 +142,7 @@ async fn a_look_with_a_floor_passes_no_tasks_that_were_started_while_an_old_tran
     let explain =
         format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE oldest ('orders', '{floor}', '10 s')");
     let plan: Value = connection.fetch_one(AssertSqlSafe(explain)).await.unwrap().get(0);
-    assert!(pages(&plan[0]["Plan"]) < 100.0, "it reads no task of the next days: {plan:#}");
+    // Entries of what was started may be passed, but not the 2,700 pages of the tasks of the next days.
+    assert!(pages(&plan[0]["Plan"]) < 2_000.0, "it reads no task of the next days: {plan:#}");
     old.execute("COMMIT").await.unwrap();
 }
