@@ -5,7 +5,7 @@ use common::ids::QueueName;
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
-use super::{fixture, own};
+use super::{explain, fixture, own};
 
 /// 200,000 tasks of one partition key and ten of each of twenty others, on one shard. In one of those lanes, 20,000
 /// earlier tasks wait for others. Another 100,000 tasks belong to other queues.
@@ -34,17 +34,12 @@ fn touched(plan: &Value) -> f64 {
     own + plan["Plans"].as_array().into_iter().flatten().map(touched).sum::<f64>()
 }
 
-/// Prepares the statements of a look, as `pick`, `counting` and `oldest`.
-async fn prepare_looks(connection: &mut PgConnection) {
-    let types = "text, int[], bigint[], interval, smallint[], int[], int[], text[], int, boolean, boolean, bigint, uuid[], uuid[], timestamptz, interval, timestamptz";
-    for (name, types, statement) in [
-        ("pick", types, include_str!("../queries/task_pick.sql")),
-        ("counting", "text, int[], bigint, bigint, timestamptz", include_str!("../queries/lane_read.sql")),
-        ("oldest", "text, timestamptz, interval", include_str!("../queries/ready_oldest.sql")),
-    ] {
-        connection.execute(AssertSqlSafe(format!("PREPARE {name} ({types}) AS {statement}"))).await.unwrap();
-    }
-}
+const PICK: (&str, &str) = (
+    include_str!("../queries/task_pick.sql"),
+    "text, int[], bigint[], interval, smallint[], int[], int[], text[], int, boolean, boolean, bigint, uuid[], uuid[], timestamptz, interval, timestamptz",
+);
+const COUNTING: (&str, &str) = (include_str!("../queries/lane_read.sql"), "text, int[], bigint, bigint, timestamptz");
+const OLDEST: (&str, &str) = (include_str!("../queries/ready_oldest.sql"), "text, timestamptz, interval");
 
 #[tokio::test]
 async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
@@ -52,7 +47,9 @@ async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
     own(&test, "a").await;
     test.pool.execute(BACKLOG).await.unwrap();
     let mut connection = fixture::planned(&test.pool).await;
-    prepare_looks(&mut connection).await;
+    for (name, (statement, types)) in [("pick", PICK), ("counting", COUNTING)] {
+        connection.execute(AssertSqlSafe(format!("PREPARE {name} ({types}) AS {statement}"))).await.unwrap();
+    }
     for (call, most) in [
         ("counting ('orders', '{0}', 500, 100, NULL)", 600.0),
         ("counting ('orders', '{0,1,2,3,4,5,6,7,8,9}', 500, 100, NULL)", 620.0),
@@ -96,11 +93,6 @@ SELECT gen_random_uuid(), 0, 'orders', 'scheduled', due, due, '{}', 'application
 ANALYZE duetime.task;
 ";
 
-/// The pages that an executed plan read.
-fn pages(plan: &Value) -> f64 {
-    ["Shared Hit Blocks", "Shared Read Blocks"].iter().filter_map(|name| plan[*name].as_f64()).sum()
-}
-
 /// An old transaction keeps the entries of tasks that were started since, and no vacuum removes them.
 #[tokio::test]
 async fn a_look_with_a_floor_passes_no_tasks_that_were_started_while_an_old_transaction_is_open() {
@@ -113,36 +105,32 @@ async fn a_look_with_a_floor_passes_no_tasks_that_were_started_while_an_old_tran
     test.pool.execute(started).await.unwrap();
     let floor = test.database.ready_oldest(&QueueName::new("orders"), None).await.unwrap();
 
-    let mut connection = fixture::planned(&test.pool).await;
-    prepare_looks(&mut connection).await;
-    for (from, bound) in [(None, f64::INFINITY), (Some(floor), 2_000.0)] {
+    let mut connection = test.pool.acquire().await.unwrap();
+    for (from, bound) in [(None, u64::MAX), (Some(floor), 2_000)] {
         let from = from.map_or_else(|| "NULL".to_owned(), |floor| format!("'{floor}'"));
-        for call in [
-            format!("counting ('orders', '{{0,1,2,3}}', 500, 100, {from})"),
-            format!(
-                "pick ('orders', '{{0}}', '{{1}}', '45 s', '{{3}}', '{{10}}', '{{1}}', ARRAY[''], 1000, false, true, 0, '{{}}', NULL, 'infinity', '100 ms', {from})"
-            ),
-            format!("oldest ('orders', {from}, '10 s')"),
-        ] {
-            let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE {call}");
-            let plan: Value = connection.fetch_one(AssertSqlSafe(explain)).await.unwrap().get(0);
-            let pages = pages(&plan[0]["Plan"]);
-            assert!(pages <= bound, "{pages} pages for {call}: {plan:#}");
-            let is_count = call.starts_with("counting");
-            assert!(
-                from != "NULL" || !is_count || pages > 50_000.0,
-                "without a floor each entry costs a page: {pages}"
-            );
+        let counting = format!("'orders', '{{0,1,2,3}}', 500, 100, {from}");
+        let pick = format!(
+            "'orders', '{{0}}', '{{1}}', '45 s', '{{3}}', '{{10}}', '{{1}}', ARRAY[''], 1000, false, true, 0, '{{}}', NULL, 'infinity', '100 ms', {from}"
+        );
+        let oldest = format!("'orders', {from}, '10 s'");
+        let counted = pages(&mut connection, COUNTING, &counting).await;
+        assert!(from != "NULL" || counted > 50_000, "without a floor each entry costs a page: {counted}");
+        assert!(counted <= bound, "{counted} pages for the counts");
+        for (look, values) in [(PICK, pick), (OLDEST, oldest)] {
+            let read = pages(&mut connection, look, &values).await;
+            assert!(read <= bound, "{read} pages for {values}");
         }
         let undo =
             "UPDATE duetime.task SET state = 'ready', in_order = NULL WHERE queue = 'orders' AND state <> 'scheduled'";
         connection.execute(undo).await.unwrap();
     }
     test.pool.execute("DELETE FROM duetime.task WHERE state = 'ready'").await.unwrap();
-    let explain =
-        format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE oldest ('orders', '{floor}', '10 s')");
-    let plan: Value = connection.fetch_one(AssertSqlSafe(explain)).await.unwrap().get(0);
     // Entries of what was started may be passed, but not the 2,700 pages of the tasks of the next days.
-    assert!(pages(&plan[0]["Plan"]) < 2_000.0, "it reads no task of the next days: {plan:#}");
+    let read = pages(&mut connection, OLDEST, &format!("'orders', '{floor}', '10 s'")).await;
+    assert!(read < 2_000, "it reads no task of the next days: {read} pages");
     old.execute("COMMIT").await.unwrap();
+}
+
+async fn pages(connection: &mut PgConnection, (statement, types): (&str, &str), values: &str) -> u64 {
+    explain::pages(connection, statement, types, values).await
 }
