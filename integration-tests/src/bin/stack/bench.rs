@@ -63,7 +63,8 @@ enum Part {
     Burst,
     /// Tasks settled a second by the reports of their consumer, in order too, and what limits cost another queue.
     Result,
-    /// Processor time of a task in clusters of 1 to 8 nodes and of 1 to 4 databases.
+    /// Processor time of a task in clusters of 1 to 8 nodes and of 1 to 4 databases, under one load and under one load
+    /// a node or a database.
     Scale,
     /// What queues that are paused, full, limited or ordered cost the others.
     Crowd,
@@ -131,7 +132,7 @@ pub(crate) struct Options {
     /// Tasks of a burst, one measurement each.
     #[arg(long, value_delimiter = ',', default_values_t = [50_000, 100_000])]
     burst: Vec<usize>,
-    /// Tasks due a second in clusters of different sizes.
+    /// Tasks due a second in clusters of different sizes: in all of them, or in the largest where the load grows with it.
     #[arg(long, default_value_t = 2_000)]
     scale_rate: u32,
     #[arg(long, default_value_t = 3)]
