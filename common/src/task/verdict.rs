@@ -80,6 +80,8 @@ pub struct TaskSnapshot<'a> {
     pub retry: Option<RetryPolicy>,
     /// Its consumer was asked to stop: a failure ends the task.
     pub stopping: bool,
+    /// The newest attempt went to consumers that do not report: the queue's policy demands reports only since then.
+    pub predates_reports: bool,
     pub policy: &'a QueuePolicy,
 }
 
@@ -134,10 +136,12 @@ impl TaskSnapshot<'_> {
         if deadline > now || !TIMED_OUT_FROM.contains(&self.state) {
             return Verdict::Ignore;
         }
-        if self.policy.settle.needs_report() {
+        // A consumer that said it is at work reports, whatever the policy was.
+        let reports = !self.predates_reports || self.state == TaskState::Running;
+        if self.policy.settle.needs_report() && reports {
             return self.failed(FailureReason::Timeout, now, rand01, None);
         }
-        // No consumer rejected the message. The policy may have changed to `confirm` after the publish.
+        // No consumer rejected the message. The policy may have changed after the publish.
         Verdict::SUCCEEDED
     }
 

@@ -102,6 +102,7 @@ impl Row {
             trace: None,
             now,
             turned: 0,
+            predates_reports: false,
         }
     }
 }

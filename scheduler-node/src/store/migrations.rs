@@ -37,6 +37,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "0021_check_submits.sql",
     "0022_order_submits.sql",
     "0023_quicken_revive.sql",
+    "0024_note_reports.sql",
 ];
 
 /// A line at the top of a migration that has to run outside of a transaction.

@@ -93,6 +93,7 @@ pub struct MoveTurns {
     queues: Vec<String>,
     revisions: Vec<i64>,
     placed: Vec<i64>,
+    reports_since: Vec<Option<DateTime<Utc>>>,
 }
 
 impl MoveTurns {
@@ -186,6 +187,7 @@ impl Database {
                 turns.queues.push(row.try_get("queue")?);
                 turns.revisions.push(row.try_get("revision")?);
                 turns.placed.push(row.try_get("placed")?);
+                turns.reports_since.push(row.try_get("reports_since")?);
             }
             Ok(turns)
         })
@@ -197,6 +199,7 @@ impl Database {
         self.run(StoreOp::MoveTurnsWrite, |pool| async move {
             let statement = sqlx::query(include_str!("queries/move_turns_write.sql"));
             let statement = statement.bind(&turns.queues).bind(&turns.revisions).bind(&turns.placed);
+            let statement = statement.bind(&turns.reports_since);
             statement.execute(&pool).await.map(drop)
         })
         .await

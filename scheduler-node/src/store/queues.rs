@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use chrono::{DateTime, Utc};
 use common::{
     ids::QueueName,
     queue::{Queue, QueueChange, QueuePolicy},
@@ -48,8 +49,8 @@ pub struct PutQueue {
     pub turn: QueueRevisions,
 }
 
-/// The revisions at which a queue's policy and its rules for submissions last changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The revisions at which a queue's policy and its rules for submissions last changed, and since when it is reported on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueRevisions {
     /// The revision of the policy. A claim that knows the queues as of this revision or
     /// a later one knows the policy.
@@ -57,6 +58,8 @@ pub struct QueueRevisions {
     /// The revision of the placement, the format, the deduplication window, or the deletion of the queue. Tasks that
     /// were admitted or given their shards by an older revision are not written.
     pub placed: i64,
+    /// When its `settle` last became `result`.
+    pub reports_since: Option<DateTime<Utc>>,
 }
 
 /// The limits on queues that submissions create.
@@ -208,11 +211,11 @@ impl Database {
     pub async fn queue_turn(
         &self,
         name: &QueueName,
-        QueueRevisions { revision, placed }: QueueRevisions,
+        QueueRevisions { revision, placed, reports_since }: QueueRevisions,
     ) -> Result<(), Error> {
         self.run(StoreOp::QueueTurn, |pool| async move {
             let turn = sqlx::query(include_str!("queries/queue_turn.sql"));
-            turn.bind(name.as_str()).bind(revision).bind(placed).execute(&pool).await.map(drop)
+            turn.bind(name.as_str()).bind(revision).bind(placed).bind(reports_since).execute(&pool).await.map(drop)
         })
         .await
     }
@@ -277,7 +280,11 @@ impl Database {
 }
 
 fn turn(row: &PgRow) -> Result<QueueRevisions, sqlx::Error> {
-    Ok(QueueRevisions { revision: row.try_get("revision")?, placed: row.try_get("placed")? })
+    Ok(QueueRevisions {
+        revision: row.try_get("revision")?,
+        placed: row.try_get("placed")?,
+        reports_since: row.try_get("reports_since")?,
+    })
 }
 
 /// Reads one change of a queue. `None`: the row carries only the revision.

@@ -106,6 +106,8 @@ pub struct StandingRow {
     /// The revision at which the queue's policy last changed. A book of queues of this revision or a
     /// later one has the policy in force.
     pub turned: i64,
+    /// Whether the queue's `settle` became `result` after the claim.
+    pub predates_reports: bool,
 }
 
 impl Database {
@@ -308,6 +310,7 @@ impl Database {
                         trace: traceparent.and_then(TraceContext::parse),
                         now: super::moment(row, "now")?,
                         turned: row.try_get("turned")?,
+                        predates_reports: row.try_get("predates_reports")?,
                     })
                 })
                 .collect()

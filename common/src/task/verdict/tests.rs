@@ -28,6 +28,7 @@ fn snapshot(state: TaskState, policy: &QueuePolicy) -> TaskSnapshot<'_> {
         timeout_ms: None,
         retry: None,
         stopping: false,
+        predates_reports: false,
         policy,
     }
 }
@@ -102,6 +103,18 @@ fn silence_is_consent_unless_a_report_is_due() {
             assert_eq!(snapshot(state, &policy).after_deadline(NOW, NOW, 0.0), Verdict::Ignore, "{settle:?} {state}");
         }
     }
+}
+
+#[test]
+fn a_change_to_reports_fails_no_attempt_that_went_to_consumers_without_them() {
+    let policy = policy(Settle::Result);
+    let verdict = |state| {
+        let task = TaskSnapshot { predates_reports: true, ..snapshot(state, &policy) };
+        task.after_deadline(NOW, NOW, 0.0)
+    };
+    assert_eq!(verdict(TaskState::Delivered), Verdict::SUCCEEDED);
+    let failed = Verdict::RetryAt { at: after_ms(1_000), reason: FailureReason::Timeout };
+    assert_eq!(verdict(TaskState::Running), failed, "this consumer reports");
 }
 
 #[test]

@@ -348,6 +348,7 @@ impl<S: Statements> Reporter<S> {
             timeout_ms: row.timeout_ms,
             retry: row.retry,
             stopping: row.stopping,
+            predates_reports: row.predates_reports,
             policy: &queue.policy,
         };
         let roll = dice::roll();

@@ -2,7 +2,8 @@
 -- Guard: as in queue_put.sql, the statement waits for the claims in flight.
 -- $1 name; $2 the number of revisions for which the database remembers a deletion.
 -- Returns the name, the revision, and the revision at which the queue's rules for submissions last changed, which is
--- the same: a queue that does not exist may take no submissions. No row: there was no such queue.
+-- the same: a queue that does not exist may take no submissions; and when its `settle` last became `result`. No row:
+-- there was no such queue.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), gone AS (
@@ -13,11 +14,11 @@ WITH waited AS MATERIALIZED (
     INSERT INTO duetime.queue_turn AS q (queue, revision, placed)
     SELECT $1, n.revision, n.revision FROM noticed AS n
         ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision, placed = greatest(q.placed, excluded.placed)
-    RETURNING placed
+    RETURNING placed, reports_since
 ), remembered AS (
     INSERT INTO duetime.queue_gone (name, revision) SELECT g.name, n.revision FROM gone AS g CROSS JOIN noticed AS n
         ON CONFLICT (name) DO UPDATE SET revision = excluded.revision
 ), forgotten AS (
     DELETE FROM duetime.queue_gone WHERE revision < (SELECT n.revision - $2 FROM noticed AS n) AND name <> $1
 )
-SELECT g.name, n.revision, t.placed FROM gone AS g CROSS JOIN noticed AS n CROSS JOIN turned AS t
+SELECT g.name, n.revision, t.placed, t.reports_since FROM gone AS g CROSS JOIN noticed AS n CROSS JOIN turned AS t

@@ -13,7 +13,7 @@ WITH waited AS MATERIALIZED (
 ), turned AS (
     INSERT INTO duetime.queue_turn (queue, revision) SELECT $1, n.revision FROM noticed AS n
         ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision
-    RETURNING placed
+    RETURNING placed, reports_since
 )
-SELECT p.name, p.policy, p.paused, p.created_at, p.updated_at, n.revision, t.placed
+SELECT p.name, p.policy, p.paused, p.created_at, p.updated_at, n.revision, t.placed, t.reports_since
   FROM paused AS p CROSS JOIN noticed AS n CROSS JOIN turned AS t

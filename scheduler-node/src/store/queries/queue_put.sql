@@ -6,8 +6,9 @@
 -- $1 name; $2 policy; $3 paused; $4 the limit of queues in all; $5 whether the queue must be as the caller saw it: last
 -- changed at $6, or absent if $6 is NULL; $7 the policy of a queue that does not exist.
 -- Returns the queue as it is now and the revision; `created`: the queue did not exist before; `placed`: the revision
--- at which its rules for submissions last changed (placement, format, deduplication window). No row: the queue does
--- not exist, and there is no room for another; or it is not as the caller saw it.
+-- at which its rules for submissions last changed (placement, format, deduplication window); `reports_since`: when its
+-- `settle` last became `result`, NULL: never. No row: the queue does not exist, and there is no room for another; or it
+-- is not as the caller saw it.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), before AS MATERIALIZED (
@@ -28,13 +29,17 @@ WITH waited AS MATERIALIZED (
 ), noticed AS (
     UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM put) RETURNING queue_revision AS revision
 ), turned AS (
-    INSERT INTO duetime.queue_turn AS q (queue, revision, placed)
+    INSERT INTO duetime.queue_turn AS q (queue, revision, placed, reports_since)
     SELECT $1, n.revision,
            CASE WHEN ARRAY[b.policy -> 'placement', b.policy -> 'format', b.policy -> 'dedup_window_ms']
-                     = ARRAY[$2::jsonb -> 'placement', $2::jsonb -> 'format', $2::jsonb -> 'dedup_window_ms'] THEN 0 ELSE n.revision END
+                     = ARRAY[$2::jsonb -> 'placement', $2::jsonb -> 'format', $2::jsonb -> 'dedup_window_ms'] THEN 0 ELSE n.revision END,
+           -- No claim is in flight: later claims are of the new policy.
+           CASE WHEN b.policy ->> 'settle' <> 'result' AND $2::jsonb ->> 'settle' = 'result' THEN clock_timestamp() END
       FROM noticed AS n CROSS JOIN before AS b
-        ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision, placed = greatest(q.placed, excluded.placed)
-    RETURNING placed
+        ON CONFLICT (queue) DO UPDATE
+       SET revision = excluded.revision, placed = greatest(q.placed, excluded.placed),
+           reports_since = greatest(q.reports_since, excluded.reports_since)
+    RETURNING placed, reports_since
 )
-SELECT p.name, p.policy, p.paused, p.created_at, p.updated_at, p.created, n.revision, t.placed
+SELECT p.name, p.policy, p.paused, p.created_at, p.updated_at, p.created, n.revision, t.placed, t.reports_since
   FROM put AS p CROSS JOIN noticed AS n CROSS JOIN turned AS t

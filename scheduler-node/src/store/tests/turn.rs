@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, time::Duration};
 use common::{
     ids::{QueueName, ShardId, TaskId},
     priority::Levels,
-    queue::{Format, Placement, QueuePolicy},
+    queue::{Format, Placement, QueuePolicy, Settle},
     task::{BusinessKey, Dependency, NewTask, OnDuplicate},
 };
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
@@ -81,8 +81,15 @@ async fn a_database_that_joined_later_refuses_old_policies_once_it_knows_the_tur
     let last = turns.last().expect("the queue has turned");
     assert_eq!(last, (revision, orders().to_string()));
     // A newer turn stays.
-    joined.database.queue_turn(&QueueName::new("mails"), QueueRevisions { revision: 9_000, placed: 0 }).await.unwrap();
-    home.database.queue_turn(&QueueName::new("mails"), QueueRevisions { revision: 8_000, placed: 0 }).await.unwrap();
+    joined
+        .database
+        .queue_turn(&QueueName::new("mails"), QueueRevisions { revision: 9_000, ..QueueRevisions::default() })
+        .await
+        .unwrap();
+    home.database
+        .queue_turn(&QueueName::new("mails"), QueueRevisions { revision: 8_000, ..QueueRevisions::default() })
+        .await
+        .unwrap();
     for place in [(0, String::new()), last] {
         let turns = home.database.move_turns(&place).await.unwrap();
         joined.database.move_turns_write(&turns).await.unwrap();
@@ -120,8 +127,8 @@ async fn another_database_hears_of_a_turn_and_an_older_one_does_not_take_its_pla
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 1).await;
-    test.database.queue_turn(&orders(), QueueRevisions { revision: 7, placed: 0 }).await.unwrap();
-    test.database.queue_turn(&orders(), QueueRevisions { revision: 5, placed: 0 }).await.unwrap();
+    test.database.queue_turn(&orders(), QueueRevisions { revision: 7, ..QueueRevisions::default() }).await.unwrap();
+    test.database.queue_turn(&orders(), QueueRevisions { revision: 5, ..QueueRevisions::default() }).await.unwrap();
     for (known, claimed) in [(6, 0), (7, 1)] {
         let answer = test.database.task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::new(), known).await.unwrap();
         assert_eq!(answer.deliveries.len(), claimed);
@@ -224,6 +231,40 @@ async fn only_a_change_of_the_rules_for_submissions_counts_as_one_and_every_late
     }
     let gone = test.database.queue_delete(&orders()).await.unwrap().unwrap();
     assert_eq!(gone.placed, gone.revision, "submissions may not create it");
+}
+
+#[tokio::test]
+async fn an_attempt_knows_whether_it_was_claimed_before_its_queue_was_reported_on_in_another_database_too() {
+    let (home, joined) = (fixture::database().await, fixture::database().await);
+    let put = async |settle| {
+        let policy = QueuePolicy { settle, ..QueuePolicy::default() };
+        home.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room").turn
+    };
+    let ids = submitted(&joined, 3).await;
+    let fences = own(&joined, "a").await;
+    let claim = async |id: &TaskId| {
+        let ids = std::slice::from_ref(id);
+        let claimed =
+            joined.database.task_claim(ids, &fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap();
+        assert_eq!(claimed.deliveries.len(), 1);
+    };
+    assert_eq!(put(Settle::Confirm).await.reports_since, None);
+    claim(&ids[0]).await;
+    let turn = put(Settle::Result).await;
+    let since = turn.reports_since.expect("it is reported on");
+    joined.database.queue_turn(&orders(), turn).await.unwrap();
+    claim(&ids[1]).await;
+    assert_eq!(put(Settle::Result).await.reports_since, Some(since), "as before");
+    assert_eq!(home.database.queue_pause(&orders(), false).await.unwrap().unwrap().1.reports_since, Some(since));
+    let predate = async || {
+        let standing = joined.database.task_standing(&ids).await.unwrap();
+        ids.iter().map(|id| standing.iter().any(|row| row.id == *id && row.predates_reports)).collect::<Vec<_>>()
+    };
+    assert_eq!(predate().await, [true, false, false]);
+    put(Settle::Reject).await;
+    put(Settle::Result).await;
+    joined.database.move_turns_write(&home.database.move_turns(&(0, String::new())).await.unwrap()).await.unwrap();
+    assert_eq!(predate().await, [true, true, false], "the queue was not reported on for a moment");
 }
 
 #[tokio::test]
