@@ -29,14 +29,17 @@ async function onTask(message) {
     });
     await channel.waitForConfirms();
   };
+  let outcome;
   try {
     // Each report of `running` moves the deadline.
     const result = await work(JSON.parse(message.content), (progress) => report({ status: "running", progress }));
-    await report({ status: "succeeded", result });
+    outcome = { status: "succeeded", result };
   } catch (error) {
-    await report({ status: "failed", status_msg: error.message });
     if (!replyTo) return channel.nack(message, false, false);
+    outcome = { status: "failed", status_msg: error.message };
   }
+  // Outside of `try`: when this report fails, the process ends without an ack, and the message comes again.
+  await report(outcome);
   channel.ack(message);
   console.log(messageId);
 }

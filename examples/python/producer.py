@@ -9,7 +9,7 @@ import pika
 queue, key, n, *delay_ms = sys.argv[1:]
 connection = pika.BlockingConnection(pika.URLParameters(os.environ["AMQP_URL"]))
 channel = connection.channel()
-# From here on a publish returns when the broker has kept the message, and raises when it has not.
+# From here on a publish returns when the broker has kept the message, and raises when it has not or no queue takes it.
 channel.confirm_delivery()
 channel.basic_publish(
     exchange="duetime.in",

@@ -55,7 +55,7 @@ func send(channel *amqp.Channel, task amqp.Delivery, what report) error {
 	}
 	ctx := context.Background()
 	key := "result." + task.Type
-	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, "duetime.in", key, true, false, amqp.Publishing{
+	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, "duetime.in", key, false, false, amqp.Publishing{
 		ContentType:   "application/json",
 		DeliveryMode:  amqp.Persistent,
 		CorrelationId: task.CorrelationId,

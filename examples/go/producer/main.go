@@ -39,6 +39,8 @@ func submit(queue, id, n string, delayMs int64) error {
 	if err := channel.Confirm(false); err != nil {
 		return err
 	}
+	// The broker returns a message that no queue takes, before it confirms it.
+	returned := channel.NotifyReturn(make(chan amqp.Return, 1))
 	ctx := context.Background()
 	key := "submit." + queue
 	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, "duetime.in", key, true, false, amqp.Publishing{
@@ -53,8 +55,16 @@ func submit(queue, id, n string, delayMs int64) error {
 		return err
 	}
 	kept, err := confirm.WaitContext(ctx)
-	if err == nil && !kept {
-		err = errors.New("the broker has not kept it")
+	if err != nil {
+		return err
 	}
-	return err
+	if !kept {
+		return errors.New("the broker has not kept it")
+	}
+	select {
+	case message := <-returned:
+		return fmt.Errorf("no queue takes it: %s", message.ReplyText)
+	default:
+		return nil
+	}
 }
