@@ -11,11 +11,12 @@ use std::{
 };
 
 use common::{
-    ids::{Attempt, TaskId},
+    ids::{Attempt, DatabaseName, TaskId},
     wire::screen::TroubleKind,
 };
 use parking_lot::Mutex;
 use prometheus::{IntCounterVec, Opts, Registry};
+use tracing::field::display;
 
 use super::retry::until_done;
 use crate::{
@@ -111,17 +112,21 @@ impl Recent {
 pub struct Kept {
     /// The name of what it concerns, such as a task's id; `<task id>:<attempt>` when it concerns one attempt.
     pub name: Option<String>,
+    /// The task and the attempt that it concerns, for the log.
+    pub task: Option<TaskId>,
+    pub attempt: Option<Attempt>,
     pub headers: serde_json::Value,
     pub body: Vec<u8>,
 }
 
 impl Kept {
     pub fn task(id: TaskId) -> Self {
-        Self { name: Some(id.to_string()), ..Self::default() }
+        Self { name: Some(id.to_string()), task: Some(id), ..Self::default() }
     }
 
     pub fn attempt(id: TaskId, attempt: Attempt) -> Self {
-        Self { name: Some(format!("{id}:{attempt}")), ..Self::default() }
+        let name = Some(format!("{id}:{attempt}"));
+        Self { name, task: Some(id), attempt: Some(attempt), ..Self::default() }
     }
 }
 
@@ -153,7 +158,26 @@ impl SetAside {
 
     /// Counts it, logs it and shows it on `/readyz`.
     pub fn note(&self, kind: Kind, name: &str, reason: &str) {
-        tracing::error!(kind = kind.text(), name, reason, "set aside; the rest of the batch continues");
+        self.noted(kind, None, &Kept { name: Some(name.to_owned()), ..Kept::default() }, reason);
+    }
+
+    /// Counts, logs and shows a task that the database refuses. Its sender or the inbox keeps it.
+    pub fn note_task(&self, kind: Kind, id: TaskId, reason: &str) {
+        self.noted(kind, None, &Kept::task(id), reason);
+    }
+
+    fn noted(&self, kind: Kind, database: Option<&DatabaseName>, kept: &Kept, reason: &str) {
+        let name = kept.name.as_deref().unwrap_or_default();
+        let (database, task, attempt) = (database.map(display), kept.task.map(display), kept.attempt.map(display));
+        tracing::error!(
+            kind = kind.text(),
+            database,
+            task,
+            attempt,
+            name,
+            error = reason,
+            "set aside; the rest of the batch continues"
+        );
         self.counted(kind);
         let last = format!("{name}: {reason}").chars().take(REASON_CHARS).collect();
         let (mut recent, now) = (self.recent.lock(), clock::instant());
@@ -164,8 +188,8 @@ impl SetAside {
     /// Counts, logs and shows it, and keeps it in the quarantine of `database`. Returns when it is durable, or `false`
     /// if the database refuses that too.
     pub async fn keep(&self, database: &impl Statements, kind: Kind, kept: Kept, reason: &str) -> bool {
-        self.note(kind, kept.name.as_deref().unwrap_or_default(), reason);
-        let Kept { name, headers, body } = kept;
+        self.noted(kind, Some(database.name()), &kept, reason);
+        let Kept { name, headers, body, .. } = kept;
         self.quarantine(database, vec![Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)]).await
     }
 
@@ -233,4 +257,18 @@ impl SetAside {
 /// The reason of a refusal, for a person.
 pub fn why(error: &Error) -> String {
     format!("{}: {}", error.op, error.reason())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::working_set::failures::tests::Log;
+
+    #[test]
+    fn the_log_names_the_database_the_task_and_the_attempt() {
+        let (log, id) = (Log::keep(), TaskId::from_uuid(uuid::Uuid::from_u128(7)));
+        let (database, kept) = (DatabaseName::new("main"), Kept::attempt(id, Attempt::new(2)));
+        SetAside::default().noted(Kind::Report, Some(&database), &kept, "it is refused");
+        assert_eq!(log.count(&format!("database=main task={id} attempt=2 name=\"{id}:2\" error=\"it is refused\"")), 1);
+    }
 }

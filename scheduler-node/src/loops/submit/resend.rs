@@ -131,6 +131,6 @@ fn unstored(error: &Error, refused: bool, unknown: bool) -> SubmitError {
 /// Notes a task that the database refuses. Nothing of it is kept, because its sender gets the error.
 pub(super) fn refused<T>(set_aside: &SetAside, part: &[NewTask], stored: &Known<T>) {
     if let (Known::Failed(SubmitError::Refused(reason)), [task]) = (stored, part) {
-        set_aside.note(Kind::Submission, &task.id.to_string(), reason);
+        set_aside.note_task(Kind::Submission, task.id, reason);
     }
 }

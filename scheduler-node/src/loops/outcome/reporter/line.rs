@@ -235,8 +235,8 @@ impl<S: Statements> Reporter<S> {
     /// Each is tried once. What another transaction, a move or an outage keeps from being written comes again.
     async fn refused(&self, database: &NodeDatabase<S>, report: &ReadReport, error: &Error) -> Fate {
         let ReadReport { id, event, message, is_kept, .. } = report;
-        let is_kept =
-            *is_kept || database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
+        let copy = || Kept { task: Some(*id), attempt: event.attempt(), ..kept(message) };
+        let is_kept = *is_kept || database.set_aside.keep(&database.sql, Kind::Report, copy(), &why(error)).await;
         let bare = event.bare();
         match self.apply_in_place(vec![(*id, bare.clone())]).await {
             Ok(_) => return Fate::Settled,
@@ -264,7 +264,7 @@ impl<S: Statements> Reporter<S> {
             if copies.is_empty() {
                 tracing::warn!(task = %id, reason, reports = count, "reports count without a value that cannot be read or kept; the quarantine table gets them whole, the first for this reason");
             }
-            let Kept { name, headers, body } = kept(message);
+            let Kept { name, headers, body, .. } = kept(message);
             let source = message.source.text();
             copies.push(Quarantined::new(source, reason, name.as_deref(), headers, body));
             self.metrics.quarantined.with_label_values(&[source]).inc();
@@ -322,5 +322,5 @@ async fn answer(id: TaskId, event: &AttemptEvent, message: Incoming, is_stopping
 
 fn kept(message: &Incoming) -> Kept {
     let name = message.message_id.clone().or_else(|| message.correlation_id.clone());
-    Kept { name, headers: message.headers.clone(), body: message.body.clone() }
+    Kept { name, headers: message.headers.clone(), body: message.body.clone(), ..Kept::default() }
 }
