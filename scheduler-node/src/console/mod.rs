@@ -46,13 +46,18 @@ use axum::{
     Extension, Router,
     extract::{MatchedPath, Request},
     handler::Handler,
-    http::StatusCode,
     middleware::{self, Next},
     response::{IntoResponse, Redirect, Response},
     routing::get,
 };
+use common::wire::Problem;
 
-use self::{extract::FormLimit, session::Sessions};
+use self::{
+    browser::Theme,
+    extract::FormLimit,
+    frame::{Frame, PageProblem},
+    session::Sessions,
+};
 use crate::{
     config,
     desk::Desk,
@@ -143,15 +148,17 @@ pub(crate) fn router(
 /// The largest payload of a schedule in a form's encoding, and the other fields.
 const SCHEDULE_BYTES: usize = 256 << 10;
 
-/// Longer than any page takes. A client that has not sent its form within this time has gone.
+/// Longer than any page takes, and longer than the body of a form may.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Answers within [`ANSWERED_WITHIN`]. The form of a visitor runs to its end even without an answer, as the desk's
-/// writes do, and records what it did. Signing in changes nothing.
+/// writes do, and records what it did. Signing in changes nothing. Late answers are no 408: after one, a browser may
+/// send its form a second time by itself.
 async fn in_time(request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>();
     let route = path.and_then(|path| Route::find(ROUTES, request.method(), path.as_str()));
     let runs_to_end = !request.method().is_safe() && route.is_some_and(|route| route.requirement != Requirement::Open);
+    let theme = Theme::of(request.headers());
     let running = next.run(request);
     let answered = if runs_to_end {
         let child = tokio::time::timeout(ANSWERED_WITHIN, spawn_child(running)).await;
@@ -159,5 +166,14 @@ async fn in_time(request: Request, next: Next) -> Response {
     } else {
         tokio::time::timeout(ANSWERED_WITHIN, running).await
     };
-    answered.unwrap_or_else(|_| StatusCode::REQUEST_TIMEOUT.into_response())
+    answered.unwrap_or_else(|_| late(theme, runs_to_end))
+}
+
+fn late(theme: Theme, goes_on: bool) -> Response {
+    let problem = Problem::unavailable(if goes_on {
+        "the change is still being carried out; the audit will say what it did, so look before you send the form again"
+    } else {
+        "the page was not ready in time; try again"
+    });
+    PageProblem::outside(Frame::outside(problem.title.to_string(), theme), problem).into_response()
 }

@@ -3,6 +3,7 @@
 mod access;
 mod cluster;
 mod databases;
+mod late;
 mod oidc;
 mod queues;
 mod roles;
