@@ -2,7 +2,10 @@
 //! is the number of tasks; nothing is done before the person has confirmed it. When one request is not enough, the
 //! person continues with the next.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use askama::Template;
 use axum::{
@@ -16,7 +19,7 @@ use common::{
         state::CancelOutcome,
     },
     time::UnixMicros,
-    wire::{BulkRequest, ChangeRequest, Problem, bulk::Action},
+    wire::{BulkRequest, Problem, bulk::Action},
 };
 use serde_json::{Value, json};
 
@@ -26,7 +29,10 @@ use super::{
     frame::{Frame, PageProblem, show},
     task_query::{FILTERS, PAGE, TaskQuery, utc},
 };
-use crate::{desk::Desk, http::AuditDetails};
+use crate::{
+    desk::{ANSWER_WITHIN, Desk, reason_left},
+    http::AuditDetails,
+};
 
 /// Minutes to milliseconds.
 const MINUTE_MS: i64 = 60_000;
@@ -83,8 +89,24 @@ struct BulkCounts {
     done: u64,
     no_further_attempts: u64,
     left: BTreeMap<SkipReason, u64>,
+    /// Selected tasks that are not there, or not for this visitor.
+    missing: u64,
+    /// The place from which the next request goes on through all that match.
     cursor: Option<String>,
+    /// The selected tasks that the next request goes on with.
+    unreached: Vec<TaskId>,
     interrupted: Option<Problem>,
+}
+
+impl BulkCounts {
+    fn leave(&mut self, why: SkipReason) {
+        *self.left.entry(why).or_default() += 1;
+    }
+
+    /// Whether another request goes on with the rest.
+    fn goes_on(&self) -> bool {
+        self.cursor.is_some() || !self.unreached.is_empty()
+    }
 }
 
 pub(super) async fn bulk(posted: PostedForm) -> Response {
@@ -100,12 +122,12 @@ pub(super) async fn bulk(posted: PostedForm) -> Response {
 async fn answer(posted: &PostedForm) -> Result<BulkPage, Problem> {
     let desk = &posted.visitor.desk;
     let form = BulkForm::read(posted, desk.now())?;
-    if form.action == Action::Move && form.target.is_none() {
+    let Some(act) = form.act() else {
         return Ok(page(posted, &form, Stage::Where, &BulkCounts::default()));
-    }
+    };
     let confirmed = posted.field("confirmed") == Some("yes");
     let counts = match &form.selected {
-        Some(ids) => apply_to_selected(desk, &form, ids, confirmed).await?,
+        Some(ids) => apply_to_selected(desk, act, ids, confirmed).await?,
         None => apply_to_matching(desk, &form, posted.field("at"), confirmed).await?,
     };
     if !confirmed {
@@ -114,7 +136,7 @@ async fn answer(posted: &PostedForm) -> Result<BulkPage, Problem> {
     let AuditDetails { target, detail } =
         AuditDetails::of_bulk(counts.matched, counts.done, &form.as_request().to_string());
     posted.record(&target, Ok(detail.as_deref().unwrap_or("done")));
-    let stage = if counts.cursor.is_some() { Stage::GoOn } else { Stage::Done };
+    let stage = if counts.goes_on() { Stage::GoOn } else { Stage::Done };
     Ok(page(posted, &form, stage, &counts))
 }
 
@@ -136,13 +158,14 @@ impl BulkForm {
         Ok(Self { action, target, selected, task_query })
     }
 
-    fn act(&self) -> BulkAction {
-        match (self.action, self.target) {
-            (Action::Move, Some(target)) => BulkAction::Move(target),
-            (Action::Run | Action::Move, _) => BulkAction::Run,
-            (Action::Cancel, _) => BulkAction::Cancel,
-            (Action::Retry, _) => BulkAction::Retry,
-        }
+    /// `None`: a move that does not say where to.
+    fn act(&self) -> Option<BulkAction> {
+        Some(match self.action {
+            Action::Cancel => BulkAction::Cancel,
+            Action::Run => BulkAction::Run,
+            Action::Retry => BulkAction::Retry,
+            Action::Move => BulkAction::Move(self.target?),
+        })
     }
 
     /// The form as the API's request, for the audit log. Selected ids stand in place of the filter, with blanks between
@@ -248,27 +271,34 @@ async fn apply_to_matching(
         left: answer.refused,
         cursor: answer.next_cursor.map(|cursor| cursor.to_string()),
         interrupted: answer.interrupted,
+        ..BulkCounts::default()
     })
 }
 
-/// Applies the action to the selected tasks, one by one; there are at most as many as a page has. Tasks that another
-/// transaction holds are left out. Another problem of a store ends it with what is done so far, because a repetition of
-/// the whole would shift some tasks twice.
+/// Applies the action to the selected tasks, one by one, as far as one request gets. Tasks that another transaction
+/// holds are left out. Another problem of a store ends it with what is done so far, because a repetition of the whole
+/// would shift some tasks twice.
 async fn apply_to_selected(
     desk: &Desk,
-    form: &BulkForm,
+    act: BulkAction,
     ids: &[TaskId],
     confirmed: bool,
 ) -> Result<BulkCounts, Problem> {
+    let started = Instant::now();
     let mut counts = BulkCounts { matched: ids.len() as u64, ..BulkCounts::default() };
     // Known once a task was waited for in vain.
     let mut held = BTreeSet::new();
     for (nth, id) in ids.iter().enumerate() {
+        if started.elapsed() > ANSWER_WITHIN {
+            counts.matched = nth as u64;
+            counts.unreached = ids[nth..].to_vec();
+            break;
+        }
         if held.contains(id) {
-            *counts.left.entry(SkipReason::Held).or_default() += 1;
+            counts.leave(SkipReason::Held);
             continue;
         }
-        let done = if confirmed { apply(desk, form, *id).await } else { could_apply(desk, form, *id).await };
+        let done = if confirmed { desk.act_on(act, *id).await } else { could_apply(desk, act, *id).await };
         match done {
             Ok(outcome) => {
                 counts.done += 1;
@@ -277,7 +307,7 @@ async fn apply_to_selected(
             Err(problem) if problem.status >= 500 => {
                 held = desk.held(&problem, &ids[nth..]).await;
                 if held.contains(id) {
-                    *counts.left.entry(SkipReason::Held).or_default() += 1;
+                    counts.leave(SkipReason::Held);
                     continue;
                 }
                 if counts.done == 0 {
@@ -287,34 +317,18 @@ async fn apply_to_selected(
                 counts.interrupted = Some(problem);
                 break;
             }
-            Err(problem) if problem.status == 422 => *counts.left.entry(SkipReason::WouldExpire).or_default() += 1,
-            Err(problem) if problem.slug() == "duplicate" => *counts.left.entry(SkipReason::KeyTaken).or_default() += 1,
-            Err(_) => *counts.left.entry(SkipReason::InFlight).or_default() += 1,
+            Err(problem) if problem.status == 404 => counts.missing += 1,
+            Err(problem) => counts.leave(reason_left(&problem)),
         }
     }
     Ok(counts)
 }
 
-async fn apply(desk: &Desk, form: &BulkForm, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
-    match form.act() {
-        BulkAction::Cancel => return Ok(Some(desk.cancel(id).await?.outcome)),
-        BulkAction::Run => drop(desk.run(id).await?),
-        BulkAction::Retry => drop(desk.retry(id).await?),
-        BulkAction::Move(target) => move_to(desk, id, target).await?,
-    }
-    Ok(None)
-}
-
-pub(super) async fn move_to(desk: &Desk, id: TaskId, target: Target) -> Result<(), Problem> {
-    let due_at = target.of(desk.get(id).await?.due_at, desk.now());
-    desk.change(id, ChangeRequest { due_at: Some(due_at), ..ChangeRequest::default() }).await.map(drop)
-}
-
 /// Whether the action could be applied to the task in its current state.
-async fn could_apply(desk: &Desk, form: &BulkForm, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
+async fn could_apply(desk: &Desk, act: BulkAction, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
     let task = desk.get(id).await?;
     let (id, state, due_at, expires_at) = (task.id, task.state, task.due_at, task.expires_at);
-    match form.act().check(&BulkCandidate { id, state, due_at, expires_at, key_taken: false }, desk.now()) {
+    match act.check(&BulkCandidate { id, state, due_at, expires_at, key_taken: false }, desk.now()) {
         Ok(()) => Ok(None),
         Err(SkipReason::WouldExpire) => Err(Problem::unprocessable("it would expire before it is due")),
         Err(_) => Err(Problem::in_flight(task.state)),
@@ -324,7 +338,7 @@ async fn could_apply(desk: &Desk, form: &BulkForm, id: TaskId) -> Result<Option<
 fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts) -> BulkPage {
     let number = |number: u64, at_least| count(i64::try_from(number).unwrap_or(i64::MAX), at_least);
     // A dry run that stopped early has counted only a part.
-    let more = counts.cursor.is_some() && stage == Stage::Confirm;
+    let more = counts.goes_on() && stage == Stage::Confirm;
     let fate = if stage == Stage::Confirm { "they stay as they are" } else { "they stayed as they were" };
     let left = |(why, tasks): (&SkipReason, &u64)| {
         let why = match why {
@@ -333,16 +347,18 @@ fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts)
             SkipReason::KeyTaken => format!("have a key that another task now has: {fate}"),
             SkipReason::Held => format!("are locked by another transaction: {fate}"),
             SkipReason::Unavailable => {
-                "had no turn before it ended, but for the first, which may have changed".to_owned()
+                "were not tried, because the database stopped answering; the first of them may have changed".to_owned()
             }
         };
         (why, *tasks)
     };
+    let missing = "are not there, or belong to a queue outside your rights".to_owned();
+    let missing = (counts.missing > 0).then_some((missing, counts.missing));
     let outcome = ShownOutcome {
         matched: number(counts.matched, more),
         done: number(counts.done, more),
         no_further_attempts: counts.no_further_attempts,
-        left: counts.left.iter().map(left).collect(),
+        left: counts.left.iter().map(left).chain(missing).collect(),
         interrupted: counts.interrupted.as_ref().map(|problem| problem.detail.clone()),
     };
     // The next step asks for the same, and keeps the moment that a relative time stood for.
@@ -350,6 +366,8 @@ fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts)
     let mut hidden: Vec<(String, String)> = kept.cloned().collect();
     if stage == Stage::GoOn {
         hidden.extend(counts.cursor.iter().map(|cursor| ("at".to_owned(), cursor.clone())));
+        hidden.retain(|(name, _)| name != "id");
+        hidden.extend(counts.unreached.iter().map(|id| ("id".to_owned(), id.to_string())));
     }
     let back = form.task_query.url();
     let title = format!("{} tasks", form.action);

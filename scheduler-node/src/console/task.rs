@@ -10,14 +10,14 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use common::{
     access::Permission,
     ids::TaskId,
-    task::state::CancelOutcome,
+    task::{bulk::BulkAction, state::CancelOutcome},
     time::UnixMicros,
     wire::{Problem, TaskView},
 };
 
 use super::{
     Console,
-    bulk::{move_to, target},
+    bulk::target,
     extract::PostedForm,
     format::{When, short, when},
     frame::{Frame, PageProblem, show},
@@ -291,7 +291,7 @@ async fn done(desk: &Desk, id: TaskId, posted: &PostedForm) -> Result<&'static s
             let Some(target) = target(posted.field("to"), posted.field("by_min"), desk.now())? else {
                 return Err(Problem::invalid_field("to", "give the new due time"));
             };
-            move_to(desk, id, target).await.map(|()| "move")
+            desk.act_on(BulkAction::Move(target), id).await.map(|_| "move")
         }
         _ => Err(Problem::invalid_field("action", "choose an action: cancel, stop, run, retry or move")),
     }

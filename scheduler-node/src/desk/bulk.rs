@@ -31,7 +31,7 @@ use crate::store::{
 };
 
 /// The longest time until an answer, give or take a batch. Clients wait for 30 s.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// What one batch has done, the position of the next, and the problem that ended it early.
 type Step = (BatchCounts, Option<Position>, Option<Problem>);
@@ -225,7 +225,12 @@ impl Desk {
                 counts.refuse(SkipReason::Held);
                 continue;
             }
-            match self.act_singly(act, found).await {
+            let alone = match act {
+                // The walk has read the due time already.
+                BulkAction::Move(target) => BulkAction::Move(Target::At(target.of(found.seen.due_at, self.now()))),
+                act => act,
+            };
+            match self.act_on(alone, found.seen.id).await {
                 Ok(cancelled) => {
                     counts.done += 1;
                     counts.no_further_attempts += u64::from(cancelled == Some(CancelOutcome::NoFurtherAttempts));
@@ -282,8 +287,7 @@ impl Desk {
     }
 
     /// Does what a request about this task alone would do.
-    async fn act_singly(&self, act: BulkAction, found: &FoundTask) -> Result<Option<CancelOutcome>, Problem> {
-        let id = found.seen.id;
+    pub(crate) async fn act_on(&self, act: BulkAction, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
         match act {
             BulkAction::Cancel => return Ok(Some(self.cancel(id).await?.outcome)),
             BulkAction::Run => drop(self.run(id).await?),
@@ -291,7 +295,7 @@ impl Desk {
             BulkAction::Move(target) => {
                 let due_at = match target {
                     Target::At(moment) => moment,
-                    Target::By { shift_ms } => found.seen.due_at.shifted(shift_ms),
+                    Target::By { shift_ms } => self.get(id).await?.due_at.shifted(shift_ms),
                 };
                 self.change(id, ChangeRequest { due_at: Some(due_at), ..ChangeRequest::default() }).await?;
             }
@@ -315,7 +319,7 @@ fn may_repeat(act: BulkAction) -> bool {
 }
 
 /// The reason for which one task was refused.
-fn reason_left(problem: &Problem) -> SkipReason {
+pub(crate) fn reason_left(problem: &Problem) -> SkipReason {
     match (problem.status, problem.slug()) {
         (422, _) => SkipReason::WouldExpire,
         (_, "duplicate") => SkipReason::KeyTaken,

@@ -59,6 +59,7 @@ use crate::{
     traces::Traces,
 };
 
+pub(crate) use bulk::{ANSWER_WITHIN, reason_left};
 pub(crate) use figures::NodeFigures;
 pub(crate) use overview::{Bucket, DEAD_GROUPS, DEAD_LOOK, Outlook};
 pub(crate) use queues::Census;

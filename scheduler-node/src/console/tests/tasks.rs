@@ -230,8 +230,35 @@ async fn a_shift_of_chosen_tasks_that_an_outage_ends_says_what_it_has_done() {
     browser.test.fail_with("53100", "UPDATE", "task", "id", &ids[1].to_string()).await;
     let (shifted, page) = shift(&browser, ids).await;
     assert!(page.contains("Applied to <b>1</b> of <b>3</b>"), "{page}");
-    assert!(page.contains("2 had no turn") && page.contains("ended early"), "{page}");
+    assert!(page.contains("2 were not tried") && page.contains("ended early"), "{page}");
     assert_eq!(shifted, [true, false, false]);
+}
+
+#[tokio::test]
+async fn a_shift_of_chosen_tasks_that_takes_long_asks_before_it_goes_on_with_the_rest() {
+    let browser = browser(&[], true).await;
+    let ids = submit_three(&browser).await;
+    // After two tasks the five seconds of a request are over.
+    let slow = "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+        BEGIN PERFORM pg_sleep(3); RETURN NULL; END $$;
+        CREATE TRIGGER slow BEFORE UPDATE ON duetime.task FOR EACH STATEMENT EXECUTE FUNCTION public.slow()";
+    sqlx::raw_sql(slow).execute(&browser.test.pool).await.expect("created");
+    let (shifted, page) = shift(&browser, ids).await;
+    assert!(page.contains("Applied to <b>2</b> of <b>2</b>") && page.contains("Continue"), "{page}");
+    let is_hidden = ids.map(|id| page.contains(&format!("name=\"id\" value=\"{id}\"")));
+    assert_eq!((shifted, is_hidden), ([true, true, false], [false, false, true]));
+}
+
+#[tokio::test]
+async fn a_chosen_task_that_is_not_there_is_not_told_to_be_in_flight() {
+    let browser = browser(&[], true).await;
+    let here = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await.to_string();
+    let gone = TaskId::from_uuid(uuid::Uuid::nil()).to_string();
+    let chosen = [("id", here.as_str()), ("id", gone.as_str())];
+    let fields = [("action", "run"), ("scope", "selected"), chosen[0], chosen[1], ("confirmed", "yes")];
+    let page = browser.post("/console/tasks/bulk", &fields).await.html;
+    assert!(page.contains("Applied to <b>1</b> of <b>2</b>") && page.contains("1 are not there"), "{page}");
+    assert!(!page.contains("in flight"), "{page}");
 }
 
 #[tokio::test]
@@ -249,7 +276,7 @@ async fn a_task_is_not_locked_by_others_when_its_change_fails_for_another_reason
         CREATE TRIGGER fill_disk BEFORE UPDATE ON duetime.task FOR EACH STATEMENT EXECUTE FUNCTION public.fill_disk()";
     sqlx::raw_sql(full_from_the_second_on).execute(&browser.test.pool).await.expect("created");
     let (shifted, page) = shift(&browser, ids).await;
-    assert!(page.contains("2 had no turn") && page.contains("ended early"), "{page}");
+    assert!(page.contains("2 were not tried") && page.contains("ended early"), "{page}");
     assert_eq!(shifted, [true, false, false]);
 }
 
