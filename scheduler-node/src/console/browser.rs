@@ -1,9 +1,11 @@
 //! What a browser sends with a request, and the cookies that it keeps.
 
 use axum::{
-    http::{HeaderMap, HeaderValue, Uri, header},
+    http::{HeaderMap, Uri, header},
     response::{IntoResponse, Redirect, Response},
 };
+
+use crate::http::authority;
 
 /// The cookie of a sealed session. Its value begins with a prefix that names the kind.
 pub(super) const SESSION: &str = "duetime_session";
@@ -81,13 +83,12 @@ pub(super) fn cookie_value(pair: &str, same_site: &str, is_secure: bool) -> Stri
 
 /// Whether the browser states that a page of this very origin sent the form. A client that states nothing is no
 /// current browser.
-pub(super) fn is_from_here(headers: &HeaderMap) -> bool {
+pub(super) fn is_from_here(headers: &HeaderMap, uri: &Uri) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site == "same-origin";
     }
-    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-    let origin = text(header::ORIGIN).and_then(|origin| origin.split_once("://"));
-    origin.is_some_and(|(_, host)| Some(host) == text(header::HOST))
+    let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok()?.split_once("://"));
+    origin.is_some_and(|(_, host)| Some(host) == authority(headers, uri))
 }
 
 /// Whether the browser states that another site led to this request. Cookies that are `Strict` do not come with it.
@@ -123,6 +124,8 @@ pub(super) fn next_of(uri: &Uri) -> String {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderValue;
+
     use super::*;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -144,8 +147,12 @@ mod tests {
             (vec![("origin", "null"), ("host", "a:1")], false),
             (vec![("host", "a:1")], false),
         ] {
-            assert_eq!(is_from_here(&headers(&sent)), taken, "{sent:?}");
+            assert_eq!(is_from_here(&headers(&sent), &Uri::from_static("/console")), taken, "{sent:?}");
         }
+        // HTTP/2 has the host in the URI.
+        let uri = Uri::from_static("https://a:1/console");
+        assert!(is_from_here(&headers(&[("origin", "https://a:1")]), &uri));
+        assert!(!is_from_here(&headers(&[("origin", "https://b:1")]), &uri));
     }
 
     #[test]

@@ -130,7 +130,7 @@ impl FromRequest<Console> for PostedForm {
         let (parts, body) = request.into_parts();
         let visitor = signed_in(&parts, console)?;
         let refuse = |problem: Problem| PageProblem::at(&visitor, problem).into_response();
-        if !is_from_here(&parts.headers) {
+        if !is_from_here(&parts.headers, &parts.uri) {
             return Err(refuse(Problem::forbidden("the form was not sent by a page of this console")));
         }
         visitor.check_permission().map_err(refuse)?;

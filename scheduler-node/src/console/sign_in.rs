@@ -7,7 +7,7 @@ use axum::{
     Extension,
     body::Body,
     extract::{ConnectInfo, State},
-    http::{HeaderMap, StatusCode, header, request::Parts},
+    http::{HeaderMap, StatusCode, Uri, header, request::Parts},
     response::{IntoResponse, Redirect, Response},
 };
 use common::{access::Permission, wire::Problem};
@@ -99,10 +99,11 @@ pub(super) async fn sign_in(
     from: Option<Extension<ConnectInfo<SocketAddr>>>,
     Extension(note): Extension<PageNote>,
     headers: HeaderMap,
+    uri: Uri,
     body: Body,
 ) -> Response {
     let from = from.map(|Extension(ConnectInfo(from))| from);
-    if !is_from_here(&headers) {
+    if !is_from_here(&headers, &uri) {
         let frame = Frame::outside("Sign in", Theme::of(&headers));
         return PageProblem::outside(frame, Problem::forbidden("the form was not sent by a page of this console"))
             .into_response();

@@ -3,7 +3,7 @@
 use askama::Template;
 use axum::{
     extract::{Path, State},
-    http::{HeaderMap, StatusCode, Uri, header},
+    http::{StatusCode, request::Parts},
     response::{IntoResponse, Redirect, Response},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -24,7 +24,10 @@ use super::{
     json,
     visitor::Visitor,
 };
-use crate::desk::Desk;
+use crate::{
+    desk::Desk,
+    http::{authority, is_encrypted},
+};
 
 #[derive(Template)]
 #[template(path = "task.html")]
@@ -94,15 +97,14 @@ pub(super) async fn task(
     State(console): State<Console>,
     visitor: Visitor,
     Path(id): Path<String>,
-    uri: Uri,
-    headers: HeaderMap,
+    parts: Parts,
 ) -> Result<Response, PageProblem> {
     let task = find(&visitor.desk, &id).await.map_err(|problem| PageProblem::at(&visitor, problem))?;
     let (now, show_payloads) = (visitor.desk.now(), console.show_payloads);
     if show_payloads && !task.data_hidden {
         visitor.record(&task.id.to_string(), Ok("shown"));
     }
-    let said = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
+    let said = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes())
         .find(|(name, _)| name == "said")
         .and_then(|(_, said)| OUTCOMES.into_iter().find(|(word, _)| *word == said))
         .map(|(_, sentence)| sentence);
@@ -123,7 +125,7 @@ pub(super) async fn task(
         result: task.result.as_ref().map(|result| {
             if show_payloads { ShownContent::json(result.get()) } else { ShownContent::hidden(NOT_SHOWN) }
         }),
-        curl: curl(&task, &headers, visitor.signed_in),
+        curl: curl(&task, &parts, visitor.signed_in),
         cli: format!("duetime get {}", task.id),
         can: AllowedActions::of(&task, &visitor),
     };
@@ -234,12 +236,13 @@ fn cut(whole: bool) -> String {
     if whole { String::new() } else { format!("; only the first {} KiB are shown", json::SHOWN_BYTES >> 10) }
 }
 
-fn curl(task: &TaskView, headers: &HeaderMap, with_token: bool) -> String {
-    let text = |name| headers.get(name).and_then(|value: &axum::http::HeaderValue| value.to_str().ok());
-    let host = text(header::HOST)
-        .filter(|host| host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte)));
-    let scheme =
-        if text(header::HeaderName::from_static("x-forwarded-proto")) == Some("https") { "https" } else { "http" };
+fn is_of_host(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte)
+}
+
+fn curl(task: &TaskView, parts: &Parts, with_token: bool) -> String {
+    let host = authority(&parts.headers, &parts.uri).filter(|host| !host.is_empty() && host.bytes().all(is_of_host));
+    let scheme = if is_encrypted(parts) { "https" } else { "http" };
     let token = if with_token { "-H \"Authorization: Bearer $DUETIME_TOKEN\" " } else { "" };
     format!("curl -fsS {token}{scheme}://{}/v1/tasks/{}", host.unwrap_or("127.0.0.1:8080"), task.id)
 }

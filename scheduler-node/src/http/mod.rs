@@ -21,6 +21,7 @@ mod openapi;
 mod query;
 mod queues;
 mod rate;
+mod reached;
 mod refusal;
 mod requirement;
 mod routes;
@@ -52,6 +53,7 @@ pub(crate) use self::{
     auth::{Authenticator, Caller},
     memory::Reservation,
     metrics::{ConnectionMetrics, HttpMetrics},
+    reached::{authority, is_encrypted},
     routes::Route,
     serve::{Certificate, CertificateFiles, ConnectionLimits, Server},
     shares::Shares,

@@ -137,7 +137,7 @@ impl Server {
             connections.spawn(async move {
                 match acceptor {
                     Some(acceptor) => handler.handle_encrypted(acceptor, stream, from, slot).await,
-                    None => handler.handle(stream, from, slot).await,
+                    None => handler.handle(stream, from, None, slot).await,
                 }
             });
         }

@@ -9,7 +9,7 @@ use std::{
 use axum::{
     Router,
     extract::{MatchedPath, Request, State},
-    http::{Method, Uri, header},
+    http::{Method, Uri},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
@@ -24,6 +24,7 @@ use super::{
     audit::{AuditDraft, PageNote},
     auth::Authenticator,
     metrics::HttpMetrics,
+    reached::authority,
     refusal::Refusal,
     requirement::requirement,
 };
@@ -57,7 +58,7 @@ pub(super) fn around(
 impl Shell {
     /// The caller of a request, which may go on to its handler; `None` on a route that is open to all.
     fn admit(&self, request: &Request, required: Requirement, now: Instant) -> Result<Option<Caller>, Refusal> {
-        self.authenticator.check_host(host(request))?;
+        self.authenticator.check_host(authority(request.headers(), request.uri()))?;
         let permission = match required {
             Requirement::Open => return Ok(None),
             Requirement::AnyToken => None,
@@ -141,12 +142,6 @@ impl Drop for Underway<'_> {
     }
 }
 
-/// The host name in the request; a value that is not text names no host.
-fn host(request: &Request) -> Option<&str> {
-    let sent = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
-    sent.or_else(|| request.uri().host())
-}
-
 /// The answer after a panic, which has been logged where it happened.
 fn after_panic(method: &Method, route: Option<&str>) -> Response {
     tracing::error!(%method, route, "a handler panicked");
@@ -175,7 +170,7 @@ async fn method_not_allowed(method: Method, uri: Uri) -> Refusal {
 mod tests {
     use axum::{
         body::{Body, to_bytes},
-        http::StatusCode,
+        http::{StatusCode, header},
         routing::{get, patch, post},
     };
     use common::access::Scope;

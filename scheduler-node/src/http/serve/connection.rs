@@ -30,7 +30,10 @@ use super::{
     paced::{CountedBody, PacedBody},
     slots::ConnectionSlot,
 };
-use crate::http::metrics::{ConnectionMetrics, MissedDeadline};
+use crate::http::{
+    metrics::{ConnectionMetrics, MissedDeadline},
+    reached::Encrypted,
+};
 
 /// Most requests of one HTTP/2 connection that are answered at one time.
 const STREAMS: u32 = 64;
@@ -83,7 +86,7 @@ impl ConnectionHandler {
         let replaced = slot.replaced();
         let accepted = tokio::time::timeout(self.limits.head_within, acceptor.accept(stream));
         match replaced.run_until_cancelled(accepted).await {
-            Some(Ok(Ok(stream))) => self.handle(stream, from, slot).await,
+            Some(Ok(Ok(stream))) => self.handle(stream, from, Some(Encrypted), slot).await,
             Some(Ok(Err(error))) => tracing::debug!(%error, %from, "TLS handshake failed"),
             Some(Err(_)) => self.metrics.ended(MissedDeadline::Head),
             None => {}
@@ -91,13 +94,18 @@ impl ConnectionHandler {
     }
 
     /// Answers the requests of a connection until it ends, stalls, or another one takes its slot.
-    pub(super) async fn handle<S>(&self, stream: S, from: SocketAddr, slot: ConnectionSlot)
-    where
+    pub(super) async fn handle<S>(
+        &self,
+        stream: S,
+        from: SocketAddr,
+        encrypted: Option<Encrypted>,
+        slot: ConnectionSlot,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let replaced = slot.replaced();
         let activity = Activity::new(Instant::now(), slot);
-        let service = service_fn(|request| self.answer(request, &activity, from));
+        let service = service_fn(|request| self.answer(request, &activity, from, encrypted));
         let io = TokioIo::new(WatchedStream { stream, activity: activity.clone() });
         let mut connection = pin!(self.builder.serve_connection(io, service));
         let mut watch = DeadlineWatch::new(&activity, &self.limits);
@@ -133,11 +141,15 @@ impl ConnectionHandler {
         request: Request<Incoming>,
         activity: &Activity,
         from: SocketAddr,
+        encrypted: Option<Encrypted>,
     ) -> impl Future<Output = Result<Response<CountedBody<Body>>, Infallible>> + Send + use<> {
         let answering = activity.begin(request.version() == Version::HTTP_2);
         let (of_request, pace) = (self.limits.body, self.limits.answer);
         let mut request = request.map(|body| Body::new(PacedBody::new(body, of_request)));
         request.extensions_mut().insert(ConnectInfo(from));
+        if let Some(encrypted) = encrypted {
+            request.extensions_mut().insert(encrypted);
+        }
         let router = self.router.clone();
         async move {
             let response = router.oneshot(request).await?;

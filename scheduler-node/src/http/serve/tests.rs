@@ -14,7 +14,10 @@ use tokio::{
 };
 
 use super::*;
-use crate::supervise::{LoopKind, Pulse};
+use crate::{
+    http::reached::Encrypted,
+    supervise::{LoopKind, Pulse},
+};
 
 /// Much longer than a test takes.
 const LONG: Duration = Duration::from_secs(600);
@@ -50,6 +53,10 @@ async fn take(request: Request) -> (StatusCode, String) {
     }
 }
 
+async fn is_encrypted(request: Request) -> String {
+    format!("encrypted: {}", request.extensions().get::<Encrypted>().is_some())
+}
+
 async fn running(limits: ConnectionLimits, within: Duration) -> Running {
     running_with(limits, within, None).await
 }
@@ -70,7 +77,8 @@ async fn running_with(limits: ConnectionLimits, within: Duration, certificate: O
         .route("/", get(async || "here"))
         .route("/slow", get(slow))
         .route("/much", get(much))
-        .route("/take", post(take));
+        .route("/take", post(take))
+        .route("/encrypted", get(is_encrypted));
     let metrics = ConnectionMetrics::register(&Registry::new()).expect("registered once");
     let server = Server { listener, limits, metrics, certificate };
     let pulse = Pulse::default();
@@ -405,11 +413,16 @@ async fn with_a_certificate_the_node_speaks_tls_and_a_handshake_that_does_not_en
     let output = tokio::process::Command::new("curl")
         .args(["--silent", "--show-error", "--max-time", "60", "--cacert"])
         .arg(&files.cert)
-        .arg(format!("https://localhost:{}/", server.address.port()))
+        .args(["", "encrypted"].map(|path| format!("https://localhost:{}/{path}", server.address.port())))
         .output()
         .await
         .expect("curl runs");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "here", "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "hereencrypted: true",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     rest(&mut server.sent(b"").await).await;
     assert!(!server.ask().await.contains("here"), "a request in the clear is not answered");
 }
