@@ -55,7 +55,7 @@ const PAYLOAD: [Spec; 3] = [
 const TASKS: [Spec; 6] = [
     spec("headers", Kind::Object, "none", "headers of its tasks: a JSON object of strings"),
     spec("priority", Kind::Whole, "3", "1 (highest) to 5"),
-    spec("partition_key", Kind::Text, "", "colocates and orders its tasks"),
+    spec("partition_key", Kind::ExactText, "", "colocates and orders its tasks"),
     spec("max_attempts", Kind::Whole, "the queue's", "most attempts; after them a task is dead"),
     spec("timeout_ms", Kind::Whole, "the queue's", "how long a delivered attempt may go without a report"),
     spec("expires_after_ms", Kind::Whole, "never", "counted from the fire time: a task not started by then expires"),
@@ -230,8 +230,12 @@ pub(super) async fn act(
 
 async fn set(console: &Console, name: &ScheduleName, posted: &PostedForm) -> Result<(), Problem> {
     let kept = if console.show_payloads { None } else { look(&posted.visitor, name).await? };
-    let body = Value::Object(form::read(&specs(kept.is_none()), posted)?);
-    let mut request = ScheduleRequest::parse(&body.to_string())?;
+    let mut body = form::read(&specs(kept.is_none()), posted)?;
+    if body.contains_key("content_type") && posted.field("payload").is_none() {
+        // The page shows an empty payload by its type alone.
+        body.entry("payload_base64").or_insert_with(|| Value::from(""));
+    }
+    let mut request = ScheduleRequest::parse(&Value::Object(body).to_string())?;
     match kept {
         Some(view) => {
             request.content_type = view.payload_base64.as_ref().map(|_| view.rules.content_type);

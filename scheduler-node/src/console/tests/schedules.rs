@@ -154,6 +154,23 @@ async fn a_schedule_is_run_paused_resumed_and_deleted() {
 }
 
 #[tokio::test]
+async fn a_schedule_that_is_saved_as_its_page_shows_it_stays_as_it_is() {
+    let browser = browser(&[], true).await;
+    let (path, name, desk) = ("/console/schedules/s", ScheduleName::new("s"), &browser.counter.desk);
+    let written = r#"{"queue":"q","every_ms":60000,"partition_key":" eu ","payload_base64":"","content_type":"a/b"}"#;
+    desk.schedule_put(name.clone(), ScheduleRequest::parse(written).expect("a schedule")).await.expect("put");
+    let page = browser.page(path).await;
+    let shown = |field: &str| between(&page, &format!("<input name=\"{field}\" value=\""), "\"").expect("a field");
+    let names = ["queue", "every_ms", "partition_key", "payload_base64", "content_type"];
+    let fields: Vec<_> = names.into_iter().map(|field| (field, shown(field))).chain([("action", "set")]).collect();
+    let saved = browser.post(path, &fields).await;
+    assert_eq!(saved.status, StatusCode::SEE_OTHER, "{}", saved.html);
+    let view = desk.schedule_get(name, 1).await.expect("there");
+    assert_eq!((view.rules.partition_key.as_deref(), view.payload_base64.as_deref()), (Some(" eu "), Some("")));
+    assert_eq!(view.rules.content_type, "a/b");
+}
+
+#[tokio::test]
 async fn a_payload_that_is_not_shown_stays_when_the_rest_is_set() {
     let browser = browser(&[], false).await;
     let name = ScheduleName::new("s");
