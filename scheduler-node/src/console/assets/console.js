@@ -38,6 +38,15 @@
     act();
   });
 
+  // A second click does not send a form again while its answer is awaited. A page that comes back may send its forms.
+  const sent = new Set();
+  document.addEventListener("submit", (event) => {
+    if (event.target.getAttribute("method") !== "post") return;
+    if (sent.has(event.target)) event.preventDefault();
+    sent.add(event.target);
+  });
+  addEventListener("pageshow", () => sent.clear());
+
   // Select all of a page.
   document.querySelectorAll("input[data-all]").forEach((all) => {
     all.hidden = false;
