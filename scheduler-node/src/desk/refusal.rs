@@ -170,6 +170,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::BulkLook
             | StoreOp::BulkQueue
             | StoreOp::ExportRead
+            | StoreOp::QueueFind
             | StoreOp::QueueRevision
             | StoreOp::QueueRead
             | StoreOp::QueuePage
@@ -180,6 +181,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::TokenList
             | StoreOp::AuditList
             | StoreOp::ShardRead
+            | StoreOp::ShardMapRead
             | StoreOp::InboxFind
             | StoreOp::InboxStanding
             | StoreOp::MoveProbe
@@ -225,8 +227,10 @@ mod tests {
 
     #[test]
     fn a_look_that_failed_has_done_nothing_whatever_became_of_it() {
-        let problem = failed(&error(StoreOp::TaskRead, Effect::Unknown));
-        assert_eq!(problem.status, 503);
-        assert!(!problem.detail.contains("the outcome is unknown"), "{problem}");
+        for op in [StoreOp::TaskRead, StoreOp::QueueFind, StoreOp::ShardMapRead] {
+            let problem = failed(&error(op, Effect::Unknown));
+            assert_eq!(problem.status, 503);
+            assert!(!problem.detail.contains("the outcome is unknown"), "{op}: {problem}");
+        }
     }
 }
