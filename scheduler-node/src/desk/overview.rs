@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 use common::{time::UnixMicros, wire::Problem};
 
 use super::Desk;
-use crate::store::outlook::{DEAD_QUEUES, DeadGroup, DeadGroups, SPAN_LOOK};
+use crate::store::{
+    self, Fault,
+    outlook::{DEAD_QUEUES, DeadGroup, DeadGroups, SPAN_LOOK},
+};
 
 pub(crate) use crate::store::outlook::{DEAD_GROUPS, DEAD_LOOK};
 
@@ -22,18 +25,19 @@ pub(crate) struct Bucket {
 pub(crate) type Outlook = Vec<Bucket>;
 
 impl Desk {
-    /// Counts the tasks that come due in each of `count` spans of `length` from now on.
+    /// Counts the tasks that come due in each of `count` spans of `length` from now on. A database that does not answer
+    /// makes each number a lower bound.
     pub(crate) async fn outlook(&self, length: Duration, count: i32) -> Result<Outlook, Problem> {
         self.require_all_queues()?;
         let now = self.now();
         let parts = self.parts().store.databases().iter().map(|database| database.task_outlook(now, length, count));
-        let parts = futures::future::try_join_all(parts).await?;
+        let (parts, is_partial) = answered(futures::future::join_all(parts).await)?;
         let mut buckets = Vec::new();
         let mut starts_at = now;
         for nth in 0..usize::try_from(count).unwrap_or(0) {
             let spans = parts.iter().filter_map(|spans| spans.get(nth));
             let (tasks, at_least) =
-                spans.fold((0, false), |(tasks, at_least), span| (tasks + span.tasks, at_least || span.at_least));
+                spans.fold((0, is_partial), |(tasks, at_least), span| (tasks + span.tasks, at_least || span.at_least));
             // One bound for all databases together.
             let at_least = at_least || tasks >= SPAN_LOOK;
             buckets.push(Bucket { starts_at, tasks: tasks.min(SPAN_LOOK - 1), at_least });
@@ -43,14 +47,15 @@ impl Desk {
     }
 
     /// The dead tasks of the caller's queues by queue and error, over all databases, the largest group first. A
-    /// caller who may not see errors has one group for each queue.
+    /// caller who may not see errors has one group for each queue. A database that does not answer makes each number a
+    /// lower bound.
     pub(crate) async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
         let queues: Option<Vec<String>> = self.own_queues(DEAD_QUEUES + 1).map(|names| names.into_iter().collect());
         let names = queues.as_deref().map(|names| &names[..names.len().min(DEAD_QUEUES)]);
         let parts = self.parts().store.databases().iter().map(|database| database.dead_groups(names));
-        let parts = futures::future::try_join_all(parts).await?;
+        let (parts, is_partial) = answered(futures::future::join_all(parts).await)?;
         let is_cut = queues.is_some_and(|queues| queues.len() > DEAD_QUEUES);
-        let at_least = is_cut || parts.iter().any(|part| part.at_least);
+        let at_least = is_cut || is_partial || parts.iter().any(|part| part.at_least);
         let cut = parts.iter().any(|part| part.cut);
         let mut groups: BTreeMap<_, DeadGroup> = BTreeMap::new();
         for mut group in parts.into_iter().flat_map(|part| part.groups) {
@@ -70,5 +75,22 @@ impl Desk {
         let mut groups: Vec<DeadGroup> = groups.into_values().collect();
         groups.sort_by_key(|group| (std::cmp::Reverse(group.tasks), std::cmp::Reverse(group.newest_at)));
         Ok(DeadGroups { groups, at_least, cut })
+    }
+}
+
+/// The answers of the databases, and whether some are missing. Without any there is nothing to show, and an error of
+/// ours is no outage.
+fn answered<T>(parts: Vec<Result<T, store::Error>>) -> Result<(Vec<T>, bool), Problem> {
+    let (mut answers, mut missing) = (Vec::with_capacity(parts.len()), None);
+    for part in parts {
+        match part {
+            Ok(answer) => answers.push(answer),
+            Err(error) if error.fault() == Fault::Bug => return Err(error.into()),
+            Err(error) => missing = Some(error),
+        }
+    }
+    match missing {
+        Some(error) if answers.is_empty() => Err(error.into()),
+        missing => Ok((answers, missing.is_some())),
     }
 }

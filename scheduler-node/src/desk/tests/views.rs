@@ -1,6 +1,6 @@
 //! Views over all databases.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use common::{
     access::Scope,
@@ -46,6 +46,16 @@ async fn a_list_that_lacks_a_database_is_none_and_says_which() {
     let refused = counter.desk.list(ListFilter::default()).await.expect_err("half a list would mislead");
     assert_eq!((refused.status, refused.retry_after_s.is_some()), (503, true));
     assert!(refused.detail.contains("`east`"), "{refused}");
+}
+
+#[tokio::test]
+async fn figures_that_lack_a_database_are_lower_bounds() {
+    let (counter, test) = with_one_of_two_gone().await;
+    finished(&test, "a", "dead", "-1 h", 2, 1).await;
+    let dead = counter.desk.dead_groups().await.expect("of the other database");
+    assert_eq!((dead.groups[0].tasks, dead.at_least, dead.cut), (2, true, false));
+    let outlook = counter.desk.outlook(Duration::from_secs(60), 2).await.expect("of the other database");
+    assert!(outlook.len() == 2 && outlook.iter().all(|bucket| bucket.at_least), "{outlook:?}");
 }
 
 #[tokio::test]
