@@ -37,7 +37,7 @@ impl Actor<'_> {
             address: self.from.map(|from| from.ip()),
             status,
             detail: Some(format!("console: {detail}")),
-            request_id: None,
+            request_id: self.note.request_id(),
         });
     }
 }

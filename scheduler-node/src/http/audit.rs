@@ -11,7 +11,7 @@ use std::{
 use axum::{
     Json,
     extract::{ConnectInfo, Request},
-    http::{HeaderValue, Method, Uri},
+    http::{Method, Uri},
     response::{IntoResponse, Response},
 };
 use common::{
@@ -82,11 +82,16 @@ pub(crate) struct PageNote(Arc<PageNoteState>);
 
 #[derive(Debug, Default)]
 struct PageNoteState {
+    request_id: Option<String>,
     caller: OnceLock<Caller>,
     is_recorded: AtomicBool,
 }
 
 impl PageNote {
+    pub(super) fn of(request: &Request) -> Self {
+        Self(Arc::new(PageNoteState { request_id: request_id(request), ..PageNoteState::default() }))
+    }
+
     /// The page knows the caller: the note of a refusal names them.
     pub(crate) fn set_caller(&self, caller: &Caller) {
         let _ = self.0.caller.set(caller.clone());
@@ -95,6 +100,11 @@ impl PageNote {
     /// The page has recorded the request, so the shell does not do so again.
     pub(crate) fn set_recorded(&self) {
         self.0.is_recorded.store(true, Ordering::Relaxed);
+    }
+
+    /// The id that the client gave to its request.
+    pub(crate) fn request_id(&self) -> Option<String> {
+        self.0.request_id.clone()
     }
 
     pub(super) fn caller(&self) -> Option<&Caller> {
@@ -166,7 +176,7 @@ pub(super) struct AuditDraft {
     route: Option<&'static Route>,
     uri: Uri,
     from: Option<SocketAddr>,
-    request_id: Option<HeaderValue>,
+    request_id: Option<String>,
 }
 
 impl AuditDraft {
@@ -179,7 +189,7 @@ impl AuditDraft {
             route,
             uri: request.uri().clone(),
             from: request.extensions().get::<ConnectInfo<SocketAddr>>().map(|from| from.0),
-            request_id: request.headers().get(REQUEST_ID).cloned(),
+            request_id: request_id(request),
         }
     }
 
@@ -237,9 +247,13 @@ impl AuditDraft {
             address: self.from.map(|from| from.ip()),
             status,
             detail,
-            request_id: self.request_id.and_then(|id| Some(id.to_str().ok()?.to_owned())),
+            request_id: self.request_id,
         }
     }
+}
+
+fn request_id(request: &Request) -> Option<String> {
+    Some(request.headers().get(REQUEST_ID)?.to_str().ok()?.to_owned())
 }
 
 /// The variable parts of a path, as they were written in it.

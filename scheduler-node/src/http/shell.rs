@@ -83,7 +83,7 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
-    let page = PageNote::default();
+    let page = PageNote::of(&request);
     let draft = Some(AuditDraft::of(&request, route));
     let mut underway = Underway { shell: &shell, method: &method, route, caller: None, draft };
     let required = requirement(&method, route);

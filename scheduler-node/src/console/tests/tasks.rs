@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use axum::http::StatusCode;
+use axum::{
+    body::Body,
+    http::{Request, StatusCode},
+};
 use common::{ids::TaskId, task::TaskState};
 use futures::{future::join_all, poll};
 
@@ -123,6 +126,16 @@ async fn a_form_whose_sender_hangs_up_takes_effect_and_is_noted() {
     let noted = noted.expect("in time").expect("noted").event;
     assert_eq!((noted.action, noted.target, noted.status), (AuditAction::TaskCancel, id.to_string(), 200));
     assert_eq!(state(&browser, id).await, TaskState::Cancelled);
+}
+
+#[tokio::test]
+async fn a_page_is_noted_with_the_id_that_its_request_was_given() {
+    let mut browser = browser(&[], true).await;
+    let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
+    let request = Request::get(format!("/console/tasks/{id}")).header("x-request-id", "r-7");
+    browser.send(request.body(Body::empty()).expect("a request")).await;
+    let noted = browser.counter.notes.try_recv().expect("noted").event;
+    assert_eq!((noted.action, noted.request_id.as_deref()), (AuditAction::TaskRead, Some("r-7")));
 }
 
 #[tokio::test]
