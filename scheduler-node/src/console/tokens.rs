@@ -62,10 +62,9 @@ pub(super) async fn act(posted: PostedForm) -> Result<Response, PageProblem> {
     let visitor = &posted.visitor;
     let action = posted.field("action").unwrap_or_default();
     let name = posted.field("name").unwrap_or_default();
-    let by = &visitor.caller.name;
     let done = match action {
         "create" => create(&posted).await,
-        "revoke" => visitor.desk.token_revoke(name, by).await,
+        "revoke" => revoke(&posted, name).await,
         _ => Err(Problem::invalid_field("action", "choose an action: create or revoke")),
     };
     let granted =
@@ -95,6 +94,16 @@ async fn create(posted: &PostedForm) -> Result<TokenView, Problem> {
         limits: limits(posted)?,
     };
     posted.visitor.desk.token_add(request, &posted.visitor.caller.name).await
+}
+
+/// Revokes the token that the page showed. A page of a node of an earlier version tells only its name.
+async fn revoke(posted: &PostedForm, name: &str) -> Result<TokenView, Problem> {
+    let Visitor { desk, caller, .. } = &posted.visitor;
+    match posted.field("id").map(str::parse::<i64>) {
+        Some(Ok(id)) => desk.token_revoke_seen(id, name, &caller.name).await,
+        Some(Err(_)) => Err(Problem::invalid_field("id", "this is not the id of a token")),
+        None => desk.token_revoke(name, &caller.name).await,
+    }
 }
 
 /// Reads the limits; an empty field means no limit.

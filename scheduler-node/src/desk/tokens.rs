@@ -65,6 +65,19 @@ impl Desk {
         .await
     }
 
+    /// Like [`Self::token_revoke`], unless the name is no longer that of the token `id`, which the caller saw.
+    pub(crate) async fn token_revoke_seen(&self, id: i64, name: &str, by: &str) -> Result<TokenView, Problem> {
+        self.require_all_queues()?;
+        read_anew(&self.parts().store, &self.parts().access).await?;
+        let book = self.parts().access.book().unwrap_or_default();
+        let mut named = book.tokens.iter().filter(|token| token.caller.name.as_ref() == name);
+        if named.any(|token| token.caller.id != Some(id)) {
+            let detail = format!("the name `{name}` is that of another token by now; look at the tokens again");
+            return Err(Problem::conflict(detail));
+        }
+        self.token_revoke(name, by).await
+    }
+
     /// One page, newest first, revoked tokens included. The first page starts with the tokens of this node's
     /// configuration.
     pub(crate) async fn token_list(&self, page: TokenPage) -> Result<TokenList, Problem> {

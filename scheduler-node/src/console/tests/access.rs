@@ -40,6 +40,22 @@ async fn a_token_is_made_shown_once_and_revoked_and_all_of_it_is_noted() {
 }
 
 #[tokio::test]
+async fn a_page_that_shows_an_old_token_revokes_no_newer_one_of_its_name() {
+    let mut browser = browser(&[Role::Operator], true).await;
+    browser.sign_in("operator").await;
+    let (path, make) = ("/console/tokens", [("action", "create"), ("name", "shop"), ("role", "producer")]);
+    browser.post(path, &make).await;
+    let page = browser.page(path).await;
+    let old = between(&page, "name=\"id\" value=\"", "\"").expect("an id");
+    let revoke = [("action", "revoke"), ("name", "shop"), ("id", old)];
+    assert_eq!(browser.post(path, &revoke).await.status, StatusCode::SEE_OTHER);
+    browser.post(path, &make).await;
+    let refused = browser.post(path, &revoke).await;
+    assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.html);
+    assert!(browser.page(path).await.contains("Revoke shop"), "the new token is valid");
+}
+
+#[tokio::test]
 async fn a_new_token_is_shown_even_where_the_list_of_tokens_cannot_be_read() {
     let mut browser = browser(&[Role::Operator], true).await;
     browser.sign_in("operator").await;
