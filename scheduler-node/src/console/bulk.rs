@@ -27,7 +27,7 @@ use super::{
     extract::PostedForm,
     format::count,
     frame::{Frame, PageProblem, show},
-    task_query::{FILTERS, PAGE, TaskQuery, utc},
+    task_query::{PAGE, TaskQuery, label, utc},
 };
 use crate::{
     desk::{ANSWER_WITHIN, Desk, reason_left},
@@ -193,7 +193,6 @@ impl BulkForm {
         if let Some(ids) = &self.selected {
             return vec![format!("{} selected", ids.len())];
         }
-        let label = |name: &str| FILTERS.iter().find(|(filter, _)| *filter == name).map_or("", |(_, label)| label);
         let fields = self.task_query.fields().iter();
         let words: Vec<String> = fields.map(|(name, value)| format!("{}: {value}", label(name))).collect();
         if words.is_empty() { vec!["all tasks".to_owned()] } else { words }

@@ -9,12 +9,12 @@ use axum::{
     http::{StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
-use common::{access::Permission, task::TaskState, wire::Problem};
+use common::{access::Permission, wire::Problem};
 
 use super::{
     Console,
     frame::{Frame, PageProblem, show},
-    task_query::TaskQuery,
+    task_query::{Input, TaskQuery},
     visitor::Visitor,
 };
 
@@ -38,37 +38,15 @@ struct BulkStartPage {
     may_export: bool,
 }
 
-struct Input {
-    name: &'static str,
-    label: &'static str,
-    value: String,
-    /// Set for a value with line breaks, which an input of one line would lose.
-    encoded: Option<String>,
-    hint: &'static str,
-}
-
-impl Input {
-    fn options(&self) -> Vec<&'static str> {
-        if self.name == "state" { TaskState::ALL.iter().map(|state| state.text()).collect() } else { Vec::new() }
-    }
-}
-
 /// The filter is in the URL. The page that the form leads to counts the tasks before any change.
 pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Response {
     let query = visitor.completed(TaskQuery::of_uri(&uri));
     let wrong = query.task_filter().err().map(|problem| problem.detail);
     let status = if wrong.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
-    let input = |(name, label): &(&'static str, &'static str)| Input {
-        name,
-        label,
-        value: query.get(name).unwrap_or_default().to_owned(),
-        encoded: query.encoded_lines(name),
-        hint: if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" },
-    };
     let list = query.url();
     let page = BulkStartPage {
         frame: Frame::new("Bulk operations", &visitor),
-        inputs: visitor.filters().map(input).collect(),
+        inputs: visitor.filters().map(|filter| Input::of(&query, *filter)).collect(),
         hidden: query.fields().to_vec(),
         filter: query.encoded(),
         queues: visitor.offered_queues(),

@@ -2,7 +2,10 @@
 
 use axum::http::Uri;
 use chrono::NaiveDateTime;
-use common::wire::{ListFilter, Problem, TaskFilter};
+use common::{
+    task::TaskState,
+    wire::{ListFilter, Problem, TaskFilter},
+};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -174,10 +177,40 @@ pub(super) fn utc(text: &str) -> String {
     moment.map_or_else(|| text.to_owned(), |moment| moment.format("%Y-%m-%dT%H:%M:%SZ").to_string())
 }
 
+/// The page's name of a filter.
+pub(super) fn label(name: &str) -> &'static str {
+    FILTERS.iter().find(|(filter, _)| *filter == name).map_or("", |(_, label)| label)
+}
+
+/// One filter in a form.
+#[derive(Debug)]
+pub(super) struct Input {
+    pub(super) name: &'static str,
+    pub(super) label: &'static str,
+    pub(super) value: String,
+    /// Set for a value with line breaks, which an input of one line would lose.
+    pub(super) encoded: Option<String>,
+    pub(super) hint: &'static str,
+}
+
+impl Input {
+    pub(super) fn of(query: &TaskQuery, (name, label): (&'static str, &'static str)) -> Self {
+        Self {
+            name,
+            label,
+            value: query.get(name).unwrap_or_default().to_owned(),
+            encoded: query.encoded_lines(name),
+            hint: if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" },
+        }
+    }
+
+    pub(super) fn options(&self) -> Vec<&'static str> {
+        if self.name == "state" { TaskState::ALL.iter().map(|state| state.text()).collect() } else { Vec::new() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use common::task::TaskState;
-
     use super::*;
 
     fn parsed(query: &str) -> TaskQuery {

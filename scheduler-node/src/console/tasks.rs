@@ -18,7 +18,7 @@ use common::{
 use super::{
     format::{When, about, short, when},
     frame::{Frame, PageProblem, show},
-    task_query::{FILTERS, TaskQuery},
+    task_query::{Input, TaskQuery, label},
     visitor::Visitor,
 };
 use crate::desk::{Census, Desk};
@@ -56,15 +56,6 @@ struct Tab {
 struct Chip {
     text: String,
     without: String,
-}
-
-struct Input {
-    name: &'static str,
-    label: &'static str,
-    value: String,
-    /// Set for a value with line breaks, which an input of one line would lose.
-    encoded: Option<String>,
-    hint: &'static str,
 }
 
 /// One task in the list.
@@ -185,23 +176,13 @@ fn tabs(query: &TaskQuery, census: Option<&Census>) -> Vec<Tab> {
 
 /// The state is left out, because it has its tabs.
 fn chips(query: &TaskQuery) -> Vec<Chip> {
-    let label = |name: &str| FILTERS.iter().find(|(filter, _)| *filter == name).map_or("", |(_, label)| label);
     let others = query.fields().iter().filter(|(name, _)| *name != "state");
     others
         .map(|(name, value)| Chip { text: format!("{}: {value}", label(name)), without: query.with(name, None).url() })
         .collect()
 }
 
+/// The state is left out here too.
 fn inputs(visitor: &Visitor, query: &TaskQuery) -> Vec<Input> {
-    let others = visitor.filters().filter(|(name, _)| *name != "state");
-    let hint = |name: &str| if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" };
-    others
-        .map(|(name, label)| Input {
-            name,
-            label,
-            value: query.get(name).unwrap_or_default().to_owned(),
-            encoded: query.encoded_lines(name),
-            hint: hint(name),
-        })
-        .collect()
+    visitor.filters().filter(|(name, _)| *name != "state").map(|filter| Input::of(query, *filter)).collect()
 }
