@@ -2,13 +2,13 @@
 
 use askama::Template;
 use axum::{
-    http::{StatusCode, header},
-    response::{IntoResponse, Redirect, Response},
+    http::{HeaderMap, StatusCode},
+    response::{Redirect, Response},
 };
 use common::wire::Problem;
 
 use super::{
-    browser::{THEME, safe_next},
+    browser::{THEME, safe_next, with_cookie},
     extract::{AnyVisitor, PostedForm},
     frame::{Frame, PageProblem, show},
     visitor::Visitor,
@@ -33,9 +33,7 @@ pub(super) async fn not_found(AnyVisitor(visitor): AnyVisitor) -> PageProblem {
 }
 
 /// Switches the theme and returns to the page.
-pub(super) async fn theme(posted: PostedForm) -> Response {
+pub(super) async fn theme(headers: HeaderMap, posted: PostedForm) -> Response {
     let theme = posted.field("theme").filter(|theme| ["dark", "light"].contains(theme)).unwrap_or("auto");
-    let cookie = format!("{THEME}={theme}; Max-Age={THEME_S}; Path=/console; HttpOnly; SameSite=Strict");
-    let back = safe_next(posted.field("back"));
-    ([(header::SET_COOKIE, cookie)], Redirect::to(back)).into_response()
+    with_cookie(&headers, Redirect::to(safe_next(posted.field("back"))), &format!("{THEME}={theme}; Max-Age={THEME_S}"))
 }
