@@ -137,7 +137,7 @@ impl Client {
         self.in_turn(async |node| self.send_to(node, request).await).await
     }
 
-    /// Like `ask`, for an answer that is too long to hold in memory.
+    /// Like [`Self::send`], for an answer that is too long to hold in memory.
     pub(super) async fn stream(&self, request: &Request<'_>) -> Result<Pieces, Failure> {
         self.in_turn(async |node| {
             let sent = self.sent(node, request).timeout(LONGEST_ANSWER).send();

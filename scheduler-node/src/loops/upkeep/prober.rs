@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     broker::BrokerState,
+    causes::explained,
     loops::{
         cluster::{realm_keeper::RealmStanding, session_keeper},
         upkeep::guard::Guard,
@@ -321,28 +322,17 @@ enum ProbeFailure {
 impl ProbeFailure {
     fn of_misfit(misfit: Misfit) -> Self {
         if misfit.awaits_migration() {
-            Self::Unmigrated(chain(&misfit))
+            Self::Unmigrated(explained(&misfit))
         } else if misfit.is_final() {
             Self::Misfit(misfit)
         } else {
-            Self::Away(chain(&misfit))
+            Self::Away(explained(&misfit))
         }
     }
 
     fn of_error(error: &Error) -> Self {
-        Self::Away(chain(error))
+        Self::Away(explained(error))
     }
-}
-
-/// Joins an error and all its causes in one line, for people.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }
 
 /// Reports to the cluster what this node cannot reach.
