@@ -204,7 +204,7 @@ families! {
     );
     pub overdue_s: GaugeVec = float_gauges(
         "duetime_database_overdue_seconds",
-        "how overdue the oldest claimable task of this node's shards is",
+        "how overdue the oldest claimable task of this node's shards is; grows while they cannot be read",
         &["database"],
     );
     pub oldest_overdue_s: Gauge = float_gauge(

@@ -1,7 +1,7 @@
 //! Keeps the heap filled with the keys that come due next in the shards this node owns.
 //!
-//! It runs when a shard is adopted, when a nudge comes and when the heap runs low. It also runs at intervals, to
-//! repair what a lost nudge missed. If it stops, this node does not wake tasks that were submitted elsewhere or are
+//! It runs when a shard is adopted and when a nudge comes. It also runs at intervals, to fill a heap that runs low and
+//! to repair what a lost nudge missed. If it stops, this node does not wake tasks that were submitted elsewhere or are
 //! due beyond the horizon.
 
 mod behind;
@@ -9,7 +9,11 @@ mod unread;
 #[cfg(feature = "failpoints")]
 mod watermark;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::{
     delay::{
@@ -62,6 +66,8 @@ pub struct Preloader<S = Arc<Database>> {
     /// Shards with more keys than one read takes. Each is read on by itself and delays no other shard.
     behind: BTreeMap<ShardId, Behind>,
     unread: Unread,
+    /// How far behind the oldest claimable task was by the last read that showed it, and when that was.
+    overdue: (Duration, Instant),
     metrics: Arc<Metrics>,
 }
 
@@ -69,7 +75,8 @@ impl<S: Statements> Preloader<S> {
     pub fn new(database: NodeDatabase<S>, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
         let reach = ReadIntervals::of(horizon);
         let (horizon, behind, unread) = (Horizon::new(reach), BTreeMap::new(), Unread::default());
-        Self { database, horizon, reach, heap_entries, behind, unread, metrics }
+        let overdue = (Duration::ZERO, clock::instant());
+        Self { database, horizon, reach, heap_entries, behind, unread, overdue, metrics }
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -77,13 +84,7 @@ impl<S: Statements> Preloader<S> {
             // Registers before the check, so that a shard adopted in between is not missed.
             let owned_shards = Arc::clone(&self.database.owned_shards);
             let wanted = owned_shards.preload_wanted.notified();
-            let sleep = match self.activate().await {
-                Ok(sleep) => sleep,
-                Err(error) => {
-                    tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not read tasks that come due");
-                    PAUSE_AFTER_ERROR
-                }
-            };
+            let sleep = self.pass().await;
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
@@ -93,12 +94,23 @@ impl<S: Statements> Preloader<S> {
         }
     }
 
-    /// Makes one pass over adopted shards, nudged shards and regular reads. Returns for how long nothing will be
-    /// wanted.
+    /// Makes one pass. Returns for how long nothing will be wanted.
+    async fn pass(&mut self) -> Duration {
+        self.activate().await.unwrap_or_else(|error| {
+            tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not read tasks that come due");
+            self.tell_unread();
+            PAUSE_AFTER_ERROR
+        })
+    }
+
+    /// Reads adopted shards, nudged shards and what is regularly read. Returns for how long nothing will be wanted.
     async fn activate(&mut self) -> Result<Duration, Error> {
         let _work = at_work();
         self.take_over().await?;
-        let Some(now) = self.database.sql.clock().at(clock::instant()) else { return Ok(PAUSE_AFTER_ERROR) };
+        let Some(now) = self.database.sql.clock().at(clock::instant()) else {
+            self.tell_unread();
+            return Ok(PAUSE_AFTER_ERROR);
+        };
         if self.horizon.follow(now) {
             self.behind.clear();
         }
@@ -373,7 +385,21 @@ impl<S: Statements> Preloader<S> {
         Ok(keys)
     }
 
-    fn tell_overdue(&self, by: Duration) {
+    fn tell_overdue(&mut self, by: Duration) {
+        self.overdue = (by, clock::instant());
+        self.show_overdue(by);
+    }
+
+    /// Tells how far behind a task may be that could not be read. A heap that is not filled lets none fire.
+    fn tell_unread(&mut self) {
+        if self.database.owned_shards.claimable_shards().is_empty() {
+            return self.tell_overdue(Duration::ZERO);
+        }
+        let (by, read_at) = self.overdue;
+        self.show_overdue(by + clock::instant().saturating_duration_since(read_at));
+    }
+
+    fn show_overdue(&self, by: Duration) {
         self.metrics.overdue_s.with_label_values(&[self.database.name().as_str()]).set(by.as_secs_f64());
     }
 }

@@ -15,6 +15,8 @@ pub(super) struct Unread {
     slow_shards: VecDeque<ShardId>,
     /// When the next of these may be read: they use a tenth of the time.
     slow_at: Option<UnixMicros>,
+    /// Since when there are such shards.
+    slow_since: Option<UnixMicros>,
     /// Whether reads of many shards from the first task on run out of time.
     is_slow: bool,
     /// How long the shards of this round took so far.
@@ -42,6 +44,9 @@ impl Unread {
     pub(super) fn keep(&mut self, is_owned: impl Fn(ShardId) -> bool) {
         self.shards.retain(|shard| is_owned(*shard));
         self.slow_shards.retain(|shard| is_owned(*shard));
+        if self.slow_shards.is_empty() {
+            self.slow_since = None;
+        }
     }
 
     /// The shard to read next, if it is time to.
@@ -73,6 +78,7 @@ impl Unread {
         self.slow_shards.push_back(shard);
         self.took += took;
         self.slow_at = Some(ended.plus(took * 9));
+        self.slow_since.get_or_insert(ended);
     }
 
     /// The shard from [`Self::next`] was not read: the database is away.
@@ -80,9 +86,12 @@ impl Unread {
         self.shards.push_front(shard);
     }
 
-    /// How far behind the oldest claimable task is that a round has found. It may have been claimed since.
+    /// How far behind the oldest claimable task may be: one that a round has found, which may have been claimed since,
+    /// or one of a shard that ran out of time, which nothing has read.
     pub(super) fn overdue(&self, now: UnixMicros) -> Duration {
-        self.oldest.filter(|_| self.is_slow).map_or(Duration::ZERO, |oldest| now.since(oldest))
+        let found = self.oldest.filter(|_| self.is_slow);
+        let unread = self.slow_since.filter(|_| !self.slow_shards.is_empty());
+        found.into_iter().chain(unread).min().map_or(Duration::ZERO, |oldest| now.since(oldest))
     }
 }
 
@@ -104,7 +113,7 @@ mod tests {
         let order: Vec<_> = std::iter::from_fn(|| unread.next(NOW)).collect();
         assert_eq!(order, SHARDS[1..]);
         let later = NOW.plus(Duration::from_secs(45));
-        assert_eq!(unread.ask_again_at(), later);
+        assert_eq!((unread.ask_again_at(), unread.overdue(later)), (later, Duration::from_secs(45)));
         assert_eq!(unread.next(later), Some(SHARDS[0]));
     }
 

@@ -88,6 +88,21 @@ impl Reads {
         fixture::now(&self.test.pool).await.plus(Duration::from_secs(1))
     }
 
+    fn overdue(&self) -> Duration {
+        let name = self.preloader.database.name().as_str();
+        Duration::from_secs_f64(self.preloader.metrics.overdue_s.with_label_values(&[name]).get())
+    }
+
+    /// Makes pass after pass until what is told as overdue fits.
+    async fn overdue_until(&mut self, fits: impl Fn(Duration) -> bool) {
+        let deadline = clock::instant() + LONG;
+        while !fits(self.overdue()) {
+            assert!(clock::instant() < deadline, "overdue by {:?}", self.overdue());
+            self.preloader.pass().await;
+            tokio::time::sleep(REACH.repair_every).await;
+        }
+    }
+
     /// Makes pass after pass until the heap has so many keys. Returns whether it has.
     async fn finds(&mut self, keys: usize) -> bool {
         for _ in 0..PASSES {
@@ -174,4 +189,17 @@ async fn what_comes_due_now_is_read_while_overdue_tasks_leave_no_room_to_read_ah
         }
         assert!(!reads.preloader.has_room());
     }
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_counts_as_overdue_until_it_is_read() {
+    let mut reads = Reads::new().await;
+    reads.preloader.pass().await;
+    assert_eq!(reads.overdue(), Duration::ZERO);
+    let mut other = reads.test.pool.acquire().await.unwrap();
+    let lock = "BEGIN; LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(lock).execute(&mut *other).await.unwrap();
+    reads.overdue_until(|overdue| overdue > Duration::from_secs(3)).await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut *other).await.unwrap();
+    reads.overdue_until(|overdue| overdue.is_zero()).await;
 }
