@@ -20,7 +20,7 @@ use common::{
         heap::{Entry, WakeKind},
         horizon::{Horizon, ReadIntervals, ReadKind, ReadResult},
     },
-    ids::ShardId,
+    ids::{Epoch, ShardId},
     task::TaskState,
     time::UnixMicros,
 };
@@ -217,38 +217,32 @@ impl<S: Statements> Preloader<S> {
         if adopted.is_empty() {
             return Ok(());
         }
-        let taken = async {
-            self.database.sql.ping().await?;
-            // Where it takes too long, the reads find what was claimed, one after another.
-            let left = match self.database.sql.task_takeover(&adopted, MOST_KEYS_OF_A_SHARD).await {
-                Err(error) if error.is_out_of_time() => Vec::new(),
-                left => left?,
-            };
-            let now = self.database.sql.clock().at(clock::instant()).unwrap_or(UnixMicros::new(0));
-            if !left.is_empty() {
-                tracing::info!(database = %self.database.name(), tasks = left.len(), "publishing again the tasks that the previous owner left claimed");
-            }
-            self.database.owned_shards.offer(left.into_iter().map(|id| Entry {
-                wake_at: now,
-                id,
-                kind: WakeKind::Rescue,
-            }));
-            let shards: Vec<ShardId> = adopted.keys().copied().collect();
-            self.behind.retain(|shard, _| !adopted.contains_key(shard));
-            let keys = self.read_all(&shards, now.plus(self.reach.horizon), now).await?;
-            Ok((shards.len(), keys, now))
-        };
-        match taken.await {
-            Ok((shards, keys, now)) => {
-                tracing::debug!(database = %self.database.name(), shards, "adopted shards are loaded");
-                self.note_behind(&keys, false, now);
-                Ok(())
-            }
-            Err(error) => {
-                self.database.owned_shards.put_back_adopted(adopted.into_keys());
-                Err(error)
-            }
+        let taken = self.read_adopted(&adopted).await;
+        if !matches!(taken, Ok(true)) {
+            self.database.owned_shards.put_back_adopted(adopted.into_keys());
         }
+        taken.map(drop)
+    }
+
+    /// Returns whether the shards are read: not without a reading of the clock, as after a failover meanwhile.
+    async fn read_adopted(&mut self, adopted: &BTreeMap<ShardId, Epoch>) -> Result<bool, Error> {
+        self.database.sql.ping().await?;
+        // Where it takes too long, the reads find what was claimed, one after another.
+        let left = match self.database.sql.task_takeover(adopted, MOST_KEYS_OF_A_SHARD).await {
+            Err(error) if error.is_out_of_time() => Vec::new(),
+            left => left?,
+        };
+        let Some(now) = self.database.sql.clock().at(clock::instant()) else { return Ok(false) };
+        if !left.is_empty() {
+            tracing::info!(database = %self.database.name(), tasks = left.len(), "publishing again the tasks that the previous owner left claimed");
+        }
+        self.database.owned_shards.offer(left.into_iter().map(|id| Entry { wake_at: now, id, kind: WakeKind::Rescue }));
+        let shards: Vec<ShardId> = adopted.keys().copied().collect();
+        self.behind.retain(|shard, _| !adopted.contains_key(shard));
+        let keys = self.read_all(&shards, now.plus(self.reach.horizon), now).await?;
+        tracing::debug!(database = %self.database.name(), shards = shards.len(), "adopted shards are loaded");
+        self.note_behind(&keys, false, now);
+        Ok(true)
     }
 
     async fn follow_nudges(&mut self, now: UnixMicros) -> Result<(), Error> {
@@ -406,7 +400,7 @@ impl<S: Statements> Preloader<S> {
 
 /// The moment from which a read has all tasks.
 fn first(now: UnixMicros) -> UnixMicros {
-    if seeded!(OverdueForgotten) { now } else { UnixMicros::new(0) }
+    if seeded!(OverdueForgotten) { now } else { UnixMicros::FIRST }
 }
 
 /// How far behind the oldest claimable task is.
