@@ -216,7 +216,7 @@ impl Loops {
             books: Arc::clone(&self.counter.books),
             broker: self.broker.subscribe(),
             places: self.counter.store.places().clone(),
-            turns: Arc::default(),
+            progress: Arc::default(),
         }
     }
 

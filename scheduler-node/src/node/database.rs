@@ -127,7 +127,7 @@ impl DatabaseLoops {
             books: Arc::clone(&shared.books),
             broker: self.broker.state(),
             places: shared.store.places().clone(),
-            turns: Arc::default(),
+            progress: Arc::default(),
         };
         work.spawn(LoopKind::Dispatcher, dispatcher.run(stop.clone()));
         work.spawn(LoopKind::ReadyStarter, ready_starter.run(stop.clone()));

@@ -212,7 +212,7 @@ impl Parts {
             books: Arc::clone(&self.books),
             broker: self.broker.state(),
             places: self.places.clone(),
-            turns: Arc::default(),
+            progress: Arc::default(),
         }
     }
 

@@ -89,7 +89,7 @@ pub struct ReadyStarter<S = Arc<Database>> {
     pub books: Books,
     pub broker: watch::Receiver<BrokerState>,
     pub places: Places,
-    pub turns: Arc<Mutex<HashMap<QueueName, QueueProgress>>>,
+    pub progress: Arc<Mutex<HashMap<QueueName, QueueProgress>>>,
 }
 
 /// The state of a queue between two looks.
@@ -173,35 +173,39 @@ impl<S: Statements> ReadyStarter<S> {
     /// Starts tasks of one queue as far as its gates allow. Returns when to look again; `None` when no task of it
     /// waits here. `is_news`: lanes that walks passed may have tasks to start by now.
     async fn look(&self, queue: &QueueName, is_news: bool) -> Option<Instant> {
-        let now = clock::instant();
         let book = self.books.load_full();
         let queue = book.get(queue);
-        let mut turn = self.turns.lock().get(&queue.name).cloned().unwrap_or_default();
+        let mut progress = self.progress.lock().get(&queue.name).cloned().unwrap_or_default();
+        let had_bucket = progress.bucket.is_some();
         if is_news {
-            turn.rounds = Default::default();
+            progress.rounds = Default::default();
         }
-        if let Some(again) = self.end_doubt(&mut turn, now).await {
-            self.remember(&queue, turn);
+        let again = self.look_with(&queue, book.revision(), &mut progress).await;
+        if again.is_none() && queue.policy.rate_per_second.is_none() {
+            self.progress.lock().remove(&queue.name);
+        } else {
+            self.remember(&queue.name, progress, had_bucket);
+        }
+        again
+    }
+
+    /// `known`: the revision of the queues.
+    async fn look_with(&self, queue: &Queue, known: i64, progress: &mut QueueProgress) -> Option<Instant> {
+        let now = clock::instant();
+        if let Some(again) = self.end_doubt(progress, now).await {
             return Some(again);
         }
-        let most = match self.most(&queue, &mut turn, now) {
+        let most = match self.most(queue, progress, now) {
             Ok(most) => most,
-            Err(again) => {
-                self.remember(&queue, turn);
-                return Some(again);
-            }
+            Err(again) => return Some(again),
         };
-        let owned_shards = Arc::clone(&self.claims.database.owned_shards);
-        let picking = owned_shards.pick();
-        let looked = self.start(&queue, book.revision(), &picking.fences, &mut turn, most).await;
+        let picking = self.claims.database.owned_shards.pick();
+        let looked = self.start(queue, known, &picking.fences, progress, most).await;
         drop(picking);
-        let (rate_at, blocked_until) = (self.permit_at(&queue.policy, &turn), self.blocked_until(&turn));
-        self.remember(&queue, turn);
         match looked {
-            Ok(LookResult::Nothing) => self.forget(&queue),
-            Ok(LookResult::Started) => Some(rate_at.unwrap_or(now)),
-            Ok(LookResult::Partly) => Some(clock::instant() + LOOKED_AT_AHEAD),
-            Ok(LookResult::Blocked) => Some(blocked_until),
+            Ok(LookResult::Nothing) => None,
+            Ok(LookResult::Started) => Some(self.permit_at(&queue.policy, progress).unwrap_or(now)),
+            Ok(LookResult::Blocked { within }) => Some(self.blocked_until(progress, within)),
             Ok(LookResult::Turned) => Some(clock::instant() + TURNED_EVERY),
             Err(error) => {
                 tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "could not start tasks that wait for room");
@@ -210,9 +214,18 @@ impl<S: Statements> ReadyStarter<S> {
         }
     }
 
+    /// Remembers a queue after a look. A bucket that a gain of shards emptied during the look stays empty.
+    fn remember(&self, queue: &QueueName, mut progress: QueueProgress, had_bucket: bool) {
+        let mut all = self.progress.lock();
+        if had_bucket && all.get(queue).is_none_or(|now| now.bucket.is_none()) {
+            progress.bucket = None;
+        }
+        all.insert(queue.clone(), progress);
+    }
+
     /// Ends the rest of a queue after a pick with an unknown outcome. Returns when to ask again; `None`: it is over.
-    async fn end_doubt(&self, turn: &mut QueueProgress, now: Instant) -> Option<Instant> {
-        let doubt = turn.doubt.as_ref()?;
+    async fn end_doubt(&self, progress: &mut QueueProgress, now: Instant) -> Option<Instant> {
+        let doubt = progress.doubt.as_ref()?;
         if now < doubt.over_at {
             return Some(doubt.over_at);
         }
@@ -223,12 +236,12 @@ impl<S: Statements> ReadyStarter<S> {
             }
             // The same read would fail again, and the queue would rest for ever. The tasks' own rescues are left.
         }
-        turn.doubt = None;
+        progress.doubt = None;
         None
     }
 
     /// The most tasks that may be started now, as far as memory knows; otherwise when to ask again.
-    fn most(&self, queue: &Queue, turn: &mut QueueProgress, now: Instant) -> Result<usize, Instant> {
+    fn most(&self, queue: &Queue, progress: &mut QueueProgress, now: Instant) -> Result<usize, Instant> {
         let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
         if queue.paused {
             return Err(now + PAUSED_EVERY);
@@ -237,9 +250,9 @@ impl<S: Statements> ReadyStarter<S> {
             return Err(now + FULL_EVERY);
         }
         let Some(rate) = self.rate(&queue.policy) else { return self.through_lane(&queue.name, room, now) };
-        let permits = turn.bucket.get_or_insert_with(|| Bucket::empty(now)).permits(rate, now);
+        let permits = progress.bucket.get_or_insert_with(|| Bucket::empty(now)).permits(rate, now);
         if permits == 0 {
-            return Err(self.permit_at(&queue.policy, turn).unwrap_or(now + LONGEST_SLEEP));
+            return Err(self.permit_at(&queue.policy, progress).unwrap_or(now + LONGEST_SLEEP));
         }
         self.through_lane(&queue.name, room.min(permits), now)
     }
@@ -265,27 +278,15 @@ impl<S: Statements> ReadyStarter<S> {
         policy.rate_per_second.map(|rate| rate * part).filter(|rate| *rate > 0.0)
     }
 
-    fn permit_at(&self, policy: &QueuePolicy, turn: &QueueProgress) -> Option<Instant> {
-        Some(turn.bucket.as_ref()?.ask_again_at(self.rate(policy)?, LONGEST_SLEEP))
+    fn permit_at(&self, policy: &QueuePolicy, progress: &QueueProgress) -> Option<Instant> {
+        Some(progress.bucket.as_ref()?.ask_again_at(self.rate(policy)?, LONGEST_SLEEP))
     }
 
-    /// When to look again at a queue that could start nothing.
-    fn blocked_until(&self, turn: &QueueProgress) -> Instant {
+    /// When to look again at a queue of which the rest cannot be started now.
+    fn blocked_until(&self, progress: &QueueProgress, within: Duration) -> Instant {
         let (now, clock) = (clock::instant(), self.claims.database.sql.clock());
-        let comes_due = turn.comes_due.and_then(|due| clock.instant_of(due)?.checked_sub(LOOKED_AT_AHEAD));
-        comes_due.unwrap_or(now + BLOCKED_EVERY).clamp(now, now + BLOCKED_EVERY)
-    }
-
-    /// Forgets a queue without waiting tasks. Only the bucket of its rate is still worth keeping.
-    fn forget(&self, queue: &Queue) -> Option<Instant> {
-        if queue.policy.rate_per_second.is_none() {
-            self.turns.lock().remove(&queue.name);
-        }
-        None
-    }
-
-    fn remember(&self, queue: &Queue, turn: QueueProgress) {
-        self.turns.lock().insert(queue.name.clone(), turn);
+        let comes_due = progress.comes_due.and_then(|due| clock.instant_of(due)?.checked_sub(LOOKED_AT_AHEAD));
+        comes_due.unwrap_or(now + within).clamp(now, now + within)
     }
 
     /// Reads how many tasks wait and how many are out, decides the share of each priority, and starts them. Room
@@ -295,7 +296,7 @@ impl<S: Statements> ReadyStarter<S> {
         queue: &Queue,
         known: i64,
         fences: &BTreeMap<ShardId, Epoch>,
-        turn: &mut QueueProgress,
+        progress: &mut QueueProgress,
         most: usize,
     ) -> Result<LookResult, Error> {
         let limit = queue.policy.max_running;
@@ -318,10 +319,10 @@ impl<S: Statements> ReadyStarter<S> {
         let mut room = most.min(below);
         let mut walked = false;
         // A walk that goes on keeps what it has seen. Without room none goes on.
-        turn.comes_due = turn.comes_due.filter(|_| room > 0 && turn.rounds.iter().any(Option::is_some));
+        progress.comes_due = progress.comes_due.filter(|_| room > 0 && progress.rounds.iter().any(Option::is_some));
         while room > 0 && ready != [0; LEVELS] {
             let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), dice::roll);
-            let Some(taken) = self.pick(queue, (known, from), &fences, turn, wanted).await? else {
+            let Some(taken) = self.pick(queue, (known, from), &fences, progress, wanted).await? else {
                 return Ok(LookResult::Turned);
             };
             walked = true;
@@ -335,16 +336,13 @@ impl<S: Statements> ReadyStarter<S> {
         // where it ended.
         let started = most.min(below) - room;
         // Those that are too early are among the tasks that wait.
-        let is_long = started > 0 && turn.comes_due.is_none() && counts.ready.iter().any(|ready| *ready >= most);
-        let is_on_its_way = walked && room > 0 && turn.rounds.iter().any(Option::is_some);
+        let is_long = started > 0 && progress.comes_due.is_none() && counts.ready.iter().any(|ready| *ready >= most);
+        let is_on_its_way = walked && room > 0 && progress.rounds.iter().any(Option::is_some);
         let is_more = is_on_its_way || (most <= below && (room == 0 || is_long));
         // A lane may have a task that comes due behind one that was due.
         let is_short = is_limited(&queue.policy) && started > 0 && room > 0;
-        Ok(match (is_more, is_short) {
-            (true, _) => LookResult::Started,
-            (false, true) => LookResult::Partly,
-            (false, false) => LookResult::Blocked,
-        })
+        let within = if is_short { LOOKED_AT_AHEAD } else { BLOCKED_EVERY };
+        Ok(if is_more { LookResult::Started } else { LookResult::Blocked { within } })
     }
 
     /// Makes one pick and hands its tasks to the publisher. Returns how many of each priority were started; `None`
@@ -354,7 +352,7 @@ impl<S: Statements> ReadyStarter<S> {
         queue: &Queue,
         (known, from): (i64, Option<UnixMicros>),
         fences: &BTreeMap<ShardId, Epoch>,
-        turn: &mut QueueProgress,
+        progress: &mut QueueProgress,
         wanted: Levels,
     ) -> Result<Option<Levels>, Error> {
         let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
@@ -363,7 +361,7 @@ impl<S: Statements> ReadyStarter<S> {
             queue: &queue.name,
             fences,
             wanted,
-            after: &turn.ends,
+            after: &progress.ends,
             ordered,
             counted,
             known,
@@ -384,7 +382,7 @@ impl<S: Statements> ReadyStarter<S> {
         let mut last_walks = None;
         for (claimed, walks) in answers {
             count_levels(&claimed.deliveries, &mut taken);
-            turn.took(claimed.deliveries.len());
+            progress.took(claimed.deliveries.len());
             last_walks = Some(walks);
             if let Some(claimed) = self.claims.received("ready", Vec::new(), fences, Duration::ZERO, Ok(claimed)).await
             {
@@ -392,12 +390,12 @@ impl<S: Statements> ReadyStarter<S> {
             }
         }
         if let Some(walks) = last_walks {
-            turn.walked(walks, wanted, taken);
+            progress.walked(walks, wanted, taken);
         }
         if let Some(error) = error {
             if error.effect == Effect::Unknown {
-                turn.took(wanted.iter().sum());
-                turn.doubt = Some(Doubt::of(sent, sent_at, fences.keys().copied()));
+                progress.took(wanted.iter().sum());
+                progress.doubt = Some(Doubt::of(sent, sent_at, fences.keys().copied()));
             }
             return Err(error);
         }
@@ -475,10 +473,8 @@ enum LookResult {
     Nothing,
     /// Tasks were started, and there may be more to start.
     Started,
-    /// Fewer tasks were started than there is room for; the others cannot be started now.
-    Partly,
-    /// The tasks that still wait cannot be started now.
-    Blocked,
+    /// The tasks that still wait cannot be started now. The next look comes within that time.
+    Blocked { within: Duration },
     /// The queue has a newer policy than this node knows.
     Turned,
 }

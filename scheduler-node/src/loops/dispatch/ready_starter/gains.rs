@@ -24,12 +24,12 @@ impl<S: Statements> ReadyStarter<S> {
         let (book, shards) = (self.books.load(), self.places.shard_count());
         // One that came from another database of this node has brought its part of the rate along.
         let is_any = shards.is_none() || gains.values().any(|held| held.epoch == held.own_since);
-        let mut turns = self.turns.lock();
-        for (queue, turn) in turns.iter_mut().filter(|(_, turn)| turn.bucket.is_some()) {
+        let mut all = self.progress.lock();
+        for (queue, progress) in all.iter_mut().filter(|(_, progress)| progress.bucket.is_some()) {
             let placement = book.get(queue).policy.placement;
             let shard = shards.and_then(|shards| bound_to(queue, placement, None, None, u32::from(shards)));
             if shard.map_or(is_any, |shard| gains.contains_key(&shard)) {
-                turn.bucket = None;
+                progress.bucket = None;
             }
         }
     }

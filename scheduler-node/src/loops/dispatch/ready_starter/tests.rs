@@ -23,34 +23,34 @@ fn lane(shard: u16, lane: &str) -> LaneStart {
 }
 
 /// A walk of priority 1 that found nothing; `cut`: it ended before it had seen all lanes.
-fn walk(turn: &mut QueueProgress, to: LaneStart, cut: bool) -> bool {
+fn walk(progress: &mut QueueProgress, to: LaneStart, cut: bool) -> bool {
     let mut walks = Walks::default();
     (walks.ends[0], walks.cut[0]) = (to, cut);
-    turn.walked(walks, [1, 0, 0, 0, 0], [0; LEVELS]);
-    turn.rounds[0].is_some()
+    progress.walked(walks, [1, 0, 0, 0, 0], [0; LEVELS]);
+    progress.rounds[0].is_some()
 }
 
 #[test]
 fn a_walk_that_finds_nothing_goes_on_until_it_has_come_round() {
-    let mut turn = QueueProgress::default();
-    turn.ends[0] = lane(1, "=m");
-    assert!(walk(&mut turn, lane(1, "=z"), true));
-    assert!(walk(&mut turn, lane(2, "=k"), true));
-    assert!(walk(&mut turn, lane(1, "=c"), true), "round the end and not yet past its beginning");
-    assert!(!walk(&mut turn, lane(1, "=n"), true));
+    let mut progress = QueueProgress::default();
+    progress.ends[0] = lane(1, "=m");
+    assert!(walk(&mut progress, lane(1, "=z"), true));
+    assert!(walk(&mut progress, lane(2, "=k"), true));
+    assert!(walk(&mut progress, lane(1, "=c"), true), "round the end and not yet past its beginning");
+    assert!(!walk(&mut progress, lane(1, "=n"), true));
 }
 
 #[test]
 fn a_walk_that_saw_all_lanes_or_started_something_is_over() {
-    let mut turn = QueueProgress::default();
-    assert!(walk(&mut turn, lane(1, "=a"), true));
-    assert!(!walk(&mut turn, lane(1, "=c"), false));
-    assert!(walk(&mut turn, lane(1, "=d"), true));
+    let mut progress = QueueProgress::default();
+    assert!(walk(&mut progress, lane(1, "=a"), true));
+    assert!(!walk(&mut progress, lane(1, "=c"), false));
+    assert!(walk(&mut progress, lane(1, "=d"), true));
     let mut walks = Walks::default();
     (walks.ends[0], walks.cut[0]) = (lane(1, "=f"), true);
-    turn.walked(walks, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]);
-    assert!(turn.rounds[0].is_none());
-    assert_eq!(turn.ends[0], lane(1, "=f"));
+    progress.walked(walks, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]);
+    assert!(progress.rounds[0].is_none());
+    assert_eq!(progress.ends[0], lane(1, "=f"));
 }
 
 const LIMITED: &str = "limited";
@@ -92,22 +92,22 @@ async fn what_a_lost_pick_has_started_is_woken_when_the_pick_has_certainly_ended
     let shards = [ShardId::new(0)];
     let mut doubt = Doubt::of(sent, Some(sent_at), shards);
     let queue = QueueName::new(LIMITED);
-    let turn = |doubt: &Doubt| QueueProgress { doubt: Some(doubt.clone()), ..QueueProgress::default() };
+    let progress = |doubt: &Doubt| QueueProgress { doubt: Some(doubt.clone()), ..QueueProgress::default() };
 
-    starter.turns.lock().insert(queue.clone(), turn(&doubt));
+    starter.progress.lock().insert(queue.clone(), progress(&doubt));
     assert_eq!(starter.look(&queue, true).await, Some(doubt.over_at), "until then nothing can be counted");
     let owned = &loops.counter.databases.home().owned_shards;
     assert_eq!(owned.next_due(), None);
 
     doubt.over_at = clock::instant();
-    starter.turns.lock().insert(queue.clone(), turn(&doubt));
+    starter.progress.lock().insert(queue.clone(), progress(&doubt));
     starter.look(&queue, true).await.expect("one task still waits");
     let now = fixture::now(&loops.test.pool).await;
     let reach = Reach { now, until: now, claims_until: now, is_crowd: false, overdue_wait: false };
     let woken = owned.take_due(reach, Room { most: 10, overdue: 10 });
     assert_eq!(woken.len(), 2, "{woken:?}");
     assert!(woken.iter().all(|entry| entry.kind == WakeKind::Rescue && ids.contains(&entry.id)));
-    assert!(starter.turns.lock()[&queue].doubt.is_none());
+    assert!(starter.progress.lock()[&queue].doubt.is_none());
 }
 
 #[tokio::test]
@@ -119,11 +119,11 @@ async fn a_queue_goes_on_although_a_look_for_what_a_lost_pick_started_can_never_
     let (now, queue) = (fixture::now(&loops.test.pool).await, QueueName::new(LIMITED));
     let mut doubt = Doubt::of(clock::instant(), Some(now), [ShardId::new(0)]);
     doubt.over_at = clock::instant();
-    starter.turns.lock().insert(queue.clone(), QueueProgress { doubt: Some(doubt), ..QueueProgress::default() });
+    starter.progress.lock().insert(queue.clone(), QueueProgress { doubt: Some(doubt), ..QueueProgress::default() });
     let unreadable = "ALTER TABLE duetime.task RENAME COLUMN wake_at TO moved";
     sqlx::raw_sql(unreadable).execute(&loops.test.pool).await.unwrap();
     starter.look(&queue, true).await.expect("three tasks still wait");
-    assert!(starter.turns.lock()[&queue].doubt.is_none());
+    assert!(starter.progress.lock()[&queue].doubt.is_none());
 }
 
 #[tokio::test]
@@ -212,10 +212,10 @@ async fn a_shard_of_another_owner_empties_the_buckets_of_the_queues_that_may_hav
         let ruled = Queue { policy: one_a_second(placement), ..Queue::with_defaults(queue.clone()) };
         loops.counter.books.store(Arc::new(QueueBook::new(1, [ruled])));
         let bucket = Some(Bucket::empty(clock::instant()));
-        starter.turns.lock().insert(queue.clone(), QueueProgress { bucket, ..QueueProgress::default() });
+        starter.progress.lock().insert(queue.clone(), QueueProgress { bucket, ..QueueProgress::default() });
         change();
         starter.follow_gains(&mut owned);
-        starter.turns.lock()[&queue].bucket.is_some()
+        starter.progress.lock()[&queue].bucket.is_some()
     };
     let epoch = Epoch::from_store;
     for (placement, of_other) in [(Placement::Single, true), (Placement::Spread, false)] {
@@ -230,4 +230,19 @@ async fn a_shard_of_another_owner_empties_the_buckets_of_the_queues_that_may_hav
         let from_another_database = is_kept_after(placement, &|| owned_shards.adopt_own(own, epoch(11), epoch(9)));
         assert_eq!(from_another_database, placement == Placement::Spread);
     }
+}
+
+#[tokio::test]
+async fn a_bucket_that_a_gain_empties_while_its_queue_is_looked_at_stays_empty() {
+    let loops = Loops::new().await;
+    let starter = loops.ready_starter(loops.claims().0);
+    let (queue, mut owned) = (QueueName::new(LIMITED), BTreeMap::new());
+    let begun = QueueProgress { bucket: Some(Bucket::empty(clock::instant())), ..QueueProgress::default() };
+    starter.progress.lock().insert(queue.clone(), begun.clone());
+    // Every shard counts as gained.
+    starter.follow_gains(&mut owned);
+    starter.remember(&queue, begun.clone(), true);
+    assert!(starter.progress.lock()[&queue].bucket.is_none());
+    starter.remember(&queue, begun, false);
+    assert!(starter.progress.lock()[&queue].bucket.is_some(), "the look has begun it");
 }
