@@ -238,8 +238,8 @@ impl SqlIntake {
     /// Reads a batch of rows; if that fails, one row; if that fails too, only ids without their requests.
     async fn read(&self, passed: &Passed) -> Result<Vec<InboxRow>, Error> {
         let fitness = self.fitness.borrow().clone();
-        let owned: Vec<ShardId> =
-            self.databases.all().iter().flat_map(|database| database.owned_shards.claimable().into_keys()).collect();
+        let shares = self.databases.all().iter().map(|database| database.owned_shards.claimable_shards());
+        let owned: Vec<ShardId> = shares.flat_map(|shards| shards.to_vec()).collect();
         let map = self.databases.places().load();
         let reachable: Vec<ShardId> = self
             .databases

@@ -38,7 +38,7 @@ pub struct OwnedShards {
     state: Mutex<State>,
     /// Wakes the dispatcher: the head of the heap is earlier than before, or there is room again.
     pub heap_changed: Notify,
-    /// Wakes the preloader: a shard was adopted, a nudge came, or the heap ran low.
+    /// Wakes the preloader: a shard was adopted, or a nudge came.
     pub preload_wanted: Notify,
     in_flight_less: Notify,
     /// Records which shards are held, and under which epochs.
@@ -88,11 +88,12 @@ impl OwnedShards {
     }
 
     /// The shards that may be claimed from, with the epochs to present to the fence.
+    #[cfg(test)]
     pub fn claimable(&self) -> BTreeMap<ShardId, Epoch> {
         self.state.lock().fences()
     }
 
-    /// The same shards without their epochs.
+    /// The shards that may be claimed from. After a change of them, or of an epoch, it is another list.
     pub fn claimable_shards(&self) -> Arc<[ShardId]> {
         let state = &mut *self.state.lock();
         if state.claimable.is_none() {

@@ -115,7 +115,7 @@ impl<S: Statements> Preloader<S> {
             self.behind.clear();
         }
         self.follow_nudges(now).await?;
-        let owned: Vec<ShardId> = self.database.owned_shards.claimable().into_keys().collect();
+        let owned = self.database.owned_shards.claimable_shards();
         if owned.is_empty() {
             self.horizon.reset();
             self.behind.clear();

@@ -115,7 +115,7 @@ impl<S: Statements> ReadyStarter<S> {
         let mut children = JoinSet::new();
         let mut openings = self.lanes.openings();
         let mut read_at = clock::instant();
-        let (mut claimable, mut owned) = (BTreeMap::new(), BTreeMap::new());
+        let (mut claimable, mut owned) = (Arc::<[ShardId]>::default(), BTreeMap::new());
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
             let ready_queues = Arc::clone(&self.claims.database.ready_queues);
@@ -123,8 +123,10 @@ impl<S: Statements> ReadyStarter<S> {
             let is_open = self.broker.borrow_and_update().takes_messages() && self.books.load().is_read();
             let now = clock::instant();
             if is_open {
-                self.follow_gains(&mut owned);
                 let has_moved = self.has_moved(&mut claimable);
+                if has_moved {
+                    self.follow_gains(&mut owned);
+                }
                 if has_moved || now >= read_at {
                     read_at = now + READ_EVERY;
                     self.read_waiting().await;
@@ -153,11 +155,9 @@ impl<S: Statements> ReadyStarter<S> {
     }
 
     /// Whether this node may claim from other shards than before, or under other epochs.
-    fn has_moved(&self, claimable: &mut BTreeMap<ShardId, Epoch>) -> bool {
-        let now = self.claims.database.owned_shards.claimable();
-        let has_moved = *claimable != now;
-        *claimable = now;
-        has_moved
+    fn has_moved(&self, claimable: &mut Arc<[ShardId]>) -> bool {
+        let before = std::mem::replace(claimable, self.claims.database.owned_shards.claimable_shards());
+        !Arc::ptr_eq(&before, claimable)
     }
 
     async fn read_waiting(&self) {
@@ -271,7 +271,7 @@ impl<S: Statements> ReadyStarter<S> {
         let part = match policy.placement {
             Placement::Single => 1.0,
             Placement::Spread => {
-                let owned = self.claims.database.owned_shards.claimable().len();
+                let owned = self.claims.database.owned_shards.claimable_shards().len();
                 owned as f64 / f64::from(self.places.shard_count().unwrap_or(u16::MAX))
             }
         };

@@ -178,7 +178,7 @@ impl Archiver {
 
     async fn expire(&self, aside: &mut Vec<TaskId>, searches: &mut Searches) -> Result<(), Error> {
         let database = &self.database.sql;
-        let shards: Vec<ShardId> = self.database.owned_shards.claimable().into_keys().collect();
+        let shards = self.database.owned_shards.claimable_shards();
         if shards.is_empty() {
             return Ok(());
         }
