@@ -48,31 +48,23 @@ impl<S: Statements> ClaimHandler<S> {
         self.database.owned_shards.epochs(ids.iter().map(|id| id.shard()))
     }
 
-    /// Handles the answer of a claim: refused fences, tasks that were passed over, queues that have turned. Tasks
-    /// with an unknown outcome are left to a rescue. `ahead`: how far ahead of their due times the tasks were
-    /// claimed.
+    /// Handles the answer of a claim: refused fences, tasks that were passed over, queues that have turned. Hands the
+    /// claimed tasks to the publisher. `ahead`: how far ahead of their due times the tasks were claimed.
     pub async fn received(
         &self,
         how: &str,
-        asked: Vec<TaskId>,
+        asked: &[TaskId],
         fences: &BTreeMap<ShardId, Epoch>,
         ahead: Duration,
-        answer: Result<Claimed, Error>,
-    ) -> Option<Claimed> {
-        let claimed = match answer {
-            Ok(claimed) => claimed,
-            Err(error) => {
-                self.failed(how, &asked, ahead, &error);
-                return None;
-            }
-        };
+        claimed: Claimed,
+    ) {
         if claimed.refused {
             self.refused(fences).await;
         }
         self.metrics.claimed.with_label_values(&[how]).inc_by(claimed.deliveries.len() as u64);
         let came: BTreeSet<TaskId> = claimed.deliveries.iter().map(|delivery| delivery.id).collect();
         self.database.owned_shards.begin(came.iter().copied());
-        self.database.owned_shards.end(asked.into_iter().filter(|id| !came.contains(id)));
+        self.database.owned_shards.end(asked.iter().copied().filter(|id| !came.contains(id)));
         self.offer_again(&claimed.passed, ahead);
         if claimed.turned {
             self.database.outdated.notify_one();
@@ -82,13 +74,13 @@ impl<S: Statements> ClaimHandler<S> {
             let ready = claimed.held_back.iter().map(|held| (&held.queue, held.due_at));
             self.database.ready_queues.add_ready(ready, clock::instant());
         }
-        Some(claimed)
+        self.hand_over(claimed).await;
     }
 
-    /// Handles a claim that has failed. Tasks with an unknown outcome are left to a rescue.
-    pub fn failed(&self, how: &str, asked: &[TaskId], ahead: Duration, error: &Error) {
+    /// Handles a claim or a rescue that has failed. Tasks with an unknown outcome are left to a rescue.
+    pub fn failed(&self, kind: WakeKind, asked: &[TaskId], ahead: Duration, error: &Error) {
         match error.effect {
-            Effect::None => self.put_back(how, asked, ahead, error),
+            Effect::None => self.put_back(kind, asked, ahead, error),
             Effect::Unknown => {
                 self.unknown(asked, "claim outcome unknown; a rescue will publish the task again", error);
             }
@@ -113,14 +105,19 @@ impl<S: Statements> ClaimHandler<S> {
 
     /// Puts the keys of a claim that certainly did nothing back into the heap. They leave it a little later, even if as
     /// far ahead as before.
-    fn put_back(&self, how: &str, asked: &[TaskId], ahead: Duration, error: &Error) {
-        tracing::debug!(database = %self.database.name(), tasks = asked.len(), how, error = error as &dyn std::error::Error, "claim failed; retrying");
-        if how == "rescue" {
-            return self.database.look_again(asked.iter().copied(), TRY_AGAIN);
+    fn put_back(&self, kind: WakeKind, asked: &[TaskId], ahead: Duration, error: &Error) {
+        tracing::debug!(database = %self.database.name(), tasks = asked.len(), ?kind, error = error as &dyn std::error::Error, "claim failed; retrying");
+        match kind {
+            WakeKind::Rescue => self.database.look_again(asked.iter().copied(), TRY_AGAIN),
+            _ => self.later(asked, kind, ahead + TRY_AGAIN),
         }
-        self.database.owned_shards.end(asked.iter().copied());
-        let at = self.now().plus(ahead + TRY_AGAIN);
-        self.database.owned_shards.offer(asked.iter().map(|id| Entry { wake_at: at, id: *id, kind: WakeKind::Claim }));
+    }
+
+    /// Takes tasks out of flight, and puts them into the heap to leave it after `pause`.
+    pub fn later(&self, ids: &[TaskId], kind: WakeKind, pause: Duration) {
+        let wake_at = self.now().plus(pause);
+        self.database.owned_shards.end(ids.iter().copied());
+        self.database.owned_shards.offer(ids.iter().map(|id| Entry { wake_at, id: *id, kind }));
     }
 
     pub fn unknown(&self, ids: &[TaskId], what: &'static str, error: &Error) {

@@ -262,7 +262,6 @@ impl<S: Statements> Dispatcher<S> {
     /// without a place go back into the heap. Returns whether all have begun.
     fn begin_looks(&self, batch: &mut Batch, places: &Arc<Semaphore>, children: &mut JoinSet<()>) -> bool {
         let looks: Vec<Entry> = batch.entries.extract_if(.., |entry| entry.kind == WakeKind::Look).collect();
-        let owned_shards = &self.claims.database.owned_shards;
         let mut have_all_begun = true;
         for part in looks.chunks(LOOKED_AT_ONCE) {
             let ids: Vec<TaskId> = part.iter().map(|entry| entry.id).collect();
@@ -273,9 +272,7 @@ impl<S: Statements> Dispatcher<S> {
                     drop((work, place));
                 });
             } else {
-                let wake_at = self.claims.now().plus(LOOK_LATER);
-                owned_shards.end(ids);
-                owned_shards.offer(part.iter().map(|entry| Entry { wake_at, ..*entry }));
+                self.claims.later(&ids, WakeKind::Look, LOOK_LATER);
                 have_all_begun = false;
             }
         }
@@ -292,7 +289,7 @@ impl<S: Statements> Dispatcher<S> {
             database.suspects.try_each(StoreOp::TaskClaim, &mut ids, |id| *id, claim_part, Clone::clone).await;
         database.set_aside(Kind::Claim, tried.refused).await;
         for (part, error) in tried.left {
-            self.claims.failed("due", part, ahead, &error);
+            self.claims.failed(WakeKind::Claim, part, ahead, &error);
         }
     }
 
@@ -309,9 +306,7 @@ impl<S: Statements> Dispatcher<S> {
         self.size.lock().took(ids.len(), took, ended);
         let answer = answer?;
         let written = answer.written();
-        if let Some(claimed) = self.claims.received("due", ids.to_vec(), &fences, ahead, Ok(answer)).await {
-            self.claims.hand_over(claimed).await;
-        }
+        self.claims.received("due", ids, &fences, ahead, answer).await;
         Ok(written)
     }
 
@@ -339,7 +334,7 @@ impl<S: Statements> Dispatcher<S> {
             database.suspects.try_each(StoreOp::TaskRescue, &mut ids, |id| *id, rescue_part, Clone::clone).await;
         database.set_aside(Kind::Rescue, tried.refused).await;
         for (part, error) in tried.left {
-            self.claims.failed("rescue", part, Duration::ZERO, &error);
+            self.claims.failed(WakeKind::Rescue, part, Duration::ZERO, &error);
         }
     }
 
@@ -348,9 +343,7 @@ impl<S: Statements> Dispatcher<S> {
         let fences = self.claims.fences(ids);
         let answer = self.claims.database.sql.task_rescue(ids, &fences).await?;
         let written = answer.written();
-        if let Some(claimed) = self.claims.received("rescue", ids.to_vec(), &fences, Duration::ZERO, Ok(answer)).await {
-            self.claims.hand_over(claimed).await;
-        }
+        self.claims.received("rescue", ids, &fences, Duration::ZERO, answer).await;
         Ok(written)
     }
 
@@ -371,19 +364,18 @@ impl<S: Statements> Dispatcher<S> {
         if due.is_empty() {
             return;
         }
+        let mut ids: Vec<TaskId> = due.iter().map(|(id, _)| *id).collect();
         if let Err(wait) = self.until_passed(&due).await {
-            return self.put_deadlines_back(&due, wait);
+            return self.claims.later(&ids, WakeKind::Deadline, wait);
         }
-        let mut ids: Vec<TaskId> = due.into_iter().map(|(id, _)| id).collect();
         let Left { passed, failed } = self.reporter.deadlines(self.claims.index, &mut ids).await;
-        let owned_shards = &self.claims.database.owned_shards;
         let (failed, error) = failed.map_or_else(Default::default, |(failed, error)| (failed, Some(error)));
         if let Some(error) = error {
             self.claims.unknown(&failed, "could not settle deadlines", &error);
         }
-        owned_shards.end(ids.into_iter().filter(|id| !failed.contains(id)));
-        let wake_at = self.claims.now().plus(LOOK_AGAIN);
-        owned_shards.offer(passed.into_iter().map(|id| Entry { wake_at, id, kind: WakeKind::Deadline }));
+        self.claims.later(&passed, WakeKind::Deadline, LOOK_AGAIN);
+        ids.retain(|id| !failed.contains(id) && !passed.contains(id));
+        self.claims.database.owned_shards.end(ids);
     }
 
     /// Waits until these deadlines have passed. An error says for how long they must not end attempts: after an outage
@@ -420,13 +412,6 @@ impl<S: Statements> Dispatcher<S> {
         let mut hearing = self.claims.database.hearing.lock();
         hearing.runs(now);
         hearing.wait(now)
-    }
-
-    fn put_deadlines_back(&self, due: &[(TaskId, UnixMicros)], wait: Duration) {
-        let owned_shards = &self.claims.database.owned_shards;
-        owned_shards.end(due.iter().map(|(id, _)| *id));
-        let wake_at = self.claims.now().plus(wait);
-        owned_shards.offer(due.iter().map(|(id, _)| Entry { wake_at, id: *id, kind: WakeKind::Deadline }));
     }
 }
 

@@ -384,10 +384,7 @@ impl<S: Statements> ReadyStarter<S> {
             count_levels(&claimed.deliveries, &mut taken);
             progress.took(claimed.deliveries.len());
             last_walks = Some(walks);
-            if let Some(claimed) = self.claims.received("ready", Vec::new(), fences, Duration::ZERO, Ok(claimed)).await
-            {
-                self.claims.hand_over(claimed).await;
-            }
+            self.claims.received("ready", &[], fences, Duration::ZERO, claimed).await;
         }
         if let Some(walks) = last_walks {
             progress.walked(walks, wanted, taken);

@@ -111,7 +111,7 @@ async fn a_claim_whose_answer_was_lost_to_a_failover_is_rescued_with_the_first_a
     database.sql.clock().forget();
     let lost =
         Error { database: database.name().clone(), op: StoreOp::TaskClaim, effect: Effect::Unknown, source: None };
-    claims.received("due", ids.to_vec(), &loops.fences, Duration::ZERO, Err(lost)).await;
+    claims.failed(WakeKind::Claim, &ids, Duration::ZERO, &lost);
     assert!(database.owned_shards.next_due().is_some(), "the tasks in doubt are forgotten");
     let (mut dispatches, stop) = loops.dispatch(WakeKind::Rescue, &[]);
     database.sql.ping().await.unwrap();

@@ -144,7 +144,7 @@ async fn a_look_begins_at_the_floor_and_finds_what_became_ready_below_it() {
     let ids = loops.three(|task| task.queue = queue.clone()).await;
     let closed = BTreeSet::from([queue.clone()]);
     let held = loops.test.database.task_claim(&ids, &loops.fences, Duration::ZERO, &closed, i64::MAX).await;
-    claims.received("due", ids.to_vec(), &loops.fences, Duration::ZERO, held).await;
+    claims.received("due", &ids, &loops.fences, Duration::ZERO, held.unwrap()).await;
     starter.look(&queue, true).await;
     assert_eq!(ids_of(&mut dispatches, 3).await, ids.into());
 }
