@@ -29,19 +29,6 @@ pub struct Entry {
     pub kind: WakeKind,
 }
 
-/// The result of a push.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PushOutcome {
-    /// The entry is the next one due: a loop that sleeps until the head must wake up.
-    Head,
-    /// The entry is in, behind others.
-    Behind,
-    /// The id was in the heap already and is due no later.
-    Known,
-    /// The entry was not taken: the heap is full of earlier ones.
-    Full,
-}
-
 /// The earliest entries of the owned shards, at most `budget` of them, each id once.
 ///
 /// The heap is only an index of rows in PostgreSQL. An entry may be stale, gone, or also in another node's heap
@@ -80,18 +67,17 @@ impl DelayHeap {
     /// Adds an entry. Of two entries with the same id the earlier one stays, because the later one may come from a
     /// stale read. A task that was moved to a later moment gets a new entry from the claim that comes too early. At
     /// equal moments the newer entry's kind counts.
-    pub fn push(&mut self, entry: Entry) -> PushOutcome {
+    pub fn push(&mut self, entry: Entry) {
         if let Some(slot) = self.slot_of(entry.id) {
             return self.advance(slot, entry);
         }
         if self.order.len() >= self.budget && !self.make_room(entry.wake_at) {
-            return PushOutcome::Full;
+            return;
         }
         let slot = self.occupy(entry);
         self.order.insert((entry.wake_at, slot));
         let slots = &self.slots;
         self.index.insert(slot, |slot| slots[slot as usize].id);
-        self.place_of(slot)
     }
 
     /// The moment at which the next entry is due.
@@ -146,18 +132,13 @@ impl DelayHeap {
         Some(self.vacate(slot))
     }
 
-    /// Removes every entry of a shard and returns their number. Looks at all entries.
-    pub fn drop_shards(&mut self, shards: &[ShardId]) -> usize {
+    /// Removes every entry of these shards. Looks at all entries.
+    pub fn drop_shards(&mut self, shards: &[ShardId]) {
         let of_shard = |(_, slot): &(UnixMicros, u32)| shards.contains(&self.slots[*slot as usize].id.shard());
         let slots: Vec<u32> = self.order.iter().filter(|place| of_shard(place)).map(|(_, slot)| *slot).collect();
-        for slot in &slots {
-            self.vacate(*slot);
+        for slot in slots {
+            self.vacate(slot);
         }
-        slots.len()
-    }
-
-    pub fn contains(&self, id: TaskId) -> bool {
-        self.slot_of(id).is_some()
     }
 
     pub fn len(&self) -> usize {
@@ -185,26 +166,17 @@ impl DelayHeap {
     }
 
     /// Moves the entry in `slot` to an earlier moment; a later moment changes nothing.
-    fn advance(&mut self, slot: u32, entry: Entry) -> PushOutcome {
+    fn advance(&mut self, slot: u32, entry: Entry) {
         let known = &mut self.slots[slot as usize];
         if entry.wake_at == known.wake_at {
             known.kind = entry.kind;
         }
         if entry.wake_at >= known.wake_at {
-            return PushOutcome::Known;
+            return;
         }
         self.order.remove(&(known.wake_at, slot));
         *known = entry;
         self.order.insert((entry.wake_at, slot));
-        self.place_of(slot)
-    }
-
-    fn place_of(&self, slot: u32) -> PushOutcome {
-        if self.order.first().is_some_and(|(_, first)| *first == slot) {
-            PushOutcome::Head
-        } else {
-            PushOutcome::Behind
-        }
     }
 
     /// Pushes the latest entry out if it is later than `wake_at`. Either way an entry is missing from now on.
