@@ -10,6 +10,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::rest::rest;
 use crate::time::UnixMicros;
 
 /// From this time on a look is slow: some hundred times as long as one that passes few entries.
@@ -67,7 +68,7 @@ impl Floor {
     /// Records what a read from the head found, or the database's time if no task is ready.
     pub fn read_head(&mut self, oldest: UnixMicros, took: Duration, now: Instant) {
         self.at = Some(oldest);
-        self.head_at = (took > QUICK_READ).then(|| now + took * 9);
+        self.head_at = (took > QUICK_READ).then(|| now + rest(took));
     }
 
     /// Records a read that ran out of time after so long. The floor stays, or is a while ago if that is earlier: a task
@@ -75,7 +76,7 @@ impl Floor {
     pub fn ran_out_of_time(&mut self, database_now: UnixMicros, took: Duration, now: Instant) {
         let a_while_ago = database_now.minus(LOOK_BACK);
         self.at = Some(self.at.map_or(a_while_ago, |at| at.min(a_while_ago)));
-        self.head_at = Some(now + took * 9);
+        self.head_at = Some(now + rest(took));
     }
 
     /// Records what a read from the floor found.

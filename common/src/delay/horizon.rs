@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use super::rest::rest;
 use crate::time::UnixMicros;
 
 /// How often and how far the preloader reads.
@@ -185,7 +186,7 @@ impl Horizon {
         }
         // The mark never passes the start of the read: a row inserted since then may be due at once.
         self.low_water = Some(found.earliest.unwrap_or(read_until).min(read_until).min(started));
-        let rest = ended.since(started) * 9;
+        let rest = rest(ended.since(started));
         self.repair_gap = rest.clamp(self.reach.repair_every, self.reach.repair_at_least_every);
         self.repair_at = ended.plus(self.repair_gap);
         if window.pass == ReadKind::Full {

@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::rest::rest;
 use crate::time::UnixMicros;
 
 /// How far before the oldest row a look begins: longer than most transactions stay open after their submission, and
@@ -64,7 +65,7 @@ impl LowWater {
 
     fn rest(&mut self, took: Duration, now: Instant) {
         self.took = took;
-        self.rests_until = Some(now + took * 9);
+        self.rests_until = Some(now + rest(took));
     }
 }
 

@@ -10,6 +10,7 @@ mod index;
 mod lead;
 mod low_water;
 pub mod quickest;
+mod rest;
 pub mod turn;
 
 pub use again::again;
@@ -18,3 +19,4 @@ pub use floor::{Floor, LookFrom, SLOW_LOOK};
 pub use hearing::Hearing;
 pub use lead::Lead;
 pub use low_water::LowWater;
+pub use rest::rest;

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use common::{ids::ShardId, time::UnixMicros};
+use common::{delay::rest, ids::ShardId, time::UnixMicros};
 
 /// A round that reads each of them within this time shows that they can be read together again: a statement has 5 s.
 const QUICK_ROUND: Duration = Duration::from_secs(2);
@@ -77,7 +77,7 @@ impl Unread {
     pub(super) fn ran_out_of_time(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
         self.slow_shards.push_back(shard);
         self.took += took;
-        self.slow_at = Some(ended.plus(took * 9));
+        self.slow_at = Some(ended.plus(rest(took)));
         self.slow_since.get_or_insert(ended);
     }
 
