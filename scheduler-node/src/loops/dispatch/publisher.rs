@@ -153,9 +153,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         }
         let Some(keys) = self.receipt_keys().await else {
             // No consumer could answer a delivery without a receipt.
-            for dispatch in batch {
-                self.databases[dispatch.database].look_again([dispatch.delivery.id], LOOK_AGAIN);
-            }
+            self.give_back(&batch);
             return None;
         };
         let policy = self.books.load().get(queue);
@@ -215,10 +213,15 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let now = clock::instant();
         let is_fresh = |of: &T| self.send_before(dispatch(of)).is_none_or(|before| now < before);
         let (fresh, old): (Vec<T>, Vec<T>) = batch.into_iter().partition(is_fresh);
-        for dispatch in old.iter().map(dispatch) {
+        self.give_back(old.iter().map(dispatch));
+        fresh
+    }
+
+    /// Leaves messages that are not sent to a rescue.
+    fn give_back<'a>(&self, batch: impl IntoIterator<Item = &'a Dispatch>) {
+        for dispatch in batch {
             self.databases[dispatch.database].look_again([dispatch.delivery.id], LOOK_AGAIN);
         }
-        fresh
     }
 
     async fn settle(&self, policy: &Queue, places: &HashMap<TaskId, Place>, published: Vec<Published>, exchange: &str) {

@@ -161,19 +161,16 @@ impl State {
         if !self.owned.contains_key(&entry.id.shard()) || self.is_aside(entry.id) {
             return;
         }
-        if !self.claimable(entry.id.shard()) {
-            if entry.kind == WakeKind::Rescue {
-                self.in_doubt.insert(entry.id);
-            }
-            return;
-        }
+        let is_claimable = self.claimable(entry.id.shard());
         match self.in_flight.get_mut(&entry.id) {
-            Some(in_flight) => in_flight.then = Some(entry),
-            None => {
+            Some(in_flight) if is_claimable => in_flight.then = Some(entry),
+            _ => {
                 if entry.kind == WakeKind::Rescue {
                     self.in_doubt.insert(entry.id);
                 }
-                self.heap.push(entry);
+                if is_claimable {
+                    self.heap.push(entry);
+                }
             }
         }
     }
