@@ -1,5 +1,7 @@
 //! What enters the heap and what is in flight, and what a drain waits for.
 
+use futures::FutureExt;
+
 use super::*;
 
 fn id(shard: u16) -> TaskId {
@@ -31,6 +33,15 @@ fn only_shards_that_are_owned_and_not_stopped_get_into_the_heap() {
     owned.offer([entry(id(1), 3)]);
     assert_eq!(owned.heap_len(), 0);
     assert!(owned.claimable().is_empty() && owned.owned().len() == 1);
+}
+
+#[test]
+fn an_entry_that_is_due_before_all_others_wakes_the_dispatcher() {
+    let owned = owned();
+    for (wake_at, wakes) in [(20, true), (30, false), (10, true)] {
+        owned.offer([entry(id(1), wake_at)]);
+        assert_eq!(owned.heap_changed.notified().now_or_never().is_some(), wakes, "{wake_at}");
+    }
 }
 
 #[test]
