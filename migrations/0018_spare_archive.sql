@@ -90,30 +90,6 @@ BEGIN
 END
 $$;
 
--- Stood in 0014_place_submits.sql; 0007_create_lookups.sql describes it.
-CREATE OR REPLACE FUNCTION duetime.depends_on_itself(p_queue text, p_partition_key text, p_key text, p_depends_on text[]) RETURNS text
-LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    RETURN (
-        WITH RECURSIVE before AS (
-            SELECT unnest(p_depends_on) AS name
-            UNION
-            SELECT unnest(newest.depends_on)
-              FROM before
-             CROSS JOIN LATERAL (
-                   SELECT CASE WHEN t.state = 'waiting' THEN t.depends_on END AS depends_on
-                     FROM duetime.task AS t
-                    WHERE t.queue = split_part(before.name, ' ', 1) AND t.key = substr(before.name, strpos(before.name, ' ') + 1)
-                      AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
-                    ORDER BY t.version DESC
-                    LIMIT 1) AS newest
-        ), looked AS (
-            SELECT name FROM before LIMIT 10001
-        )
-        SELECT CASE WHEN bool_or(name = p_queue || ' ' || p_key) THEN 'cycle' WHEN count(*) > 10000 THEN 'deep' END FROM looked);
-END
-$$;
-
 -- Stood in 0006_create_guards.sql, which describes it.
 CREATE OR REPLACE FUNCTION duetime.lock_partitions(p_partition_keys text[], p_depends_on text[]) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$

@@ -278,8 +278,10 @@ BEGIN
 END
 $$;
 
--- Stood in 0017_quicken_submit.sql, which describes it. The expression finds the names that are reserved, and the
--- moment of the submission decides about its expiry.
+-- Stood in 0014_place_submits.sql; 0009_create_submit.sql describes it. It notifies by notify_inbox of
+-- 0017_quicken_submit.sql. Most submissions have no options and no key. One expression finds nothing wrong with them,
+-- where submit_check would look for the wrong field, and they take any shard. The moment of the submission decides
+-- about its expiry.
 CREATE OR REPLACE FUNCTION duetime.submit(
     queue text, payload jsonb, due_at timestamptz DEFAULT now(), key text DEFAULT NULL, options jsonb DEFAULT '{}')
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -401,7 +403,7 @@ BEGIN
 END
 $$;
 
--- Stood in 0018_spare_archive.sql; 0007_create_lookups.sql describes it. Most tasks have few before them, so it looks
+-- Stood in 0014_place_submits.sql; 0007_create_lookups.sql describes it. Most tasks have few before them, so it looks
 -- through 100 first. Only a task for which another one waits can close a circle, so without such a one it looks no
 -- further. It does not look for such a one first: the index finds those of that name in all partitions, and each
 -- partition may use the same names.

@@ -35,9 +35,8 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "0019_spare_analyze.sql",
     "0020_renew_replaced.sql",
     "0021_check_submits.sql",
-    "0022_order_submits.sql",
-    "0023_quicken_revive.sql",
-    "0024_note_reports.sql",
+    "0022_quicken_revive.sql",
+    "0023_note_reports.sql",
 ];
 
 /// A line at the top of a migration that has to run outside of a transaction.
