@@ -190,6 +190,11 @@ fn has_no_schema(error: &sqlx::Error) -> bool {
 
 pub(super) async fn read(pool: &sqlx::PgPool) -> Result<Schema, sqlx::Error> {
     let row = sqlx::query(include_str!("queries/schema_read.sql")).fetch_one(pool).await?;
+    let id: Option<uuid::Uuid> = if row.try_get("is_identified")? {
+        sqlx::query_scalar(include_str!("queries/identity_read.sql")).fetch_optional(pool).await?
+    } else {
+        None
+    };
     let number = |column: &str| -> Result<Option<u16>, sqlx::Error> {
         let number: Option<i32> = row.try_get(column)?;
         number.map(|number| u16::try_from(number).map_err(|_| unexpected(column, &number.to_string()))).transpose()
@@ -200,7 +205,7 @@ pub(super) async fn read(pool: &sqlx::PgPool) -> Result<Schema, sqlx::Error> {
             shard_count,
             first_shards: number("first_shard")?.zip(number("last_shard")?).and_then(range),
             cluster: ClusterId::new(row.try_get("cluster_id")?),
-            id: row.try_get::<Option<_>, _>("database_id")?.map(DatabaseId::new),
+            id: id.map(DatabaseId::new),
             serves: row.try_get("serves")?,
             has_copies: row.try_get("has_copies")?,
         }),

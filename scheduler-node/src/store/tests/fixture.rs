@@ -144,7 +144,7 @@ pub(crate) async fn database() -> TestDatabase {
     connection.close().await.expect("the connection closes");
     let url = format!("{server}/{name}");
     let pool = PgPoolOptions::new().max_connections(8).connect(&url).await.expect("the copy can be opened");
-    let renew = "UPDATE duetime.meta SET database_id = gen_random_uuid()";
+    let renew = "UPDATE duetime.identity SET id = gen_random_uuid()";
     sqlx::query(renew).execute(&pool).await.expect("the copy becomes a database of its own");
     TestDatabase { database: open(&url), pool, url }
 }

@@ -283,12 +283,12 @@ async fn last_release() -> String {
     url
 }
 
-/// A table that is written anew looks empty to a transaction whose snapshot is older.
+/// It holds locks until it ends, and a table that is written anew looks empty to a transaction whose snapshot is older.
 #[tokio::test]
 async fn a_transaction_that_was_open_during_an_upgrade_submits_all_the_same() {
     let url = last_release().await;
     let mut producer = sqlx::PgConnection::connect(&url).await.unwrap();
-    producer.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class").await.unwrap();
+    producer.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT duetime.submit('q', '0')").await.unwrap();
     migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await.unwrap();
     producer.execute("SELECT duetime.submit('q', '1')").await.unwrap();
     producer.execute("COMMIT").await.unwrap();

@@ -1,0 +1,2 @@
+-- Reads the id of this database.
+SELECT id FROM duetime.identity
