@@ -13,11 +13,15 @@ CREATE SEQUENCE duetime.inbox_notified_ms;
 -- Notifies the nodes of rows in the inbox, unless another submission did so within the last 20 ms. A node that finds
 -- rows looks again 40 ms later, so it finds those that were committed meanwhile; and it glances at each inbox twice a
 -- second. A value in the future is of a clock that was set back, and does not count.
+-- A notification goes out at the commit. So a transaction renews the value once, which `duetime.notified` notes: a long
+-- one that renewed it again and again would silence all others until its end.
 CREATE FUNCTION duetime.notify_inbox() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_now_ms bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
 BEGIN
-    IF (SELECT s.last_value NOT BETWEEN v_now_ms - 19 AND v_now_ms FROM duetime.inbox_notified_ms AS s) THEN
+    IF (SELECT s.last_value NOT BETWEEN v_now_ms - 19 AND v_now_ms FROM duetime.inbox_notified_ms AS s)
+       AND current_setting('duetime.notified', true) IS DISTINCT FROM 'yes' THEN
+        PERFORM set_config('duetime.notified', 'yes', true);
         PERFORM setval('duetime.inbox_notified_ms', v_now_ms);
         PERFORM pg_notify('duetime_inbox', '');
     END IF;
