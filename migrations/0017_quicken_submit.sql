@@ -1,5 +1,5 @@
--- Makes duetime.submit quicker, and the ids of submissions ascend within a millisecond, so that nodes apply those of one
--- transaction in their order.
+-- Makes duetime.submit quicker, and the ids of submissions ascend within a millisecond, so that nodes apply those of
+-- one transaction in their order.
 -- Many submissions share one notification: a transaction that notifies holds a lock of the whole server while it
 -- commits, so submissions that each notify commit one after the other. 0021_check_submits.sql calls notify_inbox.
 -- The functions that duetime.submit calls are in PL/pgSQL, which keeps their plans for the session. PostgreSQL plans a

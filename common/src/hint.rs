@@ -1,4 +1,4 @@
-//! Hints: settings of a server that are far from what Duetime recommends, each with the reason.
+//! Hints: settings of a server that are far from what Duetime recommends, and missing indexes, each with the reason.
 //!
 //! A hint refuses nothing. The recommendations and their reasons are in `docs/operations.md`.
 
@@ -22,7 +22,7 @@ const SHARED_BUFFERS_BYTES: i64 = 256 * MB;
 /// indexes, and there is a partition for each day of the longest retention.
 const ARCHIVE_STATEMENTS: i64 = 20;
 
-/// What a server of PostgreSQL has set, in bytes and seconds.
+/// What a server of PostgreSQL has set, in bytes and seconds, and what the database lacks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PostgresSettings {
     pub max_wal_bytes: i64,
@@ -40,6 +40,8 @@ pub struct PostgresSettings {
     pub lock_room: i64,
     /// The locks of a statement that looks through the whole archive.
     pub archive_locks: i64,
+    /// The indexes of the table of tasks that are missing, or left by a build that was given up.
+    pub missing_indexes: Vec<String>,
 }
 
 /// A setting that is far from its recommendation.
@@ -110,6 +112,13 @@ pub fn postgres_hints(settings: &PostgresSettings) -> Vec<Hint> {
             &format!("{locks_each} or more"),
             "a look through all finished tasks locks each day of the longest retention, and fails when there is no room",
         ),
+        hint(
+            !settings.missing_indexes.is_empty(),
+            "duetime.task",
+            format!("without {}", settings.missing_indexes.join(" and ")),
+            "`duetime migrate --indexes` when all nodes run this version",
+            "lanes and dependencies with thousands of waiting tasks are slow without all indexes",
+        ),
     ]
     .into_iter()
     .flatten()
@@ -138,6 +147,7 @@ mod tests {
             max_locks_per_transaction: 64,
             lock_room: 6_400,
             archive_locks: 245,
+            missing_indexes: Vec::new(),
         }
     }
 
@@ -150,6 +160,7 @@ mod tests {
     fn each_setting_that_is_far_from_its_recommendation_causes_its_own_hint() {
         let good = recommended();
         let years = PostgresSettings { archive_locks: 2_590, ..recommended() };
+        let unbuilt = PostgresSettings { missing_indexes: vec!["task_lane".to_owned()], ..recommended() };
         for (setting, current, settings) in [
             ("fsync", "off", PostgresSettings { fsync: false, ..good.clone() }),
             ("full_page_writes", "off", PostgresSettings { full_page_writes: false, ..good.clone() }),
@@ -165,6 +176,7 @@ mod tests {
             ),
             ("shared_buffers", "128 MB", PostgresSettings { shared_buffers_bytes: 128 * MB, ..good }),
             ("max_locks_per_transaction", "64", years.clone()),
+            ("duetime.task", "without task_lane", unbuilt),
         ] {
             let hints = postgres_hints(&settings);
             let found: Vec<_> = hints.iter().map(|hint| (hint.setting, hint.current.as_str())).collect();

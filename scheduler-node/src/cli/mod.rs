@@ -68,7 +68,7 @@ pub enum Command {
     #[command(after_long_help = keys::table())]
     Node(ConfigFile),
     /// Bring the schema of every configured database to this version; safe to run again at any time.
-    Migrate(ConfigArgs),
+    Migrate(migrate::Args),
     /// Check the configuration and every connection, one line each.
     Check(ConfigArgs),
     /// Turn a queue's tasks into HTTP calls or runs of a command, and report how each ended.

@@ -70,9 +70,11 @@ impl Options {
     }
 
     /// A pool of one connection, with enough time for a migration. A statement that waits for a lock holds up all that
-    /// come after it, so it gives up soon and is tried again.
+    /// come after it, so it gives up soon and is tried again. The build of an index may be silent for an hour, after
+    /// which a network may have forgotten the connection.
     pub(super) fn migration_pool(server: &PgConnectOptions) -> PgPool {
-        let connection = server.clone().application_name("duetime migrate").options([("lock_timeout", "200ms")]);
+        let bounds = [("lock_timeout", "200ms"), ("tcp_keepalives_idle", "60")];
+        let connection = server.clone().application_name("duetime migrate").options(bounds);
         PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(10)).connect_lazy_with(connection)
     }
 

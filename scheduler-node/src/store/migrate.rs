@@ -11,7 +11,7 @@ use sqlx::migrate::MigrateError;
 use super::{
     connect,
     error::sqlstate,
-    indexes,
+    indexes::{self, Effort, Indexes},
     migrations::{migrations, schema_version},
     schema::{Fit, Misfit, compare, read, read_if_any, refuse_too_many, refuse_unreleased},
     writer::Writer,
@@ -38,6 +38,8 @@ pub struct Migrated {
     pub shard_count: u16,
     /// Whether the role `duetime_producer` exists and may submit.
     pub producer: bool,
+    /// Whether the indexes of the table of tasks are there, as far as this version knows them.
+    pub indexes: Indexes,
 }
 
 /// The cluster that a database joins: what the databases before it have told.
@@ -84,9 +86,11 @@ pub async fn migrate(
         refuse_too_many(name, shard_count)?;
     }
     let from = found.and_then(|schema| schema.version);
+    let mut indexes = Indexes::Complete;
     if from.is_none_or(|from| from <= schema_version()) {
         patiently(async || migrations().run(&pool).await).await.map_err(refused)?;
-        indexes::build(name, &pool).await.map_err(|error| refused(MigrateError::Execute(error)))?;
+        let built = indexes::build(&pool, Effort::UpTo(indexes::SMALL_BYTES)).await;
+        indexes = built.map_err(|error| refused(MigrateError::Execute(error)))?;
     }
     match joining {
         Some(of) => write_meta(&pool, of.first_shards(shards), of.shard_count, of.cluster).await,
@@ -106,7 +110,20 @@ pub async fn migrate(
         }
     }
     let producer = grant(&pool).await.map_err(unreachable)?;
-    Ok(Migrated { database: name.clone(), id, from, to: version, shards: first_shards, cluster, shard_count, producer })
+    let (database, to, shards) = (name.clone(), version, first_shards);
+    Ok(Migrated { database, id, from, to, shards, cluster, shard_count, producer, indexes })
+}
+
+/// Builds the indexes of the table of tasks that are missing, however large it is. Nodes of the last release dispatch
+/// ordered and limited queues slowly meanwhile, so it is not a part of a migration.
+pub async fn build_indexes(name: &DatabaseName, options: &connect::Options) -> Result<(), Misfit> {
+    let unreachable = |source| Misfit::unreachable(name, source);
+    let writer = Writer::new(options.clone());
+    let pool = writer.migration_pool(writer.find().await.map_err(unreachable)?.server);
+    let schema = read_if_any(&pool).await.map_err(unreachable)?;
+    compare(name, &schema.ok_or_else(|| Misfit::Empty { database: name.clone() })?)?;
+    let refused = |source| Misfit::Migration { database: name.clone(), source: MigrateError::Execute(source) };
+    indexes::build(&pool, Effort::Any).await.map(drop).map_err(refused)
 }
 
 /// Repeats what does not get a lock in time. It changed nothing, and during the pause the statements that waited behind

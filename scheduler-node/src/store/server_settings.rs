@@ -1,14 +1,15 @@
-//! Reads the settings of a server, for hints.
+//! Reads the settings of a server and the missing indexes, for hints.
 
 use common::hint::PostgresSettings;
 use sqlx::Row;
 
-use super::{Database, Error, StoreOp};
+use super::{Database, Error, StoreOp, indexes};
 
 impl Database {
     pub async fn server_settings(&self) -> Result<PostgresSettings, Error> {
         self.run(StoreOp::ServerSettings, |pool| async move {
-            let row = sqlx::query(include_str!("queries/server_settings.sql")).fetch_one(&pool).await?;
+            let statement = sqlx::query(include_str!("queries/server_settings.sql")).bind(indexes::names());
+            let row = statement.fetch_one(&pool).await?;
             Ok(PostgresSettings {
                 max_wal_bytes: row.try_get("max_wal_bytes")?,
                 min_wal_bytes: row.try_get("min_wal_bytes")?,
@@ -22,6 +23,7 @@ impl Database {
                 max_locks_per_transaction: row.try_get("max_locks_per_transaction")?,
                 lock_room: row.try_get("lock_room")?,
                 archive_locks: row.try_get("archive_locks")?,
+                missing_indexes: row.try_get("missing_indexes")?,
             })
         })
         .await

@@ -9,12 +9,13 @@ use common::{
 };
 use integration_tests::sandbox::shared;
 use sha2::{Digest, Sha256};
-use sqlx::{Connection, Executor, Postgres, migrate::Migrator, pool::PoolConnection};
+use sqlx::{Connection, Executor, Postgres, migrate::Migrator, pool::PoolConnection, postgres::PgPoolOptions};
 
 use super::{fixture, until_none_waits, until_waiting};
 use crate::store::{
     Effect, Fault, connect,
-    migrate::{Membership, migrate},
+    indexes::{self, Effort, Indexes},
+    migrate::{Membership, build_indexes, migrate},
     migrations::{FILES, migrations, schema_version},
     schema::Misfit,
 };
@@ -317,13 +318,72 @@ async fn indexes_that_an_open_transaction_keeps_from_being_built_are_built_by_th
         async || migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await;
     let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
     connection.execute("BEGIN; LOCK TABLE duetime.task IN ROW EXCLUSIVE MODE").await.unwrap();
-    migrated().await.expect("it does not wait for the end of the transaction");
+    let unfinished = migrated().await.expect("it does not wait for the end of the transaction");
+    assert_eq!(unfinished.indexes, Indexes::InTheWay);
     let unbuilt = [("task_partition".to_owned(), true), ("task_waiting".to_owned(), false)];
     assert_eq!(indexes_by_partition_key(&mut connection).await, unbuilt);
     connection.execute("COMMIT").await.unwrap();
-    migrated().await.unwrap();
+    assert_eq!(migrated().await.unwrap().indexes, Indexes::Complete);
     let built = ["task_lane", "task_waiting"].map(|index| (index.to_owned(), true));
     assert_eq!(indexes_by_partition_key(&mut connection).await, built);
+}
+
+/// A database without one of the indexes.
+async fn without_an_index() -> fixture::TestDatabase {
+    let test = fixture::database().await;
+    sqlx::query("DROP INDEX duetime.task_lane").execute(&test.pool).await.unwrap();
+    test
+}
+
+#[tokio::test]
+async fn a_large_table_gets_its_indexes_by_the_command_for_them_only() {
+    let test = without_an_index().await;
+    // No table is that small.
+    assert_eq!(indexes::build(&test.pool, Effort::UpTo(-1)).await.unwrap(), Indexes::Large);
+    let missing = async || test.database.server_settings().await.unwrap().missing_indexes;
+    assert_eq!(missing().await, ["task_lane"]);
+    build_indexes(&DatabaseName::new("main"), &options(&test.url)).await.unwrap();
+    assert!(missing().await.is_empty());
+    assert_eq!(indexes::build(&test.pool, Effort::UpTo(-1)).await.unwrap(), Indexes::Complete);
+}
+
+#[tokio::test]
+async fn the_command_for_indexes_waits_for_another_build() {
+    let test = without_an_index().await;
+    let mut other = sqlx::PgConnection::connect(&test.url).await.unwrap();
+    other.execute("SELECT pg_advisory_lock(hashtextextended('duetime.task', 6))").await.unwrap();
+    assert_eq!(indexes::build(&test.pool, Effort::UpTo(0)).await.unwrap(), Indexes::InTheWay);
+    let until_tried = async {
+        let tried = "SELECT EXISTS (SELECT FROM pg_stat_activity
+                      WHERE datname = current_database() AND application_name = 'duetime migrate'
+                        AND state = 'idle' AND query LIKE '%pg_try_advisory_lock%')";
+        while !sqlx::query_scalar::<_, bool>(tried).fetch_one(&test.pool).await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        other.execute("SELECT pg_advisory_unlock_all()").await.unwrap();
+    };
+    let (main, options) = (DatabaseName::new("main"), options(&test.url));
+    tokio::join!(build_indexes(&main, &options), until_tried).0.unwrap();
+    assert!(test.database.server_settings().await.unwrap().missing_indexes.is_empty());
+}
+
+/// A try of a migration that fails leaves its lock to its session.
+#[tokio::test]
+async fn another_migration_does_not_wait_for_the_lock_of_one_that_builds_indexes() {
+    let test = without_an_index().await;
+    let pool = PgPoolOptions::new().max_connections(1).connect(&test.url).await.unwrap();
+    sqlx::query("SELECT pg_advisory_lock(7)").execute(&pool).await.unwrap();
+    let mut writer = sqlx::PgConnection::connect(&test.url).await.unwrap();
+    writer.execute("BEGIN; LOCK TABLE duetime.task IN ROW EXCLUSIVE MODE").await.unwrap();
+    let is_free = async {
+        until_waiting(&test.pool, 1).await;
+        let lock = "SELECT pg_try_advisory_lock(7)";
+        let is_free: bool = sqlx::query_scalar(lock).fetch_one(&test.pool).await.unwrap();
+        writer.execute("COMMIT").await.unwrap();
+        is_free
+    };
+    let (built, is_free) = tokio::join!(indexes::build(&pool, Effort::Any), is_free);
+    assert_eq!((built.unwrap(), is_free), (Indexes::Complete, true));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The settings of a server are read as its sessions have them.
+//! The settings of a server are read as its sessions have them, and the indexes as they are.
 
 use common::hint::postgres_hints;
 use sqlx::AssertSqlSafe;
@@ -29,4 +29,12 @@ async fn a_setting_that_is_far_from_its_recommendation_is_found_on_a_real_server
         let found = found.iter().find(|(of, _)| *of == "synchronous_commit").map(|(_, current)| current.as_str());
         assert_eq!(found, current, "{change}");
     }
+}
+
+#[tokio::test]
+async fn an_index_of_tasks_that_is_missing_is_found() {
+    let test = fixture::database().await;
+    assert!(test.database.server_settings().await.unwrap().missing_indexes.is_empty());
+    sqlx::query("DROP INDEX duetime.task_lane").execute(&test.pool).await.unwrap();
+    assert!(hinted(&test.url).await.contains(&("duetime.task", "without task_lane".to_owned())));
 }
