@@ -340,6 +340,11 @@ impl Report {
 }
 
 impl Reply {
+    /// Whether the connection of the message is gone, so that the message comes again.
+    pub fn is_lost(&self) -> bool {
+        !self.channel.status().connected()
+    }
+
     pub async fn ack(self) {
         AckHandle::new(&self.channel, self.delivery_tag, None).ack().await;
     }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use common::wire::amqp::{HEADER_ATTEMPT, HEADER_MESSAGE_ID, IN, RESULTS, result_key};
+use common::{
+    ids::{ShardId, TaskId},
+    wire::amqp::{HEADER_ATTEMPT, HEADER_MESSAGE_ID, IN, RESULTS, result_key},
+};
 use futures::future::join_all;
 use lapin::{
     BasicProperties,
@@ -123,6 +126,26 @@ async fn messages_without_a_correlation_id_are_worked_on_under_the_best_id_that_
     let called: Vec<&str> = called.lines().collect();
     assert!(matches!(called[..], ["task:1", "own", made_up, "last"] if !made_up.is_empty()), "{called:?}");
     assert_eq!(hand.depth(QUEUE).await, 0, "each message is settled");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_copies_of_an_attempt_that_come_while_its_command_runs_are_both_acked_and_it_runs_once() {
+    let (mut bench, hand, url) = bench().await;
+    let task = TaskId::mint(Uuid::now_v7(), ShardId::new(1)).to_string();
+    for _ in 0..2 {
+        publish(&hand, &task, QUEUE).await;
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let line = format!("echo begun >> {}; sleep 1", file.path().display());
+    let stop = CancellationToken::new();
+    let relay = crate::supervise::spawn_child(run(settings(url, &line, CONCURRENCY), stop.clone()));
+    let back = bench.next().await;
+    assert_eq!((back.source, back.correlation_id), (Source::Results, Some(task)));
+    back.ack.ack().await;
+    stop.cancel();
+    timeout(LONG, relay).await.expect("the relay stops").unwrap();
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "begun\n");
+    assert_eq!(hand.depth(QUEUE).await, 0, "no copy came back to the queue");
 }
 
 /// Takes two tasks, and returns what reports on them are about.

@@ -43,8 +43,9 @@ enum Stage {
 struct Work {
     subject: Option<Subject>,
     stage: Stage,
-    /// The reply handle of the newest copy of its message.
-    reply: Option<Reply>,
+    /// The reply handles of the copies of its message. A copy of a connection that is gone comes again, so there are no
+    /// more than the broker delivers unacked.
+    replies: Vec<Reply>,
 }
 
 #[derive(Debug, Default)]
@@ -64,13 +65,14 @@ impl Works {
         Key { task, attempt, message: (!is_attempt).then_some(self.nameless) }
     }
 
-    /// Takes a message. If its work is done, settles it as the copy before it.
+    /// Takes a message. If its work is done, settles it as the copies before it.
     pub(super) async fn take(&mut self, key: &Key, subject: Option<Subject>, reply: Reply) -> Known {
         let Some(work) = self.works.get_mut(key) else {
-            self.works.insert(key.clone(), Work { subject, stage: Stage::Called, reply: Some(reply) });
+            self.works.insert(key.clone(), Work { subject, stage: Stage::Called, replies: vec![reply] });
             return Known::New;
         };
-        work.reply = Some(reply);
+        work.replies.retain(|former| !former.is_lost());
+        work.replies.push(reply);
         work.settle().await;
         Known::Before
     }
@@ -112,10 +114,8 @@ impl Works {
 impl Work {
     async fn settle(&mut self) {
         let Stage::Settled { is_success } = self.stage else { return };
-        match self.reply.take() {
-            Some(reply) if is_success => reply.ack().await,
-            Some(reply) => reply.reject(),
-            None => {}
+        for reply in self.replies.drain(..) {
+            if is_success { reply.ack().await } else { reply.reject() }
         }
     }
 }
