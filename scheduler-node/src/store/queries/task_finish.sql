@@ -1,6 +1,7 @@
 -- Moves finished tasks to the archive in one statement, so that a task is always in exactly one of the two tables.
 -- Guard: this attempt, claimed at least once since the task had its content and its budget, and in one of the states
--- that the event may end ($4, comma-separated).
+-- that the event may end ($4, comma-separated). A task that is to stop does not die: its failure ends it as cancelled,
+-- and the caller looks at the row again.
 -- A deadline ($10) ends a task only if no sign of life has moved its `wake_at` meanwhile. At a deadline the statement
 -- skips a row that another transaction locks, so an application's open transaction delays its own task and no other.
 -- $1 ids; $2 attempts; $3 final states; $4 the states that the task may be in; $5 ms for which it is kept;
@@ -17,7 +18,8 @@ WITH fact AS MATERIALIZED (
     DELETE FROM duetime.task AS t
      USING fact AS f LEFT JOIN free AS n ON n.id = f.id
      WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text = ANY(string_to_array(f.was, ','))
-       AND t.attempt > t.attempts_base AND (NOT f.at_deadline OR t.wake_at <= clock_timestamp()) AND (NOT f.at_deadline OR n.id IS NOT NULL)
+       AND t.attempt > t.attempts_base AND (f.final <> 'dead' OR NOT t.stopping)
+       AND (NOT f.at_deadline OR t.wake_at <= clock_timestamp()) AND (NOT f.at_deadline OR n.id IS NOT NULL)
     RETURNING t.*, f.final, f.keep_ms, f.result, f.entry, f.status_code, f.status_msg
 )
 INSERT INTO duetime.archive (

@@ -1,6 +1,9 @@
 //! A claimed task that is asked to stop, and its failure at the same moment.
 
-use common::ids::{Attempt, TaskId};
+use common::{
+    ids::{Attempt, TaskId},
+    task::{TaskState, verdict::FAILED_FROM},
+};
 
 use super::{
     claim,
@@ -8,7 +11,10 @@ use super::{
     own, state_of, submitted, until_waiting,
 };
 use crate::{
-    store::{change::Guarded, settle::Retry},
+    store::{
+        change::Guarded,
+        settle::{Finish, Report, Retry},
+    },
     supervise::spawn_child,
 };
 
@@ -42,19 +48,49 @@ async fn a_task_that_is_to_stop_is_not_retried_and_one_that_is_retried_is_not_st
     assert!(matches!(test.database.task_stop(fixture::fresh_id()).await.unwrap(), Guarded::Missing));
 }
 
-/// The retry waits for a stop that is not committed yet. The guard on `stopping` makes
-/// the retry check the row again.
+/// Runs `failing` while a stop of the task is not committed yet: it waits for the stop. The guard on `stopping` makes
+/// it check the row again. Returns the tasks that it wrote.
+async fn at_the_moment_of_the_stop(
+    test: &TestDatabase,
+    id: TaskId,
+    failing: impl Future<Output = Vec<TaskId>> + Send + 'static,
+) -> Vec<TaskId> {
+    let mut stopping = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *stopping).await.unwrap();
+    sqlx::query(include_str!("../queries/task_stop.sql")).bind(id.uuid()).execute(&mut *stopping).await.unwrap();
+    let failing = spawn_child(failing);
+    until_waiting(&test.pool, 1).await;
+    sqlx::query("COMMIT").execute(&mut *stopping).await.unwrap();
+    failing.await.unwrap()
+}
+
 #[tokio::test]
 async fn a_failure_at_the_moment_of_the_stop_finds_it() {
     let test = fixture::database().await;
     let id = claimed(&test).await;
-    let mut stopping = test.pool.acquire().await.unwrap();
-    sqlx::query("BEGIN").execute(&mut *stopping).await.unwrap();
-    sqlx::query(include_str!("../queries/task_stop.sql")).bind(id.uuid()).execute(&mut *stopping).await.unwrap();
     let (database, retry) = (test.database.clone(), retry(&test, id).await);
-    let failing = spawn_child(async move { database.task_retry(&[retry]).await.unwrap() });
-    until_waiting(&test.pool, 1).await;
-    sqlx::query("COMMIT").execute(&mut *stopping).await.unwrap();
-    assert!(failing.await.unwrap().is_empty());
+    let failing = async move { database.task_retry(&[retry]).await.unwrap() };
+    assert!(at_the_moment_of_the_stop(&test, id, failing).await.is_empty());
     assert_eq!(state_of(&test.pool, id).await.as_deref(), Some("dispatching"));
+}
+
+#[tokio::test]
+async fn a_last_failure_at_the_moment_of_the_stop_finds_it_and_the_task_ends_as_cancelled() {
+    let test = fixture::database().await;
+    let id = claimed(&test).await;
+    let end = move |final_state| Finish {
+        id,
+        attempt: Attempt::new(1),
+        final_state,
+        was: FAILED_FROM,
+        keep_ms: 86_400_000,
+        report: Report::default(),
+        at_deadline: false,
+        entry: None,
+    };
+    let database = test.database.clone();
+    let failing = async move { database.task_finish(&[end(TaskState::Dead)]).await.unwrap().ids };
+    assert!(at_the_moment_of_the_stop(&test, id, failing).await.is_empty());
+    assert_eq!(state_of(&test.pool, id).await.as_deref(), Some("dispatching"));
+    assert_eq!(test.database.task_finish(&[end(TaskState::Cancelled)]).await.unwrap().ids, [id]);
 }

@@ -154,6 +154,7 @@ const SETTLES: &[Gate] = &[
                 Itself("t.state::TEXT = ANY(string_to_array(f.was, ','))"),
             ),
             guard("claimed at least once since", Itself("t.attempt > t.attempts_base")),
+            guard("A task that is to stop does not die", Itself("(f.final <> 'dead' OR NOT t.stopping)")),
             guard("no sign of life has moved its `wake_at`", AT_DEADLINE),
             guard("skips", SKIPS_AT_DEADLINE),
         ],
