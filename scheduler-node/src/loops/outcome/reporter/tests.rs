@@ -4,6 +4,7 @@ use common::{
     ids::{Epoch, QueueName, ShardId},
     queue::{Queue, QueueBook, QueuePolicy, ReceiptPolicy},
     shard::{ShardStatus, map::FenceRow},
+    task::report::ReportStatus,
     wire::amqp::RESULTS,
 };
 use lapin::{
@@ -93,6 +94,43 @@ async fn a_report_on_a_task_that_an_open_transaction_cancels_waits_and_other_rep
     sqlx::raw_sql("ROLLBACK").execute(&mut *application).await.unwrap();
     until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
     until_unacked(&bench, 0).await;
+}
+
+/// Applies a success beside a report of `status` on a task that another transaction holds, until the latter has put its
+/// task into `state`.
+async fn success_beside_a_locked_task(status: ReportStatus, state: &str) -> Loops {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    let (hand, lock) = (bench.hand().await, loops.test.lock_row(ids[2]).await);
+    // Both are there before the line begins, so they are one batch.
+    let (line, end) = mpsc::channel(2);
+    for (id, status) in [(ids[0], ReportStatus::Succeeded), (ids[2], status)] {
+        hand.publish(RESULTS, b"", about(id)).await;
+        let body = Box::new(ResultBody::new(status));
+        let event = AttemptEvent::Reported { attempt: Attempt::new(1), body, from: None };
+        let report = incoming::ReadReport { id, event, message: bench.next().await, is_kept: false, left_out: None };
+        line.send(report).await.expect("the line has room");
+    }
+    let reporter = loops.reporter();
+    spawn_child(async move { reporter.apply_all(DatabaseIndex::HOME, end, mpsc::channel(1).0).await });
+    until_unacked(&bench, 1).await;
+    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("succeeded"));
+    lock.release().await;
+    until(|| async { loops.test.state_of(ids[2]).await.as_deref() == Some(state) }).await;
+    loops
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_success_beside_a_heartbeat_of_a_locked_task_is_counted_and_not_stale() {
+    let metrics = success_beside_a_locked_task(ReportStatus::Running, "running").await.metrics;
+    assert_eq!(metrics.finished_by_queue().get("orders"), Some(&1));
+    assert_eq!(metrics.reports_stale.get(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_success_beside_a_failure_of_a_locked_task_is_counted() {
+    let metrics = success_beside_a_locked_task(ReportStatus::Failed, "scheduled").await.metrics;
+    assert_eq!(metrics.finished_by_queue().get("orders"), Some(&1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -50,33 +50,44 @@ impl Fact {
 }
 
 impl<S: Statements> Reporter<S> {
-    /// Writes to the database. Returns the tasks that were written; another write overtook the others.
+    /// Writes to the database. Returns the tasks that were written; another write overtook the others. If a statement
+    /// fails, the whole batch comes again. So each is counted before the next one, and the extensions, which are the
+    /// same a second time, come first.
     pub(super) async fn write(&self, database: &NodeDatabase<S>, writes: &Writes) -> Result<Vec<TaskId>, Error> {
         let mut written = Vec::new();
+        if !writes.extend.is_empty() {
+            let extended = database.sql.task_extend(&writes.extend).await?;
+            self.count(database, writes, &extended);
+            written.extend(extended);
+        }
         if !writes.finish.is_empty() {
             let finished = database.sql.task_finish(&writes.finish).await?;
+            self.count(database, writes, &finished.ids);
             self.releaser.succeeded(database, &finished.succeeded).await;
             written.extend(finished.ids);
         }
         if !writes.retry.is_empty() {
             let retried = database.sql.task_retry(&writes.retry).await?;
+            self.count(database, writes, &retried);
             self.releaser.nudger.written_all(
                 writes.retry.iter().filter(|retry| retried.contains(&retry.id)).map(|retry| (retry.id, retry.retry_at)),
             );
             written.extend(retried);
         }
-        if !writes.extend.is_empty() {
-            written.extend(database.sql.task_extend(&writes.extend).await?);
-        }
-        let ended = written.iter().map(|id| (*id, &writes.facts[id])).filter(|(_, fact)| fact.makes_room());
-        self.releaser.nudger.room_in(ended.map(|(id, fact)| (id, &fact.queue.name)));
-        for id in &written {
-            self.count(database, *id, &writes.facts[id]);
-        }
         Ok(written)
     }
 
-    fn count(&self, database: &NodeDatabase<S>, id: TaskId, fact: &Fact) {
+    /// Counts what a statement has written, and tells the owners of the queues with room for other tasks.
+    fn count(&self, database: &NodeDatabase<S>, writes: &Writes, written: &[TaskId]) {
+        let facts = written.iter().map(|id| (*id, &writes.facts[id]));
+        let ended = facts.clone().filter(|(_, fact)| fact.makes_room());
+        self.releaser.nudger.room_in(ended.map(|(id, fact)| (id, &fact.queue.name)));
+        for (id, fact) in facts {
+            self.count_one(database, id, fact);
+        }
+    }
+
+    fn count_one(&self, database: &NodeDatabase<S>, id: TaskId, fact: &Fact) {
         let queue = &fact.queue.name;
         if let Some(reason) = fact.failed {
             self.metrics.failed(queue, reason);
