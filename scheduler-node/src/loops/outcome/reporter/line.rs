@@ -53,18 +53,11 @@ const GIVE_BACK_AFTER: Duration = Duration::from_secs(10);
 /// The name of these writes in the log. The broker keeps messages without an ack.
 const WHAT: &str = "consumers' reports";
 
-/// The answers to a batch of reports, by their places in it.
+/// The answers to a batch of reports.
 #[derive(Default)]
 struct Answers {
-    /// No database takes them, because a shard is moving, or theirs is away.
-    untaken: HashSet<usize>,
-    /// Another transaction holds their rows, or they are in doubt. They are tried again.
-    held: HashSet<usize>,
-    /// Their outcome is still to be written, by these events without values; and whether the quarantine has them.
-    open: HashMap<usize, (AttemptEvent, bool)>,
-    /// The database neither writes nor keeps them.
-    unkept: HashSet<usize>,
-    untrusted: HashMap<usize, String>,
+    /// By their places in the batch. The others are settled.
+    fates: HashMap<usize, Fate>,
     /// The tasks whose consumers must stop.
     stopping: HashSet<TaskId>,
 }
@@ -77,14 +70,21 @@ struct Pass {
     is_away: bool,
 }
 
-/// The fate of a report whose values the database refuses.
+/// The fate of a report.
 enum Fate {
     /// Its outcome is written, or a person finds it.
     Settled,
-    /// Its outcome is still to be written.
+    /// No database takes it, because a shard is moving, or its database is away.
+    Untaken,
+    /// Another transaction holds its row, or it is in doubt. It is tried again.
+    Held,
+    /// The database refuses its values. Its outcome is still to be written by this event without them. `is_kept`: the
+    /// quarantine has the report.
     Open { bare: AttemptEvent, is_kept: bool },
-    /// The broker has the only copy.
+    /// The database neither writes nor keeps it: the broker has the only copy.
     Unkept,
+    /// Nothing vouches for it.
+    Untrusted(String),
 }
 
 impl<S: Statements> Reporter<S> {
@@ -156,28 +156,26 @@ impl<S: Statements> Reporter<S> {
         let mut answers = self.answers(database, &reports, done).await;
         let mut incomplete = Vec::new();
         for (place, mut report) in reports.into_iter().enumerate() {
-            if let Some(open) = answers.open.remove(&place) {
-                (report.event, report.is_kept) = open;
-                answers.held.insert(place);
-            }
-            if answers.held.contains(&place) {
-                pass.held.push(report);
-                continue;
-            }
-            let ReadReport { id, event, message, is_kept, left_out } = report;
-            if answers.untaken.contains(&place) {
-                message.ack.requeue().await;
-            } else if answers.unkept.contains(&place) {
-                give_back(id, message);
-            } else if let Some(why) = answers.untrusted.remove(&place) {
-                self.note_refused(&message, &why);
-                // The broker delivers no more unacked messages than the channel holds, so this does not wait.
-                drop(aside.send((message, why)).await);
-            } else {
-                let is_stopping = answers.stopping.contains(&id);
-                match left_out.filter(|_| !is_kept) {
-                    Some(why) => incomplete.push((id, event, message, is_stopping, why)),
-                    None => answer(id, &event, message, is_stopping).await,
+            match answers.fates.remove(&place).unwrap_or(Fate::Settled) {
+                Fate::Settled => {
+                    let ReadReport { id, event, message, is_kept, left_out } = report;
+                    let is_stopping = answers.stopping.contains(&id);
+                    match left_out.filter(|_| !is_kept) {
+                        Some(why) => incomplete.push((id, event, message, is_stopping, why)),
+                        None => answer(id, &event, message, is_stopping).await,
+                    }
+                }
+                Fate::Untaken => report.message.ack.requeue().await,
+                Fate::Held => pass.held.push(report),
+                Fate::Open { bare, is_kept } => {
+                    (report.event, report.is_kept) = (bare, is_kept);
+                    pass.held.push(report);
+                }
+                Fate::Unkept => give_back(report.id, report.message),
+                Fate::Untrusted(why) => {
+                    self.note_refused(&report.message, &why);
+                    // The broker delivers no more unacked messages than the channel holds, so this does not wait.
+                    drop(aside.send((report.message, why)).await);
                 }
             }
         }
@@ -208,22 +206,19 @@ impl<S: Statements> Reporter<S> {
         }
         let place_of = |report: &ReadReport| reports.iter().position(|one| std::ptr::eq(one, report));
         let mut answers = Answers::default();
-        answers.untaken.extend(done.moved.into_iter().chain(done.away).filter_map(place_of));
+        let untaken = done.moved.into_iter().chain(done.away).filter_map(place_of);
+        answers.fates.extend(untaken.map(|place| (place, Fate::Untaken)));
         let doubtful = done.doubtful.into_iter().flat_map(|(part, _)| part);
-        answers.held.extend(done.held.into_iter().chain(doubtful).filter_map(place_of));
+        let held = done.held.into_iter().chain(doubtful).filter_map(place_of);
+        answers.fates.extend(held.map(|place| (place, Fate::Held)));
         for Refused { item, error } in done.refused {
             let fate = self.refused(database, item, &error).await;
-            let Some(place) = place_of(item) else { continue };
-            match fate {
-                Fate::Settled => {}
-                Fate::Open { bare, is_kept } => drop(answers.open.insert(place, (bare, is_kept))),
-                Fate::Unkept => drop(answers.unkept.insert(place)),
-            }
+            answers.fates.extend(place_of(item).map(|place| (place, fate)));
         }
         for (id, answer) in done.answers.into_iter().flatten() {
             match answer {
                 Reported::Applied { stopping: true, .. } => drop(answers.stopping.insert(id)),
-                Reported::Untrusted { place, why } => drop(answers.untrusted.insert(place, why)),
+                Reported::Untrusted { place, why } => drop(answers.fates.insert(place, Fate::Untrusted(why))),
                 _ => {}
             }
         }
