@@ -54,7 +54,7 @@ impl ReadReport {
     }
 }
 
-/// A message that is to be set aside, and why.
+/// A message that is to be kept in the quarantine before its ack, and why. Its outcome may count without a value.
 pub(super) type Unreadable = (Incoming, String);
 
 /// The channels to the loops that apply reports, one for each database.
@@ -262,14 +262,15 @@ impl<S: Statements> Reporter<S> {
                 messages,
                 source,
                 reason,
-                "storing messages that cannot be read or trusted in the quarantine table; the first one has this reason"
+                "storing messages that cannot be trusted or read in full in the quarantine table; the first one has this reason"
             );
         }
         let (mut copies, mut acks) = (Vec::with_capacity(messages.len()), Vec::with_capacity(messages.len()));
         for (message, reason) in messages {
             let source = message.source.text();
-            let Incoming { message_id, headers, body, trouble, ack, .. } = message;
-            let mut copy = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
+            let Incoming { message_id, correlation_id, headers, body, trouble, ack, .. } = message;
+            let name = message_id.or(correlation_id);
+            let mut copy = Quarantined::new(source, &reason, name.as_deref(), headers, body);
             if let Some(trouble) = trouble {
                 home.set_aside.note(trouble.kind.into(), source, &reason);
                 copy = copy.with_properties(trouble.properties);

@@ -2,7 +2,8 @@
 //!
 //! A report whose row another transaction holds leaves the line and waits without an ack. It is tried again at
 //! intervals, so an application's open transaction delays the reports on its own tasks and no others. A report that
-//! fails alone with what looks like a bug waits with them.
+//! fails alone with what looks like a bug waits with them. One that counts without a value is acked once the quarantine
+//! has it whole, beside the line.
 //!
 //! In an outage of the database the reports go back to the broker after a while: another node may reach the database.
 //! While none does, the node holds more of them than usual, so that reports on tasks of other databases come too.
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::{
     broker::Incoming,
-    store::{Error, Fault, Statements, StoreOp, quarantine::Quarantined},
+    store::{Error, Fault, Statements, StoreOp},
     supervise::{at_work, spawn_child},
     working_set::{
         database::{Aside, DatabaseIndex, NodeDatabase, held_again},
@@ -154,15 +155,17 @@ impl<S: Statements> Reporter<S> {
             .await;
         let mut pass = Pass { held: Vec::new(), is_away: !done.away.is_empty() };
         let mut answers = self.answers(database, &reports, done).await;
-        let mut incomplete = Vec::new();
+        // The broker delivers no more unacked messages than `aside` holds, so nothing waits for room there.
         for (place, mut report) in reports.into_iter().enumerate() {
             match answers.fates.remove(&place).unwrap_or(Fate::Settled) {
                 Fate::Settled => {
                     let ReadReport { id, event, message, is_kept, left_out } = report;
-                    let is_stopping = answers.stopping.contains(&id);
+                    if answers.stopping.contains(&id) {
+                        order_stop(id, &event, &message);
+                    }
                     match left_out.filter(|_| !is_kept) {
-                        Some(why) => incomplete.push((id, event, message, is_stopping, why)),
-                        None => answer(id, &event, message, is_stopping).await,
+                        Some(why) => drop(aside.send((message, why)).await),
+                        None => message.ack.ack().await,
                     }
                 }
                 Fate::Untaken => report.message.ack.requeue().await,
@@ -174,14 +177,9 @@ impl<S: Statements> Reporter<S> {
                 Fate::Unkept => give_back(report.id, report.message),
                 Fate::Untrusted(why) => {
                     self.note_refused(&report.message, &why);
-                    // The broker delivers no more unacked messages than the channel holds, so this does not wait.
                     drop(aside.send((report.message, why)).await);
                 }
             }
-        }
-        self.keep_whole(database, incomplete.iter().map(|(id, _, message, _, why)| (*id, message, why.as_str()))).await;
-        for (id, event, message, is_stopping, _) in incomplete {
-            answer(id, &event, message, is_stopping).await;
         }
         pass
     }
@@ -247,27 +245,6 @@ impl<S: Statements> Reporter<S> {
             Aside::Done | Aside::Refused => Fate::Settled,
         }
     }
-
-    /// Keeps reports in the quarantine that count without a value.
-    async fn keep_whole(
-        &self,
-        database: &NodeDatabase<S>,
-        reports: impl ExactSizeIterator<Item = (TaskId, &Incoming, &str)>,
-    ) {
-        let (mut copies, count) = (Vec::with_capacity(reports.len()), reports.len());
-        for (id, message, reason) in reports {
-            if copies.is_empty() {
-                tracing::warn!(task = %id, reason, reports = count, "reports count without a value that cannot be read or kept; the quarantine table gets them whole, the first for this reason");
-            }
-            let Kept { name, headers, body, .. } = kept(message);
-            let source = message.source.text();
-            copies.push(Quarantined::new(source, reason, name.as_deref(), headers, body));
-            self.metrics.quarantined.with_label_values(&[source]).inc();
-        }
-        if !copies.is_empty() {
-            database.set_aside.quarantine(&database.sql, copies).await;
-        }
-    }
 }
 
 /// Gives a message back to the broker after a pause, beside the others.
@@ -302,17 +279,15 @@ pub(super) async fn return_surplus(held: &mut Vec<ReadReport>) {
     }
 }
 
-/// Acks a report. A consumer that must stop gets the order with the answer to its heartbeat.
-async fn answer(id: TaskId, event: &AttemptEvent, message: Incoming, is_stopping: bool) {
-    if is_stopping
-        && let AttemptEvent::Reported { attempt, body, .. } = event
+/// Answers a heartbeat with the order to stop.
+fn order_stop(id: TaskId, event: &AttemptEvent, message: &Incoming) {
+    if let AttemptEvent::Reported { attempt, body, .. } = event
         && body.status == ReportStatus::Running
         && let Some(reply_to) = &message.reply_to
     {
         let order = serde_json::json!({ "id": id, "attempt": attempt, "stopping": true });
         reply_to.send(&id.to_string(), order.to_string().as_bytes());
     }
-    message.ack.ack().await;
 }
 
 fn kept(message: &Incoming) -> Kept {

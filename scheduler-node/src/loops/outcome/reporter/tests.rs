@@ -161,6 +161,26 @@ async fn a_report_that_nothing_vouches_for_delays_no_other_while_the_first_datab
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_without_a_value_delays_no_other_while_the_quarantine_is_locked_and_is_acked_once_it_is_kept() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    let mut holder = loops.test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.quarantine").execute(&mut *holder).await.unwrap();
+    let hand = bench.hand().await;
+    start(loops.reporter(), bench.take_incoming());
+
+    hand.publish(RESULTS, br#"{"status":"running","progress":33.3}"#, about(ids[0])).await;
+    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("running") }).await;
+    hand.publish(RESULTS, SUCCEEDED, about(ids[2])).await;
+    until(|| async { loops.test.state_of(ids[2]).await.as_deref() == Some("succeeded") }).await;
+    until_unacked(&bench, 1).await;
+
+    sqlx::raw_sql("ROLLBACK").execute(&mut *holder).await.unwrap();
+    until_unacked(&bench, 0).await;
+    assert_eq!(loops.test.quarantine().await, [("results".to_owned(), Some(ids[0].to_string()))]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_waits_until_the_place_of_its_shard_is_known() {
     let loops = Loops::new().await;
     let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
