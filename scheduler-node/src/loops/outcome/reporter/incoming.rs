@@ -267,9 +267,8 @@ impl<S: Statements> Reporter<S> {
         }
         let (mut copies, mut acks) = (Vec::with_capacity(messages.len()), Vec::with_capacity(messages.len()));
         for (message, reason) in messages {
-            let source = message.source.text();
-            let Incoming { message_id, correlation_id, headers, body, trouble, ack, .. } = message;
-            let name = message_id.or(correlation_id);
+            let (source, name) = (message.source.text(), name_of(&message));
+            let Incoming { headers, body, trouble, ack, .. } = message;
             let mut copy = Quarantined::new(source, &reason, name.as_deref(), headers, body);
             if let Some(trouble) = trouble {
                 home.set_aside.note(trouble.kind.into(), source, &reason);
@@ -284,4 +283,9 @@ impl<S: Statements> Reporter<S> {
             ack.ack().await;
         }
     }
+}
+
+/// The name of a message in the quarantine.
+pub(super) fn name_of(message: &Incoming) -> Option<String> {
+    message.message_id.clone().or_else(|| message.correlation_id.clone())
 }

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::{
     AWAY_LONGEST, AttemptEvent, Reported, Reporter, finished,
-    incoming::{ReadReport, Unreadable},
+    incoming::{ReadReport, Unreadable, name_of},
 };
 use crate::{
     broker::Incoming,
@@ -291,6 +291,5 @@ fn order_stop(id: TaskId, event: &AttemptEvent, message: &Incoming) {
 }
 
 fn kept(message: &Incoming) -> Kept {
-    let name = message.message_id.clone().or_else(|| message.correlation_id.clone());
-    Kept { name, headers: message.headers.clone(), body: message.body.clone(), ..Kept::default() }
+    Kept { name: name_of(message), headers: message.headers.clone(), body: message.body.clone(), ..Kept::default() }
 }

@@ -162,7 +162,7 @@ fn report_of(event: &AttemptEvent) -> Report {
         },
         // A dropped task has no failed attempt that could hold the reason.
         AttemptEvent::Returned { rule: Unroutable::Drop, why, .. } => {
-            Report { status_msg: Some(kept(&format!("dropped: {why}"))), ..Report::default() }
+            Report { status_msg: Some(storable(&format!("dropped: {why}"))), ..Report::default() }
         }
         AttemptEvent::Deadline | AttemptEvent::Rejected { .. } | AttemptEvent::Returned { .. } => Report::default(),
     }
@@ -181,7 +181,7 @@ fn entry(row: &StandingRow, event: &AttemptEvent, reason: FailureReason) -> Stri
         "claimed_at": row.claimed_at,
         "ended_at": row.now,
         "reason": reason.text(),
-        "error": kept(&error),
+        "error": storable(&error),
         "status_code": code,
         "by": event.sender().and_then(|sender| sender.voucher.user.as_ref()),
     })
@@ -189,6 +189,6 @@ fn entry(row: &StandingRow, event: &AttemptEvent, reason: FailureReason) -> Stri
 }
 
 /// Makes a text storable in PostgreSQL, and cuts it to what a person reads.
-fn kept(text: &str) -> String {
+fn storable(text: &str) -> String {
     text.chars().filter(|c| *c != '\0').take(ERROR_CHARS).collect()
 }
