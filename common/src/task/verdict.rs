@@ -80,7 +80,7 @@ pub struct TaskSnapshot<'a> {
     pub retry: Option<RetryPolicy>,
     /// Its consumer was asked to stop: a failure ends the task.
     pub stopping: bool,
-    /// The newest attempt went to consumers that do not report: the queue's policy demands reports only since then.
+    /// The newest attempt was with its consumers before the queue's policy demanded reports.
     pub predates_reports: bool,
     pub policy: &'a QueuePolicy,
 }

@@ -106,7 +106,7 @@ pub struct StandingRow {
     /// The revision at which the queue's policy last changed. A book of queues of this revision or a
     /// later one has the policy in force.
     pub turned: i64,
-    /// Whether the queue's `settle` became `result` after the claim.
+    /// Whether the queue's `settle` became `result` after the confirm of the attempt.
     pub predates_reports: bool,
 }
 

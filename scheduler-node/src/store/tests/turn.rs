@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use common::{
-    ids::{QueueName, ShardId, TaskId},
+    ids::{Attempt, QueueName, ShardId, TaskId},
     priority::Levels,
     queue::{Format, Placement, QueuePolicy, Settle},
     task::{BusinessKey, Dependency, NewTask, OnDuplicate},
@@ -21,6 +21,7 @@ use crate::{
         lane::Pick,
         put::{PutOutcome, Retention},
         queues::QueueRevisions,
+        settle::Deliver,
         submit::{KnownRevisions, Sending, Window},
     },
     supervise::spawn_child,
@@ -234,7 +235,7 @@ async fn only_a_change_of_the_rules_for_submissions_counts_as_one_and_every_late
 }
 
 #[tokio::test]
-async fn an_attempt_knows_whether_it_was_claimed_before_its_queue_was_reported_on_in_another_database_too() {
+async fn an_attempt_knows_whether_it_was_delivered_before_its_queue_was_reported_on_in_another_database_too() {
     let (home, joined) = (fixture::database().await, fixture::database().await);
     let put = async |settle| {
         let policy = QueuePolicy { settle, ..QueuePolicy::default() };
@@ -242,18 +243,20 @@ async fn an_attempt_knows_whether_it_was_claimed_before_its_queue_was_reported_o
     };
     let ids = submitted(&joined, 3).await;
     let fences = own(&joined, "a").await;
-    let claim = async |id: &TaskId| {
-        let ids = std::slice::from_ref(id);
-        let claimed =
-            joined.database.task_claim(ids, &fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap();
-        assert_eq!(claimed.deliveries.len(), 1);
+    let deliver = async |id: &TaskId| {
+        super::claim(&joined, std::slice::from_ref(id), &fences).await;
+        joined
+            .database
+            .task_deliver(&[Deliver { id: *id, attempt: Attempt::new(1), timeout_ms: 1_000 }])
+            .await
+            .unwrap();
     };
     assert_eq!(put(Settle::Confirm).await.reports_since, None);
-    claim(&ids[0]).await;
+    deliver(&ids[0]).await;
     let turn = put(Settle::Result).await;
     let since = turn.reports_since.expect("it is reported on");
     joined.database.queue_turn(&orders(), turn).await.unwrap();
-    claim(&ids[1]).await;
+    deliver(&ids[1]).await;
     assert_eq!(put(Settle::Result).await.reports_since, Some(since), "as before");
     assert_eq!(home.database.queue_pause(&orders(), false).await.unwrap().unwrap().1.reports_since, Some(since));
     let predate = async || {
