@@ -171,7 +171,6 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::BulkQueue
             | StoreOp::ExportRead
             | StoreOp::QueueFind
-            | StoreOp::QueueRevision
             | StoreOp::QueueRead
             | StoreOp::QueuePage
             | StoreOp::QueueChanges

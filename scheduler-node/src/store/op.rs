@@ -78,7 +78,6 @@ common::labelled! {
         BulkRevive = "bulk_revive",
         ExportRead = "export_read",
         ReadyQueues = "ready_queues",
-        QueueRevision = "queue_revision",
         QueueRead = "queue_read",
         QueueFind = "queue_find",
         QueuePage = "queue_page",

@@ -59,7 +59,7 @@ impl StoreOp {
             }
             TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskSetAside | TaskStanding => PoolKind::Fire,
             TaskHeld | TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge | PresenceRead => PoolKind::Fire,
-            QueueRevision | QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
+            QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
             ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount | FireTake | FireDone => PoolKind::Fire,
 
             TaskSubmit | TaskPut | QueueAdd | PositionMark | WarmWrite => PoolKind::Write,

@@ -73,14 +73,6 @@ pub struct QueueQuota<'a> {
 }
 
 impl Database {
-    /// The revision of the queues. It rises with every change of a queue.
-    pub async fn queue_revision(&self) -> Result<i64, Error> {
-        self.run(StoreOp::QueueRevision, |pool| async move {
-            sqlx::query(include_str!("queries/queue_revision.sql")).fetch_one(&pool).await?.try_get("revision")
-        })
-        .await
-    }
-
     /// Reads every queue, and the revision of this state.
     pub async fn queue_read(&self) -> Result<(i64, Vec<Queue>), Error> {
         self.run(StoreOp::QueueRead, |pool| async move {

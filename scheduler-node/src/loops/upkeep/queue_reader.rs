@@ -62,9 +62,6 @@ impl PollRevision for QueueReader {
             self.read_all_at = Some(Instant::now());
             return Ok(());
         }
-        if self.books.load().revision() == home.queue_revision().await? {
-            return Ok(());
-        }
         catch_up(home, &self.books).await
     }
 }

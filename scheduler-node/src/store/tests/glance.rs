@@ -69,7 +69,7 @@ async fn a_glance_that_is_held_up_leaves_the_last_one_to_grow_too_old() {
     tokio::time::timeout(SOON, too_old).await.expect("it grows old");
     // What each loop then asks for itself waits for no lock of another one's table.
     test.database.ping().await.unwrap();
-    test.database.queue_revision().await.unwrap();
+    test.database.queue_changes(0).await.unwrap();
     test.database.token_revision().await.unwrap();
     sqlx::query("ROLLBACK").execute(&mut *lock).await.unwrap();
     let _ = held_up.await.unwrap();

@@ -22,7 +22,6 @@ fn name(text: &str) -> QueueName {
 async fn every_change_of_a_queue_raises_the_revision_by_one() {
     let test = fixture::database().await;
     let database = &test.database;
-    assert_eq!(database.queue_revision().await.unwrap(), 0);
     assert_eq!(database.queue_read().await.unwrap(), (0, Vec::new()));
     let policy = QueuePolicy { settle: Settle::Result, ..QueuePolicy::default() };
     let put = database.queue_put(&name("a"), &policy, None, 10).await.unwrap().expect("there is room");
@@ -42,7 +41,7 @@ async fn every_change_of_a_queue_raises_the_revision_by_one() {
         [("a", Settle::Result), ("b", Settle::Reject)]
     );
     assert!(database.queue_delete(&name("a")).await.unwrap().is_some());
-    assert_eq!(database.queue_revision().await.unwrap(), 6);
+    assert_eq!(database.queue_read().await.unwrap().0, 6);
 }
 
 #[tokio::test]
@@ -53,7 +52,7 @@ async fn what_changes_nothing_leaves_the_revision() {
     database.queue_add(&[name("a")], &QueuePolicy::default(), None).await.unwrap();
     assert!(database.queue_delete(&name("b")).await.unwrap().is_none());
     assert!(database.queue_pause(&name("b"), true).await.unwrap().is_none());
-    assert_eq!(database.queue_revision().await.unwrap(), 1);
+    assert_eq!(database.queue_read().await.unwrap().0, 1);
 }
 
 #[tokio::test]
@@ -175,11 +174,10 @@ async fn what_changed_after_a_revision_is_read_and_nothing_else() {
     let database = &test.database;
     let many: Vec<QueueName> = (0..1_000).map(|n| name(&format!("q{n}"))).collect();
     database.queue_add(&many, &QueuePolicy::default(), None).await.unwrap();
-    let start = database.queue_revision().await.unwrap();
+    let (start, queues) = database.queue_read().await.unwrap();
     let unchanged = database.queue_changes(start).await.unwrap();
     assert_eq!((unchanged.revision, unchanged.changes.map(|changes| changes.len())), (start, Some(0)));
-    let (before, queues) = database.queue_read().await.unwrap();
-    let before = QueueBook::new(before, queues);
+    let before = QueueBook::new(start, queues);
     database.queue_add(&[name("new"), name("q1")], &QueuePolicy::default(), None).await.unwrap();
     database.queue_pause(&name("q2"), true).await.unwrap();
     database
@@ -204,6 +202,24 @@ async fn what_changed_after_a_revision_is_read_and_nothing_else() {
     assert_eq!(database.queue_changes(start).await.unwrap().changes, None);
 }
 
+/// Without glances, each node looks for changes several times a second.
+#[tokio::test]
+async fn a_look_that_finds_no_change_reads_few_pages_however_many_queues_there_are() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(
+        "INSERT INTO duetime.queue (name, policy) SELECT 'q' || n, '{}' FROM generate_series(1, 10000) AS n;
+         INSERT INTO duetime.queue_gone (name, revision) SELECT 'gone' || n, n FROM generate_series(1, 10000) AS n;
+         UPDATE duetime.meta SET queue_revision = 10000",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    let look = include_str!("../queries/queue_changes.sql");
+    let read = super::explain::pages(&mut connection, look, "bigint, bigint", "10000, 10000").await;
+    assert!(read < 30, "{read} pages");
+}
+
 #[tokio::test]
 async fn a_queue_whose_policy_cannot_be_read_counts_as_paused_and_hides_no_other() {
     let test = fixture::database().await;
@@ -212,7 +228,7 @@ async fn a_queue_whose_policy_cannot_be_read_counts_as_paused_and_hides_no_other
     for queue in ["a", "b"] {
         database.queue_put(&name(queue), &policy, None, 10).await.unwrap().expect("there is room");
     }
-    let start = database.queue_revision().await.unwrap();
+    let (start, _) = database.queue_read().await.unwrap();
     database.queue_pause(&name("b"), false).await.unwrap().expect("it is there");
     let write = async |policy: &str| {
         let write = "UPDATE duetime.queue SET policy = policy || $1::jsonb, revision = $2 WHERE name = 'a'";
@@ -258,11 +274,11 @@ async fn a_change_that_commits_late_is_read_all_the_same() {
         late
     });
     test.until_waiting(1).await;
-    let before = database.queue_revision().await.unwrap();
+    let (before, _) = database.queue_read().await.unwrap();
     slow.execute("COMMIT").await.unwrap();
     let mut late = waiting.await.unwrap();
     // A node that reads now must not miss the change that is about to be committed.
-    let between = database.queue_revision().await.unwrap();
+    let (between, _) = database.queue_read().await.unwrap();
     late.execute("COMMIT").await.unwrap();
     for (known, changes) in [(before, 2), (between, 1)] {
         let read = database.queue_changes(known).await.unwrap();
