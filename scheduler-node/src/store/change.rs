@@ -85,7 +85,7 @@ impl Keep {
     }
 
     /// The queues with a time of their own, and these times in ms.
-    fn columns(&self) -> (Vec<&str>, Vec<i64>) {
+    pub(super) fn columns(&self) -> (Vec<&str>, Vec<i64>) {
         self.others.iter().map(|(queue, kept_ms)| (queue.as_str(), *kept_ms)).unzip()
     }
 }

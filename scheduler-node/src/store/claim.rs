@@ -93,17 +93,12 @@ impl Database {
         most_per_shard: i64,
     ) -> Result<Vec<TaskId>, Error> {
         let (shards, epochs) = pairs(fences);
-        self.run(StoreOp::TaskTakeover, |pool| async move {
-            let rows = sqlx::query(statement!("task_takeover"))
-                .bind(shards)
-                .bind(epochs)
-                .bind(most_per_shard)
-                .bind(interval(LOOK_AGAIN_AFTER))
-                .fetch_all(&pool)
-                .await?;
-            rows.iter().map(|row| super::task_id(row, "id")).collect()
-        })
-        .await
+        let takeover = sqlx::query(statement!("task_takeover"))
+            .bind(shards)
+            .bind(epochs)
+            .bind(most_per_shard)
+            .bind(interval(LOOK_AGAIN_AFTER));
+        self.returned_ids(StoreOp::TaskTakeover, takeover).await
     }
 
     async fn claimed<'q>(

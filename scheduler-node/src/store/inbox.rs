@@ -12,11 +12,7 @@ use common::{
     time::UnixMicros,
 };
 use futures::TryStreamExt;
-use sqlx::{
-    Postgres, Row,
-    postgres::{PgArguments, PgRow},
-    query::Query,
-};
+use sqlx::{Row, postgres::PgRow};
 
 use super::{
     Database, Error, StoreOp,
@@ -179,7 +175,7 @@ impl Database {
             .bind(utc(|one| one.submitted_at))
             .bind(utc(|one| one.at))
             .bind(cancelled.iter().map(|one| one.keep_ms).collect::<Vec<i64>>());
-        let collected = self.inbox_write(StoreOp::TaskCollectCancelled, statement).await?;
+        let collected = self.returned_ids(StoreOp::TaskCollectCancelled, statement).await?;
         let none = common::ids::Attempt::NONE;
         self.history.record_all(collected.iter().map(|task| Step::Cancelled { task: *task, attempt: none }));
         Ok(collected)
@@ -190,7 +186,7 @@ impl Database {
     pub async fn task_collect(&self, tasks: &[NewTask], source: Option<&DatabaseName>) -> Result<Vec<TaskId>, Error> {
         let statement = Columns::of(tasks).bound_to(statement!("task_collect"));
         let statement = statement.bind(source.map(DatabaseName::as_str));
-        let collected = self.inbox_write(StoreOp::TaskCollect, statement).await?;
+        let collected = self.returned_ids(StoreOp::TaskCollect, statement).await?;
         self.history.record_all(collected.iter().map(|task| Step::Submitted { task: *task }));
         Ok(collected)
     }
@@ -223,7 +219,7 @@ impl Database {
     /// Deletes rows that have arrived in another database.
     pub async fn inbox_delete(&self, ids: &[TaskId]) -> Result<(), Error> {
         let statement = sqlx::query(include_str!("queries/inbox_delete.sql")).bind(super::uuids(ids));
-        self.inbox_write(StoreOp::InboxDelete, statement).await.map(drop)
+        self.returned_ids(StoreOp::InboxDelete, statement).await.map(drop)
     }
 
     /// Marks rows that cannot become tasks as refused, with the reasons. Returns those that were not
@@ -232,14 +228,14 @@ impl Database {
     pub async fn inbox_refuse(&self, refused: &[(TaskId, String)], there: bool) -> Result<Vec<TaskId>, Error> {
         let (ids, reasons): (Vec<_>, Vec<_>) = refused.iter().map(|(id, reason)| (id.uuid(), reason.as_str())).unzip();
         let statement = sqlx::query(include_str!("queries/inbox_refuse.sql")).bind(ids).bind(reasons).bind(there);
-        self.inbox_write(StoreOp::InboxRefuse, statement).await
+        self.returned_ids(StoreOp::InboxRefuse, statement).await
     }
 
     /// Keeps `ids` of the inbox of `source` from ever arriving here. Returns those that had not arrived.
     pub async fn received_refuse(&self, ids: &[TaskId], source: &DatabaseName) -> Result<Vec<TaskId>, Error> {
         let statement = sqlx::query(include_str!("queries/received_refuse.sql"));
         let statement = statement.bind(super::uuids(ids)).bind(source.as_str());
-        self.inbox_write(StoreOp::ReceivedRefuse, statement).await
+        self.returned_ids(StoreOp::ReceivedRefuse, statement).await
     }
 
     /// Whether the id is in this inbox, and the reason if it was refused.
@@ -266,7 +262,7 @@ impl Database {
     pub async fn inbox_forget(&self, kept: Duration) -> Result<bool, Error> {
         let statement =
             sqlx::query(include_str!("queries/inbox_forget.sql")).bind(interval(kept)).bind(FORGOTTEN_PER_PASS);
-        self.inbox_write(StoreOp::InboxForget, statement).await.map(|gone| more(&gone))
+        self.returned_ids(StoreOp::InboxForget, statement).await.map(|gone| more(&gone))
     }
 
     /// Forgets some of the arrivals from the inbox of `source` that are older than `age`. `age` must exceed the age
@@ -276,7 +272,7 @@ impl Database {
             .bind(source.as_str())
             .bind(interval(age))
             .bind(FORGOTTEN_PER_PASS);
-        self.inbox_write(StoreOp::ReceivedForget, statement).await.map(|gone| more(&gone))
+        self.returned_ids(StoreOp::ReceivedForget, statement).await.map(|gone| more(&gone))
     }
 
     /// Writes `changed` into this database's copy of the queues and deletes those in `gone`. With `whole`, it
@@ -289,19 +285,7 @@ impl Database {
         let gone: Vec<&str> = gone.iter().map(QueueName::as_str).collect();
         let statement =
             sqlx::query(include_str!("queries/queue_copy.sql")).bind(names).bind(policies).bind(gone).bind(whole);
-        self.inbox_write(StoreOp::QueueCopy, statement).await.map(drop)
-    }
-
-    /// Runs a statement that returns ids, or nothing.
-    async fn inbox_write(
-        &self,
-        op: StoreOp,
-        statement: Query<'_, Postgres, PgArguments>,
-    ) -> Result<Vec<TaskId>, Error> {
-        self.run(op, |pool| async move {
-            statement.fetch_all(&pool).await?.iter().map(|row| super::task_id(row, "id")).collect()
-        })
-        .await
+        self.returned_ids(StoreOp::QueueCopy, statement).await.map(drop)
     }
 }
 

@@ -71,7 +71,11 @@ use common::{
     task::TaskState,
     time::UnixMicros,
 };
-use sqlx::{PgPool, Row, postgres::PgRow};
+use sqlx::{
+    PgPool, Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 
 use crate::{by_database::ByDatabase, history::History};
 
@@ -279,6 +283,15 @@ impl Database {
             doubt.end();
         }
         Err(error)
+    }
+
+    /// Runs a statement that returns ids, or nothing.
+    async fn returned_ids(&self, op: StoreOp, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<TaskId>, Error> {
+        self.run(op, |pool| async move {
+            let rows = query.fetch_all(&pool).await?;
+            rows.iter().map(|row| task_id(row, "id")).collect()
+        })
+        .await
     }
 
     /// The pools for a statement, once it may be sent.

@@ -157,20 +157,14 @@ impl Database {
         let deadlines: Vec<_> = tasks.iter().map(|task| task.at_deadline).collect();
         let entries: Vec<_> = tasks.iter().map(|task| task.entry.clone()).collect();
         let lower: Vec<_> = tasks.iter().map(|task| task.lower).collect();
-        self.run(StoreOp::TaskRetry, |pool| async move {
-            let rows = sqlx::query(statement!("task_retry"))
-                .bind(ids)
-                .bind(attempts)
-                .bind(times)
-                .bind(entries)
-                .bind(deadlines)
-                .bind(lower)
-                .fetch_all(&pool)
-                .await?;
-            rows.iter().map(|row| super::task_id(row, "id")).collect()
-        })
-        .await
-        .inspect(|retried: &Vec<TaskId>| self.note_failed(tasks, retried))
+        let retry = sqlx::query(statement!("task_retry"))
+            .bind(ids)
+            .bind(attempts)
+            .bind(times)
+            .bind(entries)
+            .bind(deadlines)
+            .bind(lower);
+        self.returned_ids(StoreOp::TaskRetry, retry).await.inspect(|retried| self.note_failed(tasks, retried))
     }
 
     /// Records heartbeats and sets new deadlines. Returns the ids that changed.
@@ -180,18 +174,13 @@ impl Database {
         let timeouts: Vec<_> = tasks.iter().map(|task| task.timeout_ms).collect();
         let progress: Vec<_> = tasks.iter().map(|task| task.progress).collect();
         let workers: Vec<_> = tasks.iter().map(|task| task.worker.clone()).collect();
-        self.run(StoreOp::TaskExtend, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_extend.sql"))
-                .bind(ids)
-                .bind(attempts)
-                .bind(timeouts)
-                .bind(progress)
-                .bind(workers)
-                .fetch_all(&pool)
-                .await?;
-            rows.iter().map(|row| super::task_id(row, "id")).collect()
-        })
-        .await
+        let extend = sqlx::query(include_str!("queries/task_extend.sql"))
+            .bind(ids)
+            .bind(attempts)
+            .bind(timeouts)
+            .bind(progress)
+            .bind(workers);
+        self.returned_ids(StoreOp::TaskExtend, extend).await
     }
 
     /// Archives at most `most` tasks of `shards` that expired before a claim, except those in `aside`. Only tasks with
@@ -226,14 +215,12 @@ impl Database {
         most: i64,
         aside: &[TaskId],
     ) -> Result<Vec<TaskId>, Error> {
-        let (shards, aside) = (super::numbers(shards), super::uuids(aside));
-        let from = from_or_head(from).to_utc();
-        self.run(StoreOp::TaskExpired, |pool| async move {
-            let statement = sqlx::query(include_str!("queries/task_expired.sql"));
-            let rows = statement.bind(shards).bind(most).bind(aside).bind(from).fetch_all(&pool).await?;
-            rows.iter().map(|row| super::task_id(row, "id")).collect()
-        })
-        .await
+        let expired = sqlx::query(include_str!("queries/task_expired.sql"))
+            .bind(super::numbers(shards))
+            .bind(most)
+            .bind(super::uuids(aside))
+            .bind(from_or_head(from).to_utc());
+        self.returned_ids(StoreOp::TaskExpired, expired).await
     }
 
     async fn expire(
@@ -246,8 +233,7 @@ impl Database {
         only: Option<&[TaskId]>,
     ) -> Result<Vec<Expired>, Error> {
         let (shards, aside, only) = (super::numbers(shards), super::uuids(aside), only.map(super::uuids));
-        let (queues, keeps): (Vec<&str>, Vec<i64>) =
-            keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
+        let (queues, kept_ms) = keep.columns();
         let expired: Vec<Expired> = self
             .run(StoreOp::TaskExpire, |pool| async move {
                 let rows = sqlx::query(include_str!("queries/task_expire.sql"))
@@ -255,7 +241,7 @@ impl Database {
                     .bind(most)
                     .bind(keep.default_ms)
                     .bind(queues)
-                    .bind(keeps)
+                    .bind(kept_ms)
                     .bind(aside)
                     .bind(only)
                     .bind(from_or_head(from).to_utc())
@@ -278,12 +264,8 @@ impl Database {
 
     /// Those of `ids` whose rows another transaction holds. It waits for none of them.
     pub async fn task_held(&self, ids: &[TaskId]) -> Result<Vec<TaskId>, Error> {
-        let ids = super::uuids(ids);
-        self.run(StoreOp::TaskHeld, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_held.sql")).bind(ids).fetch_all(&pool).await?;
-            rows.iter().map(|row| super::task_id(row, "id")).collect()
-        })
-        .await
+        let held = sqlx::query(include_str!("queries/task_held.sql")).bind(super::uuids(ids));
+        self.returned_ids(StoreOp::TaskHeld, held).await
     }
 
     /// Reads the current states of `ids`. Finished tasks are missing from the answer.
