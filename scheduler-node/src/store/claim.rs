@@ -73,16 +73,15 @@ impl Database {
         closed: &BTreeSet<QueueName>,
         known: i64,
     ) -> Result<Claimed, Error> {
-        self.claimed(StoreOp::TaskClaim, fences, || claim_query(ids, fences, ahead, closed, known)).await
+        self.claimed(StoreOp::TaskClaim, fences, claim_query(ids, fences, ahead, closed, known)).await
     }
 
     /// Takes those of `ids` that still have no known outcome, to publish them again in place.
     pub async fn task_rescue(&self, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> Result<Claimed, Error> {
         let (ids, shards, epochs) = presented(ids, fences);
-        self.claimed(StoreOp::TaskRescue, fences, || {
-            sqlx::query(statement!("task_rescue")).bind(ids).bind(shards).bind(epochs).bind(interval(LOOK_AGAIN_AFTER))
-        })
-        .await
+        let rescue =
+            sqlx::query(statement!("task_rescue")).bind(ids).bind(shards).bind(epochs).bind(interval(LOOK_AGAIN_AFTER));
+        self.claimed(StoreOp::TaskRescue, fences, rescue).await
     }
 
     /// Lists the tasks that the previous owner left claimed in newly acquired shards, at
@@ -101,24 +100,23 @@ impl Database {
         self.returned_ids(StoreOp::TaskTakeover, takeover).await
     }
 
-    async fn claimed<'q>(
+    async fn claimed(
         &self,
         op: StoreOp,
         fences: &BTreeMap<ShardId, Epoch>,
-        bind: impl FnOnce() -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> + Send,
+        query: Query<'_, Postgres, PgArguments>,
     ) -> Result<Claimed, Error> {
-        self.claimed_with(op, fences, bind, |_| Ok(())).await.map(|(claimed, ())| claimed)
+        self.claimed_with(op, fences, query, |_| Ok(())).await.map(|(claimed, ())| claimed)
     }
 
     /// Runs a statement that claims. `more` reads additional columns of its first row.
-    pub(super) async fn claimed_with<'q, T>(
+    pub(super) async fn claimed_with<T>(
         &self,
         op: StoreOp,
         fences: &BTreeMap<ShardId, Epoch>,
-        bind: impl FnOnce() -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> + Send,
+        query: Query<'_, Postgres, PgArguments>,
         more: impl FnOnce(&PgRow) -> Result<T, sqlx::Error>,
     ) -> Result<(Claimed, T), Error> {
-        let query = bind();
         let asked = self.clock.ask(Instant::now());
         let (rows, sent_at, arrived) = self
             .run(op, |pool| async move {

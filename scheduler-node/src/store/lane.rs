@@ -193,7 +193,7 @@ impl Database {
             .bind(window.until.to_utc())
             .bind(interval(pick.ahead))
             .bind(pick.from.map(UnixMicros::to_utc));
-        self.claimed_with(StoreOp::TaskPick, pick.fences, || query, walks).await
+        self.claimed_with(StoreOp::TaskPick, pick.fences, query, walks).await
     }
 }
 
