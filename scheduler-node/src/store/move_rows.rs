@@ -205,8 +205,8 @@ impl Database {
         .await
     }
 
-    /// Writes rows into an arriving shard. `write` counts the writes under `epoch`. `false`: a newer owner of the
-    /// source fills the shard, or this write came late.
+    /// Writes rows into an arriving shard. `write` is the number of this node's write, over all moves; it ascends.
+    /// `false`: a newer owner of the source fills the shard, or this write came late.
     pub async fn move_write(&self, shard: ShardId, epoch: Epoch, write: i64, rows: &MoveRows) -> Result<bool, Error> {
         self.run(StoreOp::MoveWrite, |pool| async move {
             let row = sqlx::query(include_str!("queries/move_write.sql"))
