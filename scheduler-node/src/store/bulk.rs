@@ -64,7 +64,7 @@ pub struct FoundTask {
     pub seen: BulkCandidate,
     /// The archive partition of a finished task.
     pub drop_on: Option<NaiveDate>,
-    /// The approximate size of the task when it is read.
+    /// The approximate size of the task when it is read. 0 where no reader of whole tasks walks ([`Walk::LiveBack`]).
     pub bytes: u64,
 }
 

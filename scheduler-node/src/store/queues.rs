@@ -81,7 +81,7 @@ impl Database {
             let mut queues = Vec::with_capacity(rows.len());
             for row in &rows {
                 if row.try_get::<Option<&str>, _>("name")?.is_some() {
-                    queues.push(QueueRecord::read(row)?.queue);
+                    queues.push(read_queue(row)?);
                 }
             }
             Ok((revision, queues))
@@ -111,9 +111,8 @@ impl Database {
     /// Reads one queue, with the times at which it was created and changed.
     pub async fn queue_find(&self, name: &QueueName) -> Result<Option<QueueRecord>, Error> {
         self.run(StoreOp::QueueFind, |pool| async move {
-            let row = sqlx::query(include_str!("queries/queue_find.sql")).bind(name.as_str()).fetch_one(&pool).await?;
-            let is_there = row.try_get::<Option<&str>, _>("name")?.is_some();
-            is_there.then(|| QueueRecord::read(&row)).transpose()
+            let find = sqlx::query(include_str!("queries/queue_find.sql")).bind(name.as_str());
+            find.fetch_optional(&pool).await?.as_ref().map(QueueRecord::read).transpose()
         })
         .await
     }

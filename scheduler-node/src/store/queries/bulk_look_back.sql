@@ -1,15 +1,10 @@
 -- Walks as bulk_look.sql does, but from the last task to the first. A shift to later times uses it, because such a
 -- walk leaves the moved tasks behind.
--- $2 and $3 the due time and id before which the walk goes on; $4 the earliest due time. There is no $12.
-SELECT seen.id, seen.state, seen.due_at, seen.expires_at, seen.key_taken, seen.drop_on, seen.hit, seen.nth,
-       CASE WHEN seen.hit THEN (seen.other_bytes + coalesce(CASE
-           WHEN pg_column_compression(seen.history) IS NULL THEN pg_column_size(seen.history)
-           WHEN pg_column_size(seen.history) <= 8192 THEN octet_length(seen.history::text)
-           ELSE pg_column_size(seen.history)::bigint * CASE pg_column_compression(seen.history) WHEN 'pglz' THEN 88 ELSE 255 END
-       END, 0))::bigint END AS bytes
+-- $2 and $3 the due time and id before which the walk goes on; $4 the earliest due time. There is no $12. `bytes` is
+-- 0: no reader of whole tasks walks this way.
+SELECT seen.id, seen.state, seen.due_at, seen.expires_at, seen.key_taken, seen.drop_on, seen.hit, seen.nth, 0::bigint AS bytes
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at DESC, id DESC) AS nth
           FROM (SELECT id, state::text AS state, due_at, expires_at, false AS key_taken, NULL::date AS drop_on,
-                       octet_length(payload) AS other_bytes, history,
                        coalesce(shard <> ALL($11::int[]) AND ($5::text IS NULL OR state::text = $5) AND ($6::text IS NULL OR partition_key = $6)
                            AND ($7::text IS NULL OR key = $7) AND ($8::text IS NULL OR strpos(history -> -1 ->> 'error', $8) > 0), false) AS hit
                   FROM duetime.task

@@ -1,7 +1,7 @@
 -- Adds moves, all of them or none.
 -- $1 the shards; $2 and $3 beside each its source and its target; $4 who asks for them.
--- Returns the number of moves added, and the targets that do not serve; with one of these nothing is added. A shard
--- that moves already is a unique violation (23505), and nothing is added either.
+-- Returns the targets that do not serve, or NULL; with one of these nothing is added. A shard that moves already is a
+-- unique violation (23505), and nothing is added either.
 -- Guard: the statement locks the rows of the targets in database_standing. It waits for a drain of one of them, and a
 -- drain waits for it and then finds its moves.
 WITH asked AS MATERIALIZED (
@@ -16,6 +16,5 @@ WITH asked AS MATERIALIZED (
 ), added AS (
     INSERT INTO duetime.move (shard, source, target, requested_by)
     SELECT a.shard, a.source, a.target, $4::text FROM asked AS a CROSS JOIN closed AS c WHERE c.names IS NULL ORDER BY a.shard
-    RETURNING shard
 )
-SELECT (SELECT count(*) FROM added) AS added, c.names AS closed FROM closed AS c
+SELECT c.names AS closed FROM closed AS c

@@ -1,9 +1,9 @@
 -- Deletes a queue; the revision rises with it. The caller asks every database whether tasks of the queue are left.
 -- Guard: as in queue_put.sql, the statement waits for the claims in flight.
 -- $1 name; $2 the number of revisions for which the database remembers a deletion.
--- Returns the name, the revision, and the revision at which the queue's rules for submissions last changed, which is
--- the same: a queue that does not exist may take no submissions; and when its `settle` last became `result`. No row:
--- there was no such queue.
+-- Returns the revision, and the revision at which the queue's rules for submissions last changed, which is the same: a
+-- queue that does not exist may take no submissions; and when its `settle` last became `result`. No row: there was no
+-- such queue.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), gone AS (
@@ -21,4 +21,4 @@ WITH waited AS MATERIALIZED (
 ), forgotten AS (
     DELETE FROM duetime.queue_gone WHERE revision < (SELECT n.revision - $2 FROM noticed AS n) AND name <> $1
 )
-SELECT g.name, n.revision, t.placed, t.reports_since FROM gone AS g CROSS JOIN noticed AS n CROSS JOIN turned AS t
+SELECT n.revision, t.placed, t.reports_since FROM noticed AS n CROSS JOIN turned AS t
