@@ -118,21 +118,16 @@ impl Database {
     async fn partitions_read(&self) -> Result<(NaiveDate, Vec<Partition>), Error> {
         self.run(StoreOp::PartitionRead, |pool| async move {
             let rows = sqlx::query(include_str!("queries/partition_read.sql")).fetch_all(&pool).await?;
-            let today = match rows.first() {
-                Some(row) => row.try_get("today")?,
-                None => sqlx::query("SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today")
-                    .fetch_one(&pool)
-                    .await?
-                    .try_get("today")?,
-            };
+            let today = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("today")?;
             let mut partitions = Vec::new();
             for row in &rows {
+                let Some(name) = row.try_get::<Option<&str>, _>("name")? else { continue };
                 let link = match (row.try_get("detached")?, row.try_get("half_detached")?) {
                     (true, _) => Link::Detached,
                     (false, true) => Link::HalfDetached,
                     (false, false) => Link::Attached,
                 };
-                let day = NaiveDate::parse_from_str(row.try_get("name")?, PARTITION_NAME);
+                let day = NaiveDate::parse_from_str(name, PARTITION_NAME);
                 // A name that is no day is a stranger's.
                 partitions.extend(day.ok().map(|drop_on| Partition { drop_on, link }));
             }

@@ -59,6 +59,18 @@ async fn partitions_are_made_ahead_once_and_dropped_when_their_day_has_passed() 
 }
 
 #[tokio::test]
+async fn an_archive_without_partitions_gets_those_that_it_needs() {
+    let test = fixture::database().await;
+    let drop_all = "DO $$ BEGIN
+        EXECUTE (SELECT 'DROP TABLE ' || string_agg(inhrelid::regclass::text, ', ')
+                   FROM pg_inherits WHERE inhparent = 'duetime.archive'::regclass);
+    END $$";
+    sqlx::raw_sql(drop_all).execute(&test.pool).await.unwrap();
+    assert!(test.database.partition_days().await.unwrap().is_empty());
+    assert_turned(&turn(&test, 1).await, 6, 0);
+}
+
+#[tokio::test]
 async fn a_day_is_dropped_once_the_clocks_of_the_database_and_of_the_node_both_say_that_it_is_over() {
     let test = fixture::database().await;
     let (long_past, past) = (passed(&test, 40).await, passed(&test, 2).await);
