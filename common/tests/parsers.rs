@@ -152,8 +152,10 @@ const IDS: &[&str] = &[
     "0199f3a0-0000-7000-8000-000000000005:3",
 ];
 
-const CURSORS: &[&str] =
-    &["AAYzn_kRAAABmfOgAABwAIAAAAAAAAAF", "eyJhY3Rpb24iOiJjYW5jZWwiLCJiZWdhbl9hdCI6MSwiZGF0YWJhc2UiOjB9"];
+const CURSORS: &[&str] = &[
+    "AAYzn_kRAAABmfOgAABwAIAAAAAAAAAF",
+    "eyJhY3Rpb24iOiJjYW5jZWwiLCJiZWdhbl9hdCI6MSwiZGF0YWJhc2UiOjAsIm5hbWUiOiJhIiwibWFwIjo3fQ",
+];
 
 const RANGES: &[&str] = &["0-127", "5-5", "0-65535"];
 

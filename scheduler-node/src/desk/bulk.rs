@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{
-    ids::{DatabaseIndex, QueueName, TaskId},
+    ids::{QueueName, TaskId},
     task::{
         TaskState,
         bulk::{BulkAction, SkipReason, Target},
@@ -126,7 +126,7 @@ impl Desk {
                  shifted twice; check their due times",
             ));
         }
-        let (at, database) = self.found(at)?;
+        let database = self.database_at(at)?;
         let step = database.bulk_look(Walk::of(bulk.act, at.began_at), &bulk.filter, at.place.as_ref(), most).await?;
         let mut counts = BatchCounts { matched: step.found.len() as u64, ..BatchCounts::default() };
         let now = self.now();
@@ -149,11 +149,11 @@ impl Desk {
             if problem.is_some() && may_repeat(act) {
                 // The batch comes again. What is done matches no more, or is done again to no effect.
                 counts = BatchCounts { matched: counts.done, refused: BTreeMap::new(), ..counts };
-                return Ok((counts, Some(at), problem));
+                return Ok((counts, Some(at.clone()), problem));
             }
-            return Ok((counts, self.after(&at, step.next, false), problem));
+            return Ok((counts, self.after(at, step.next, false), problem));
         }
-        Ok((counts, self.after(&at, step.next, bulk.dry_run), None))
+        Ok((counts, self.after(at, step.next, bulk.dry_run), None))
     }
 
     /// The position of the next batch. If the map of the shards has changed since the walk began, tasks may have gone
@@ -164,10 +164,10 @@ impl Desk {
         }
         let map = self.map();
         let mut walked = at.walked.clone();
-        walked.extend(at.name.clone());
+        walked.push(at.name.clone());
         let names = self.parts().store.databases().iter().map(|database| database.name());
         if let Some((database, name)) = names.enumerate().find(|(_, name)| !walked.contains(name)) {
-            return Some(Position { database, name: Some(name.clone()), walked, place: None, ..at.clone() });
+            return Some(Position { database, name: name.clone(), walked, place: None, ..at.clone() });
         }
         let begins_again = map != at.map && !dry_run;
         begins_again.then(|| Position { map, ..self.first(at.action, at.began_at) })
@@ -175,23 +175,13 @@ impl Desk {
 
     /// The start of a walk over all databases.
     fn first(&self, action: Action, began_at: UnixMicros) -> Position {
-        let name = Some(self.parts().store.home().name().clone());
+        let name = self.parts().store.home().name().clone();
         Position { action, began_at, database: 0, name, walked: Vec::new(), map: self.map(), place: None }
     }
 
-    /// The database of a position. A position of a node of 0.1.0 gets the names for its index.
-    fn found(&self, at: &Position) -> Result<(Position, Arc<Database>), Problem> {
-        let databases = self.parts().store.databases();
-        let Some(name) = &at.name else {
-            let Some(database) = databases.get(DatabaseIndex::new(at.database)) else {
-                return Err(Problem::invalid_field("cursor", "the cursor belongs to a cluster with more databases"));
-            };
-            let walked = databases.iter().take(at.database).map(|database| database.name().clone()).collect();
-            let at = Position { name: Some(database.name().clone()), walked, ..at.clone() };
-            return Ok((at, Arc::clone(database)));
-        };
-        match databases.iter().find(|database| database.name() == name) {
-            Some(database) => Ok((at.clone(), Arc::clone(database))),
+    fn database_at(&self, Position { name, .. }: &Position) -> Result<Arc<Database>, Problem> {
+        match self.parts().store.databases().iter().find(|database| database.name() == name) {
+            Some(database) => Ok(Arc::clone(database)),
             None => Err(Problem::unavailable(format!("this node does not use database `{name}` yet; try again"))),
         }
     }

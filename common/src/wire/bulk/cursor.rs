@@ -19,16 +19,14 @@ pub struct Position {
     pub action: Action,
     #[serde(serialize_with = "micros", deserialize_with = "of_micros")]
     pub began_at: UnixMicros,
-    /// The index of the database, for nodes of 0.1.0. Other nodes may have the databases in another order.
+    /// The index of the database. Nodes of 0.2.0 refuse a cursor without it, and go by the name too: other nodes may
+    /// have the databases in another order.
     pub database: usize,
-    /// Its name. `None`: a node of 0.1.0 wrote the cursor.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<DatabaseName>,
+    pub name: DatabaseName,
     /// The databases that the walk has been through.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub walked: Vec<DatabaseName>,
     /// The map of the shards with which the walk over the databases began (`ShardMap::fingerprint`).
-    #[serde(default)]
     pub map: u32,
     /// The place in that database; `None`: at its start.
     pub place: Option<Place>,

@@ -13,7 +13,7 @@ fn cursor(action: Action) -> BulkCursor {
     let place = Some(Place { queue: QueueName::new("mail"), after: Some(edge) });
     let [name, walked] = ["east", "main"].map(DatabaseName::new);
     let began_at = NOW.shifted(-5_000);
-    BulkCursor(Position { action, began_at, database: 1, name: Some(name), walked: vec![walked], map: 7, place })
+    BulkCursor(Position { action, began_at, database: 1, name, walked: vec![walked], map: 7, place })
 }
 
 #[test]
@@ -77,7 +77,8 @@ fn a_cursor_reads_back_and_nothing_else_does() {
     let place = Some(Place { queue: QueueName::new("q\0"), after: None });
     let impossible = BulkCursor(Position { place, ..cursor.0 });
     assert_eq!(impossible.to_string().parse::<BulkCursor>(), Err(NotACursor));
-    for text in ["", "e30", "AAAA", "not base64!"] {
+    let unnamed = "eyJhY3Rpb24iOiJjYW5jZWwiLCJiZWdhbl9hdCI6MSwiZGF0YWJhc2UiOjB9";
+    for text in ["", "e30", "AAAA", "not base64!", unnamed] {
         assert_eq!(text.parse::<BulkCursor>(), Err(NotACursor), "{text}");
     }
 }

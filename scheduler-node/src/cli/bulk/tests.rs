@@ -11,6 +11,7 @@ use std::{
 use axum::http::StatusCode;
 use clap::Parser;
 use common::{
+    ids::DatabaseName,
     task::bulk::SkipReason,
     wire::{
         BulkRequest,
@@ -97,7 +98,7 @@ fn moved_one() -> (StatusCode, String) {
         action: bulk::Action::Move,
         began_at: UnixMicros::new(0),
         database: 0,
-        name: None,
+        name: DatabaseName::new("main"),
         walked: Vec::new(),
         map: 0,
         place: None,
