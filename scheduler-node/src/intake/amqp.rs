@@ -138,9 +138,14 @@ impl AmqpIntake {
     /// tasks do not wait for it; `asides` bounds how many batches do so at a time.
     async fn receive(&self, batch: Vec<Received>, pass: OwnedSemaphorePermit, asides: &Semaphore) {
         let _work = at_work();
-        let (troubled, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
-        let (batch, barred): (Vec<Received>, Vec<Received>) =
-            batch.into_iter().partition(|received| self.refusal(received).is_none());
+        let (troubled, whole): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
+        let (mut batch, mut barred) = (Vec::new(), Vec::new());
+        for received in whole {
+            match self.refusal(&received) {
+                None => batch.push(received),
+                Some(why) => barred.push((received, why)),
+            }
+        }
         let mut again = Vec::new();
         let rules = self.delay_rules.now();
         let (batch, unknown): (Vec<Received>, Vec<Received>) =
@@ -167,8 +172,7 @@ impl AmqpIntake {
         for received in troubled {
             unfit.extend(self.reject_if_cut(received).await);
         }
-        for received in barred {
-            let why = self.refusal(&received).unwrap_or_default();
+        for (received, why) in barred {
             let user = received.message.properties.user_id.as_ref().and_then(Text::as_str);
             self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), why));
             unfit.push((received, why.to_owned()));

@@ -375,18 +375,17 @@ fn queue(row: &PgRow, column: &str) -> Result<QueueName, sqlx::Error> {
 }
 
 fn shard(row: &PgRow, column: &str) -> Result<ShardId, sqlx::Error> {
-    let number: i32 = row.try_get(column)?;
-    u16::try_from(number).map(ShardId::new).map_err(|_| unexpected(column, &number.to_string()))
+    shard_of(column, row.try_get(column)?)
 }
 
 /// Reads a column of shard numbers. NULL: there are none.
 fn shards(row: &PgRow, column: &str) -> Result<BTreeSet<ShardId>, sqlx::Error> {
     let numbers: Option<Vec<i32>> = row.try_get(column)?;
-    numbers
-        .into_iter()
-        .flatten()
-        .map(|number| u16::try_from(number).map(ShardId::new).map_err(|_| unexpected(column, &number.to_string())))
-        .collect()
+    numbers.into_iter().flatten().map(|number| shard_of(column, number)).collect()
+}
+
+fn shard_of(column: &str, number: i32) -> Result<ShardId, sqlx::Error> {
+    u16::try_from(number).map(ShardId::new).map_err(|_| unexpected(column, &number.to_string()))
 }
 
 fn state(row: &PgRow, column: &str) -> Result<TaskState, sqlx::Error> {

@@ -27,7 +27,7 @@ use super::{
 
 /// Generates the trait and its implementation for the node's own database, which passes each call on.
 macro_rules! statements {
-    ($($(#[doc = $doc:literal])* async fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $answer:ty;)*) => {
+    ($(async fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $answer:ty;)*) => {
         /// The statements of one database from a task's claim to its end. The method of the same name on [`Database`]
         /// has the contract of each.
         ///
@@ -41,8 +41,7 @@ macro_rules! statements {
             /// Looks whether the server in use was replaced. Returns whether there are several to look at.
             fn look_at_servers(&self) -> impl Future<Output = bool> + Send;
 
-            $($(#[doc = $doc])*
-            fn $name(&self $(, $argument: $type)*) -> impl Future<Output = Result<$answer, Error>> + Send;)*
+            $(fn $name(&self $(, $argument: $type)*) -> impl Future<Output = Result<$answer, Error>> + Send;)*
         }
 
         impl Statements for Arc<Database> {
