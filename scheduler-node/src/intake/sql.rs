@@ -39,7 +39,7 @@ use crate::{
         put::{PutOutcome, Retention},
     },
     supervise::at_work,
-    working_set::database::{DatabaseIndex, NodeDatabases},
+    working_set::database::{DatabaseIndex, NodeDatabase, NodeDatabases},
 };
 
 /// The value of the metrics' label `source`.
@@ -388,19 +388,14 @@ impl SqlIntake {
             let answered = collected.iter().filter(|one| one.put.outcome != PutOutcome::Busy);
             answered.map(|one| one.id).collect()
         };
-        let (op, suspects) = (StoreOp::TaskCollectKeyed, &database.suspects);
-        let (tasks, tried) = suspects.try_each(op, &mut tasks, |task| task.id, collect, answered).await;
+        let op = StoreOp::TaskCollectKeyed;
+        let (tasks, tried) = database.suspects.try_each(op, &mut tasks, |task| task.id, collect, answered).await;
         let others_pass = !tried.answers.is_empty();
         let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
-        let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
-        let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
-        let end = Instant::now() + NEW_LOOKED_AT_WITHIN;
-        if let (_, Some(error)) = self.releaser.look(database, &waiting, end).await {
-            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check new waiting tasks; their next check finds them");
-        }
+        self.look_at_new(database, &collected).await;
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
-        let (waiting, failed) = passed.leave(tried.left, others_pass, |task| task.id);
+        let (suspects, failed) = passed.leave(tried.left, others_pass, |task| task.id);
         if failed.is_none() {
             let outcomes: BTreeMap<TaskId, PutOutcome> =
                 collected.iter().map(|one| (one.id, one.put.outcome)).collect();
@@ -409,7 +404,7 @@ impl SqlIntake {
                 None => source.is_some(),
             });
         }
-        let mut left = PutAway { refused, waiting, failed };
+        let mut left = PutAway { refused, waiting: suspects, failed };
         for Collected { id, first, put } in collected {
             if put.outcome == PutOutcome::Busy {
                 left.waiting.push(id);
@@ -429,6 +424,16 @@ impl SqlIntake {
             }
         }
         Ok(left)
+    }
+
+    /// Checks the new tasks that wait for others.
+    async fn look_at_new(&self, database: &NodeDatabase, collected: &[Collected]) {
+        let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
+        let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
+        let end = Instant::now() + NEW_LOOKED_AT_WITHIN;
+        if let (_, Some(error)) = self.releaser.look(database, &waiting, end).await {
+            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check new waiting tasks; their next check finds them");
+        }
     }
 
     fn note<'a>(&self, queues: impl IntoIterator<Item = &'a QueueName>) {
