@@ -192,7 +192,7 @@ impl Database {
     }
 
     /// Makes tasks that have a key from rows of this database's inbox, or of the inbox of `source`. For `holds` see
-    /// [`Database::task_put`]. A row of this database's inbox that another node has taken gets no answer.
+    /// [`Database::task_put_within`]. A row of this database's inbox that another node has taken gets no answer.
     pub async fn task_collect_keyed(
         &self,
         tasks: &[NewTask],

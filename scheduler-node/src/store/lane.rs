@@ -86,26 +86,6 @@ pub struct Pick<'a> {
     pub from: Option<UnixMicros>,
 }
 
-#[cfg(test)]
-impl<'a> Pick<'a> {
-    /// The first pick of a queue without order, limit or rate, whose policy has not changed.
-    pub fn of(queue: &'a QueueName, fences: &'a BTreeMap<ShardId, Epoch>, wanted: Levels) -> Self {
-        Self {
-            queue,
-            fences,
-            wanted,
-            after: &[const { None }; LEVELS],
-            ordered: false,
-            counted: false,
-            known: i64::MAX,
-            ahead: STARTED_AHEAD,
-            aside: &[],
-            only: None,
-            from: None,
-        }
-    }
-}
-
 impl Database {
     /// Finds the due time of a queue's oldest ready task in any shard, among those that are due at `from` or later; or
     /// the database's time, if there is none.

@@ -128,11 +128,6 @@ impl Database {
         Ok(tasks.iter().map(|task| found.get(&task.id).expect("one answer for each id").clone()).collect())
     }
 
-    #[cfg(test)]
-    pub async fn task_put(&self, tasks: &[NewTask], holds: &[Retention]) -> Result<Vec<Put>, Error> {
-        self.task_put_within(tasks, holds, Window::first(self), i64::MAX).await
-    }
-
     /// Finds the newest task with this key: a live one if there is any, else the newest that is still kept. It looks
     /// for a live one first, as [`Database::task_read`] does.
     pub async fn task_find(

@@ -163,17 +163,6 @@ impl Database {
         .await
     }
 
-    #[cfg(test)]
-    pub async fn queue_put(
-        &self,
-        name: &QueueName,
-        policy: &QueuePolicy,
-        paused: Option<bool>,
-        most: u32,
-    ) -> Result<Option<PutQueue>, Error> {
-        self.queue_put_seen(name, policy, paused, most, None).await
-    }
-
     /// Adds those of `names` that do not exist, with this policy, as far as `quota` has room.
     pub async fn queue_add(
         &self,

@@ -101,11 +101,6 @@ impl Database {
         .await
     }
 
-    #[cfg(test)]
-    pub async fn task_submit(&self, tasks: &[NewTask], sending: Sending) -> Result<UnixMicros, Error> {
-        self.task_submit_within(tasks, sending, Window::first(self), i64::MAX).await.map(|written| written.asked_at)
-    }
-
     /// Writes a batch for the first time, and claims each task that has an entry in `epochs` if its fence is held
     /// under that epoch. Present an epoch only for tasks that are due at once.
     pub async fn task_submit_claimed(

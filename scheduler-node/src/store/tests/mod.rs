@@ -41,6 +41,7 @@ mod server_settings;
 mod server_wide;
 mod settle;
 mod shared_change;
+mod short;
 mod standing;
 mod stop;
 mod submit;
