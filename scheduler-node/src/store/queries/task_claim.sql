@@ -52,7 +52,7 @@ WITH presented AS MATERIALIZED (
      WHERE t.id = a.id
     RETURNING t.id, CASE WHEN t.state = 'ready' THEN 'held' ELSE 'taken' END AS fate, t.state::text AS state, t.wake_at, t.claim_epoch,
               t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
-              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at, t.envelope
+              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.envelope
 ), passed AS (
     SELECT t.id, 'passed', t.state::text, t.wake_at, t.claim_epoch
       FROM asked AS a
@@ -67,4 +67,4 @@ SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, EXISTS 
   LEFT JOIN (
        SELECT * FROM claimed
         UNION ALL
-       SELECT p.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM passed AS p) AS c ON true
+       SELECT p.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM passed AS p) AS c ON true

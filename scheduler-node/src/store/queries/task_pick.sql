@@ -126,7 +126,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
       FROM locked AS p
      WHERE t.id = p.id
     RETURNING t.id, 'taken' AS fate, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
-              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at, t.envelope
+              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.envelope
 ), ended AS (
     SELECT DISTINCT ON (priority) priority, shard, lane
       FROM (SELECT priority, shard, lane, 1 AS rank, nth AS step FROM candidate WHERE nth = wanted

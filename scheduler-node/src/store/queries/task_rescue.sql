@@ -31,7 +31,7 @@ WITH presented AS MATERIALIZED (
      WHERE t.id = a.id
     RETURNING t.id, 'taken' AS fate, t.state::text AS state, t.wake_at, t.claim_epoch,
               t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
-              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at, t.envelope
+              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.envelope
 ), passed AS (
     SELECT t.id, 'passed', t.state::text, t.wake_at, t.claim_epoch
       FROM asked AS a
@@ -46,4 +46,4 @@ SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, false A
   LEFT JOIN (
        SELECT * FROM claimed
         UNION ALL
-       SELECT p.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM passed AS p) AS c ON true
+       SELECT p.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM passed AS p) AS c ON true
