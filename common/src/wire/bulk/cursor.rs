@@ -19,7 +19,7 @@ pub struct Position {
     pub action: Action,
     #[serde(serialize_with = "micros", deserialize_with = "of_micros")]
     pub began_at: UnixMicros,
-    /// The index of the database. Nodes of 0.2.0 refuse a cursor without it, and go by the name too: other nodes may
+    /// The index of the database, without which nodes of 0.2.0 refuse the cursor. It decides nothing: other nodes may
     /// have the databases in another order.
     pub database: usize,
     pub name: DatabaseName,
