@@ -10,7 +10,7 @@ use sqlx::{Row, postgres::PgRow};
 
 use super::{Database, Effect, Error, StoreOp};
 
-/// The statements that take fences, in the order in which they are tried after `shard_acquire_free.sql`.
+/// The statements that wait for fences, in the order in which they are tried.
 const IN_TURN: &str = include_str!("queries/shard_acquire_in_turn.sql");
 const WAITING: &str = include_str!("queries/shard_acquire.sql");
 
@@ -24,25 +24,19 @@ pub struct ShardRow {
 }
 
 impl Database {
-    /// Takes the fences of `shards` for `node`. Once this returns, no claim under an older epoch of a taken shard
-    /// can commit any more. It first takes the fences that no claim holds, then waits for the others in turn with
-    /// the claims. When a claim hangs, it takes the others that this claim does not hold. Fences that it could not
-    /// take are left out of the answer. It is an error only if it could take none.
+    /// Takes the fences of those of `shards` that no claim holds, for `node`, and leaves the others out. Once this
+    /// returns, no claim under an older epoch of a taken shard can commit any more.
+    pub async fn shard_acquire_free(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, Error> {
+        self.acquire(statement!("shard_acquire_free"), shards, node).await
+    }
+
+    /// Takes the fences of `shards` that this database has, all or none, as [`Self::shard_acquire_free`] does. It waits
+    /// in turn with the claims, and when a claim hangs, for the claims that hold these fences.
     pub async fn shard_acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, Error> {
-        let mut taken: BTreeMap<ShardId, Epoch> = BTreeMap::new();
-        for statement in [statement!("shard_acquire_free"), IN_TURN, WAITING] {
-            let left: Vec<ShardId> = shards.iter().filter(|shard| !taken.contains_key(shard)).copied().collect();
-            if left.is_empty() {
-                break;
-            }
-            match self.acquire(statement, &left, node).await {
-                Ok(more) => taken.extend(more),
-                Err(error) if error.is_contention() && statement != WAITING => {}
-                Err(error) if taken.is_empty() => return Err(error),
-                Err(_) => break,
-            }
+        match self.acquire(IN_TURN, shards, node).await {
+            Err(error) if error.is_contention() => self.acquire(WAITING, shards, node).await,
+            result => result,
         }
-        Ok(taken.into_iter().collect())
     }
 
     async fn acquire(

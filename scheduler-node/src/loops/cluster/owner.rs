@@ -3,7 +3,8 @@
 //! It looks whenever the cluster changes, and once a second. The acts that a look finds necessary run beside the
 //! loop, one act per shard at a time:
 //! - acquire: owner keys -> fences -> are the keys still this node's? -> adopt. Shards of one database that are ready
-//!   at the same moment share their requests to etcd and take their fences in one statement.
+//!   at the same moment share their requests to etcd and take their fences in one statement. Shards whose fences a
+//!   claim holds wait in a statement of their own, so that they delay no other shard.
 //! - release: does etcd still assign it away? -> wait for a turn -> stop claiming -> drain -> delete the owner key
 //!   -> forget.
 //! - register again: the key was lost, the fence was not.
@@ -73,6 +74,11 @@ const HOPELESS_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const FENCE_RETRY: Duration = Duration::from_millis(500);
 const FENCE_RETRY_LONGEST: Duration = Duration::from_secs(5);
 
+/// The first attempts wait for a fence that a claim holds, and later every so many do. The others take it only if it is
+/// free, because a statement that waits delays all claims in the database.
+const WAITS_AT_FIRST: u32 = 3;
+const WAIT_EVERY: u32 = 16;
+
 /// The pause after etcd did not do what an act asked for. It doubles with each further failure, up to
 /// `ETCD_RETRY_LONGEST`: no longer, because a shard may wait for its owner when etcd is back.
 const ETCD_RETRY: Duration = Duration::from_millis(500);
@@ -80,7 +86,15 @@ const ETCD_RETRY_LONGEST: Duration = Duration::from_secs(2);
 
 /// The source of epochs.
 pub trait Fence: fmt::Debug + Send + Sync + 'static {
-    /// Takes the fences of `shards` for `node`. After that no claim under an older epoch commits.
+    /// Takes those of the fences of `shards` that no claim holds, for `node`. After that no claim under an older
+    /// epoch commits.
+    fn acquire_free(
+        &self,
+        shards: &[ShardId],
+        node: &NodeId,
+    ) -> impl Future<Output = Result<Vec<(ShardId, Epoch)>, store::Error>> + Send;
+
+    /// The same for all of the fences that the database has, or none: it waits for the claims that hold them.
     fn acquire(
         &self,
         shards: &[ShardId],
@@ -89,6 +103,10 @@ pub trait Fence: fmt::Debug + Send + Sync + 'static {
 }
 
 impl Fence for store::Database {
+    async fn acquire_free(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
+        self.shard_acquire_free(shards, node).await
+    }
+
     async fn acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
         self.shard_acquire(shards, node).await
     }
@@ -136,23 +154,39 @@ pub struct Owner<F> {
 struct OwnerDatabaseState<F> {
     database: OwnerDatabase<F>,
     /// Owner keys that wait for the fence.
-    created: Vec<OwnerKey>,
-    fencing: bool,
-    retry: Option<Retry>,
+    created: Fencing,
+    /// Those whose fences were not free.
+    contested: Fencing,
+    /// Shards whose fences could not be taken.
+    retries: BTreeMap<ShardId, Retry>,
 }
 
-/// An attempt failed; the next one comes at `at` or later.
+/// Owner keys that wait for a statement that takes their fences.
+#[derive(Debug, Default)]
+struct Fencing {
+    keys: Vec<OwnerKey>,
+    is_under_way: bool,
+}
+
+/// Attempts failed; the next one comes at `at` or later.
 #[derive(Clone, Copy, Debug)]
 struct Retry {
     at: Instant,
-    pause: Duration,
+    failures: u32,
 }
 
 impl Retry {
     /// Pauses for `first`, or for twice the pause of `before`, up to `longest`.
     fn after(before: Option<Self>, first: Duration, longest: Duration) -> Self {
-        let pause = before.map_or(first, |before| (before.pause * 2).min(longest));
-        Self { at: Instant::now() + pause, pause }
+        let failures = before.map_or(0, |before| before.failures);
+        let pause = (first * (1_u32 << failures.min(8))).min(longest);
+        Self { at: Instant::now() + pause, failures: failures + 1 }
+    }
+
+    /// Whether the next attempt waits for a fence that a claim holds.
+    fn waits(before: Option<&Self>) -> bool {
+        let failures = before.map_or(0, |before| before.failures);
+        failures < WAITS_AT_FIRST || failures.is_multiple_of(WAIT_EVERY)
     }
 
     fn is_due(self) -> bool {
@@ -249,7 +283,12 @@ impl<F: Fence> Owner<F> {
     /// Takes in the databases that have joined the node. The map was read before, so each place in it is one of them.
     fn join(&mut self) {
         let new = self.joined.iter().skip(self.databases.len()).cloned();
-        let state = |database| OwnerDatabaseState { database, created: Vec::new(), fencing: false, retry: None };
+        let state = |database| OwnerDatabaseState {
+            database,
+            created: Fencing::default(),
+            contested: Fencing::default(),
+            retries: BTreeMap::new(),
+        };
         self.databases.extend(new.map(state));
     }
 
@@ -305,6 +344,10 @@ impl<F: Fence> Owner<F> {
         let lease = self.session.borrow_and_update().lease;
         if actions.is_empty() {
             self.etcd_retry = None;
+        }
+        let concerned: BTreeSet<ShardId> = actions.iter().map(|action| action.shard()).collect();
+        for state in &mut self.databases {
+            state.retries.retain(|shard, _| concerned.contains(shard));
         }
         let is_pausing = self.etcd_retry.is_some_and(|retry| !retry.is_due());
         let (mut leaving, mut lost_keys) = (Vec::new(), Vec::new());
@@ -366,10 +409,9 @@ impl<F: Fence> Owner<F> {
 
     /// Creates the keys of shards, by the index of their database, many in one request.
     fn acquire(&mut self, wanted: BTreeMap<usize, Vec<ShardId>>, lease: LeaseId) {
-        for (index, shards) in wanted {
-            if self.databases[index].retry.is_some_and(|retry| !retry.is_due()) {
-                continue;
-            }
+        for (index, mut shards) in wanted {
+            let retries = &self.databases[index].retries;
+            shards.retain(|shard| retries.get(shard).is_none_or(|retry| retry.is_due()));
             for shards in shards.chunks(KEYS_PER_TRANSACTION) {
                 self.busy.extend(shards);
                 self.acts.push(self.actor.clone().create(index, shards.to_vec(), lease).boxed());
@@ -377,23 +419,17 @@ impl<F: Fence> Owner<F> {
         }
     }
 
-    /// Takes the fences of waiting keys, one statement at a time for each database. Keys that become ready
-    /// meanwhile go into the next.
+    /// Takes the fences of waiting keys. For each database one statement at a time takes those that are free, and
+    /// another waits for the others. Keys that become ready meanwhile go into the next.
     fn take_fences(&mut self) {
         for (index, state) in self.databases.iter_mut().enumerate() {
-            if state.fencing || state.created.is_empty() {
-                continue;
-            }
-            let keys = std::mem::take(&mut state.created);
-            if state.retry.is_some_and(|retry| !retry.is_due()) {
-                for key in keys {
-                    self.busy.remove(&key.shard);
+            for (fencing, waits) in [(&mut state.created, false), (&mut state.contested, true)] {
+                if !fencing.is_under_way && !fencing.keys.is_empty() {
+                    fencing.is_under_way = true;
+                    let (keys, fence) = (std::mem::take(&mut fencing.keys), Arc::clone(&state.database.fence));
+                    self.acts.push(self.actor.clone().fence(index, keys, fence, waits).boxed());
                 }
-                continue;
             }
-            state.fencing = true;
-            let fence = Arc::clone(&state.database.fence);
-            self.acts.push(self.actor.clone().fence(index, keys, fence).boxed());
         }
     }
 

@@ -1,6 +1,5 @@
 -- Acquires the fences of those of some shards that no claim holds at this moment.
--- Guard: as in shard_acquire.sql. This is the first try of an acquire: it skips a fence that a claim holds instead of
--- waiting for it.
+-- Guard: as in shard_acquire.sql. It skips a fence that a claim holds instead of waiting for it.
 -- $1 shard ids; $2 node name; $3 incarnation; $4 as in shard_acquire.sql. Returns each shard's new epoch.
 WITH wanted AS MATERIALIZED (
     SELECT id

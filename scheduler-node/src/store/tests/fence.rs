@@ -126,8 +126,11 @@ async fn a_contested_shard_does_not_keep_the_others_from_being_acquired() {
     sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
     sqlx::query("SELECT FROM duetime.shard WHERE id = 1 FOR SHARE").execute(&mut *claiming).await.unwrap();
     let shards = [0, 1, 2].map(ShardId::new);
-    let taken = test.database.shard_acquire(&shards, &node("new")).await.unwrap();
+    let mut taken = test.database.shard_acquire_free(&shards, &node("new")).await.unwrap();
+    taken.sort();
     assert_eq!(taken.iter().map(|(shard, _)| *shard).collect::<Vec<_>>(), [shards[0], shards[2]]);
+    let refused = test.database.shard_acquire(&shards, &node("new")).await;
+    assert!(refused.is_err_and(|error| error.is_contention()), "it takes all or none");
     sqlx::query("COMMIT").execute(&mut *claiming).await.unwrap();
     assert_eq!(test.database.shard_acquire(&shards, &node("new")).await.unwrap().len(), 3);
 }

@@ -31,6 +31,8 @@ pub(super) enum ActResult {
     Fenced {
         index: usize,
         keys: Vec<OwnerKey>,
+        /// Whether the statement has waited for claims that hold the fences.
+        waited: bool,
         result: Result<Vec<(ShardId, Epoch)>, store::Error>,
     },
     Confirmed {
@@ -79,14 +81,22 @@ impl Actor {
         ActResult::Created { index, shards, result }
     }
 
-    pub(super) async fn fence<F: Fence>(self, index: usize, keys: Vec<OwnerKey>, fence: Arc<F>) -> ActResult {
+    /// Takes the fences that are free, or `waits` for those that claims hold.
+    pub(super) async fn fence<F: Fence>(
+        self,
+        index: usize,
+        keys: Vec<OwnerKey>,
+        fence: Arc<F>,
+        waits: bool,
+    ) -> ActResult {
         let shards: Vec<ShardId> = keys.iter().map(|key| key.shard).collect();
         let _work = at_work();
-        let result = fence.acquire(&shards, &self.me).await;
-        if result.is_ok() {
+        let result =
+            if waits { fence.acquire(&shards, &self.me).await } else { fence.acquire_free(&shards, &self.me).await };
+        if result.as_ref().is_ok_and(|taken| !taken.is_empty()) {
             fail::fail_point!("after_fence", |_| std::process::abort());
         }
-        ActResult::Fenced { index, keys, result }
+        ActResult::Fenced { index, keys, waited: waits, result }
     }
 
     pub(super) async fn confirm(self, index: usize, keys: Vec<(OwnerKey, Epoch)>) -> ActResult {

@@ -26,7 +26,8 @@ impl<F: Fence> Owner<F> {
     pub(super) fn note(&mut self, done: ActResult) {
         match done {
             ActResult::Created { index, shards, result } => self.created(index, &shards, result),
-            ActResult::Fenced { index, keys, result } => self.fenced(index, &keys, result),
+            ActResult::Fenced { index, keys, waited: false, result } => self.took_free(index, keys, result),
+            ActResult::Fenced { index, keys, waited: true, result } => self.waited(index, keys, result),
             ActResult::Confirmed { index, taken, result } => self.confirmed(index, &taken, result),
             ActResult::Reregistered { shards, result } => self.reregistered(&shards, result),
             ActResult::Looked { shards, result } => self.looked(shards, result),
@@ -47,34 +48,70 @@ impl<F: Fence> Owner<F> {
         for shard in shards.iter().filter(|shard| !ours.contains(shard)) {
             self.busy.remove(shard);
         }
-        self.databases[index].created.extend(keys);
+        self.databases[index].created.keys.extend(keys);
     }
 
-    fn fenced(&mut self, index: usize, keys: &[OwnerKey], result: Result<Vec<(ShardId, Epoch)>, store::Error>) {
-        let state = &mut self.databases[index];
-        state.fencing = false;
-        let epochs: BTreeMap<ShardId, Epoch> = match result {
+    /// Goes on with the fences that were free, and sends the others to the statement that waits.
+    fn took_free(&mut self, index: usize, keys: Vec<OwnerKey>, result: Result<Vec<(ShardId, Epoch)>, store::Error>) {
+        self.databases[index].created.is_under_way = false;
+        match result {
             Ok(taken) => {
-                state.retry = None;
-                taken.into_iter().collect()
+                let left = self.fenced(index, keys, taken);
+                let state = &mut self.databases[index];
+                let waits = |key: &OwnerKey| Retry::waits(state.retries.get(&key.shard));
+                let (contested, held): (Vec<_>, Vec<_>) = left.into_iter().partition(waits);
+                state.contested.keys.extend(contested);
+                self.unfenced(index, &held, None);
             }
-            Err(error) => {
-                if state.retry.is_none() {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "could not take the fence; retrying");
+            Err(error) => self.unfenced(index, &keys, Some(&error)),
+        }
+    }
+
+    fn waited(&mut self, index: usize, keys: Vec<OwnerKey>, result: Result<Vec<(ShardId, Epoch)>, store::Error>) {
+        self.databases[index].contested.is_under_way = false;
+        match result {
+            // The database does not have what is left: the map is about to show the new place.
+            Ok(taken) => {
+                for key in self.fenced(index, keys, taken) {
+                    self.busy.remove(&key.shard);
                 }
-                state.retry = Some(Retry::after(state.retry, FENCE_RETRY, FENCE_RETRY_LONGEST));
-                BTreeMap::new()
             }
-        };
+            Err(error) => self.unfenced(index, &keys, Some(&error)),
+        }
+    }
+
+    /// Confirms the keys whose fences are taken. Returns the others.
+    fn fenced(&mut self, index: usize, keys: Vec<OwnerKey>, taken: Vec<(ShardId, Epoch)>) -> Vec<OwnerKey> {
+        let epochs: BTreeMap<ShardId, Epoch> = taken.into_iter().collect();
         let mut fenced = Vec::with_capacity(keys.len());
+        let mut left = Vec::new();
         for key in keys {
             match epochs.get(&key.shard) {
-                Some(epoch) => fenced.push((*key, *epoch)),
-                None => drop(self.busy.remove(&key.shard)),
+                Some(epoch) => fenced.push((key, *epoch)),
+                None => left.push(key),
             }
         }
+        let retries = &mut self.databases[index].retries;
+        retries.retain(|shard, _| !epochs.contains_key(shard));
         for keys in fenced.chunks(KEYS_PER_TRANSACTION) {
             self.acts.push(self.actor.clone().confirm(index, keys.to_vec()).boxed());
+        }
+        left
+    }
+
+    /// Notes fences that could not be taken. Each shard has a pause of its own.
+    fn unfenced(&mut self, index: usize, keys: &[OwnerKey], error: Option<&store::Error>) {
+        let retries = &mut self.databases[index].retries;
+        let new: BTreeSet<ShardId> =
+            keys.iter().map(|key| key.shard).filter(|shard| !retries.contains_key(shard)).collect();
+        if let Some(error) = error.filter(|_| !new.is_empty()) {
+            let (shards, error) = (Ranges(&new).to_string(), error as &dyn std::error::Error);
+            tracing::warn!(shards, error, "could not take the fence; retrying");
+        }
+        for key in keys {
+            let retry = Retry::after(retries.get(&key.shard).copied(), FENCE_RETRY, FENCE_RETRY_LONGEST);
+            retries.insert(key.shard, retry);
+            self.busy.remove(&key.shard);
         }
     }
 

@@ -1,7 +1,11 @@
 use common::cluster::AssignmentRecord;
 
 use super::*;
-use crate::{clock, coordination::tests::etcdctl};
+use crate::{
+    clock,
+    coordination::tests::etcdctl,
+    loops::cluster::owner::{FENCE_RETRY, FENCE_RETRY_LONGEST, Retry},
+};
 
 #[tokio::test]
 async fn a_crashed_nodes_shards_move_after_its_lease_and_the_next_in_the_queue_is_master() {
@@ -223,6 +227,36 @@ async fn a_fence_that_cannot_be_taken_is_tried_again() {
     one.line.down.store(false, Ordering::Relaxed);
     one.line.slow.as_ref().unwrap().add_permits(1_000);
     balanced(&[&one]).await;
+}
+
+#[tokio::test]
+async fn a_shard_whose_fence_is_held_delays_no_other_shard() {
+    let world = World::shared().await;
+    let (held, other) = (ShardId::new(1), ShardId::new(2));
+    world.fences.held.send_replace([held].into());
+    let one = world.start("one").await;
+    eventually("it owns the others", || one.owned().len() == SHARDS as usize - 1).await;
+    assert!(!one.owned().contains_key(&held));
+    // A shard that comes while the node waits for the held one.
+    let epoch = one.owned()[&other];
+    assert!(one.owned_shards.forget_epoch(other, epoch));
+    eventually("it is back", || one.owned().get(&other).is_some_and(|newer| *newer > epoch)).await;
+    assert!(!one.owned().contains_key(&held));
+    world.fences.held.send_replace([].into());
+    balanced(&[&one]).await;
+}
+
+#[test]
+fn a_fence_that_stays_held_is_waited_for_now_and_then() {
+    let mut retry = None;
+    let mut waits = Vec::new();
+    for attempt in 0..=40 {
+        if Retry::waits(retry.as_ref()) {
+            waits.push(attempt);
+        }
+        retry = Some(Retry::after(retry, FENCE_RETRY, FENCE_RETRY_LONGEST));
+    }
+    assert_eq!(waits, [0, 1, 2, 16, 32]);
 }
 
 #[tokio::test]

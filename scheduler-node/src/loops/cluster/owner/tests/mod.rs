@@ -8,7 +8,7 @@ mod moves;
 mod outage;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -67,6 +67,8 @@ fn fit() -> MemberFitness {
 #[derive(Debug, Default)]
 struct Fences {
     rows: Mutex<BTreeMap<ShardId, Epoch>>,
+    /// Those that a claim holds.
+    held: watch::Sender<BTreeSet<ShardId>>,
 }
 
 /// One node's access to the fence rows.
@@ -80,7 +82,21 @@ struct Line {
 }
 
 impl Fence for Line {
+    async fn acquire_free(&self, shards: &[ShardId], _: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
+        let held = self.fences.held.borrow().clone();
+        let free: Vec<ShardId> = shards.iter().filter(|shard| !held.contains(shard)).copied().collect();
+        self.take(&free).await
+    }
+
     async fn acquire(&self, shards: &[ShardId], _: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
+        let mut held = self.fences.held.subscribe();
+        held.wait_for(|held| shards.iter().all(|shard| !held.contains(shard))).await.unwrap();
+        self.take(shards).await
+    }
+}
+
+impl Line {
+    async fn take(&self, shards: &[ShardId]) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
         if let Some(slow) = &self.slow {
             slow.acquire().await.unwrap().forget();
         }

@@ -1,5 +1,3 @@
-use std::collections::BTreeSet;
-
 use common::{
     ids::{DatabaseIndex, TaskId},
     shard::{ShardStatus, map::FenceRow},
