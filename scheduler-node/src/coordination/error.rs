@@ -88,6 +88,14 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the error belongs in the log: it is the first since `logged` was reset. An outage does not, because the
+    /// client reports it.
+    pub fn is_news(&self, logged: &mut bool) -> bool {
+        !matches!(self, Self::Unanswered { .. }) && !std::mem::replace(logged, true)
+    }
+}
+
 /// The status codes of gRPC.
 pub(super) mod code {
     pub(crate) const INVALID_ARGUMENT: i32 = 3;
@@ -120,4 +128,20 @@ pub(super) fn is_refusal(error: &etcd_client::Error) -> bool {
     ];
     matches!(error, etcd_client::Error::LeaseKeepAliveError(_))
         || status(error).is_some_and(|status| REFUSALS.contains(&status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_answer_that_fails_a_request_is_news_also_after_an_outage() {
+        let op = EtcdOp::MemberPut;
+        let (outage, refusal) = (Error::Unanswered { op, source: None }, Error::Contended { op });
+        let mut logged = false;
+        let news = [&outage, &refusal, &outage, &refusal].map(|error| error.is_news(&mut logged));
+        assert_eq!(news, [false, true, false, false]);
+        logged = false;
+        assert!(refusal.is_news(&mut logged));
+    }
 }

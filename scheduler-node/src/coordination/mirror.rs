@@ -96,12 +96,12 @@ impl Mirror {
 
     /// Logs the end of a watch. An outage is only a debug line: the client reports it.
     fn report(&mut self, error: &Error) {
-        let is_known = matches!(error, Error::Unanswered { .. }) || std::mem::replace(&mut self.refused, true);
+        let is_news = error.is_news(&mut self.refused);
         let error = error as &dyn std::error::Error;
-        if is_known {
-            tracing::debug!(error, "the watch ended; listing again");
-        } else {
+        if is_news {
             tracing::warn!(error, "cannot read the cluster from etcd; keeping the last view, and retrying");
+        } else {
+            tracing::debug!(error, "the watch ended; listing again");
         }
     }
 

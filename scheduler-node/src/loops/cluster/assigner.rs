@@ -22,7 +22,7 @@ use super::{elector::Mastership, session_keeper::Session};
 use crate::{
     by_database::ByDatabase,
     clock,
-    coordination::{AssignmentWrite, Coordination, Error, Views},
+    coordination::{AssignmentWrite, Coordination, Views},
     store::Places,
     supervise::at_work,
 };
@@ -73,8 +73,8 @@ pub struct Assigner {
     /// The assignment that was written and that the mirror does not show yet.
     written: Option<(AssignmentRecord, Instant)>,
     frozen: Vec<NodeName>,
-    /// The last attempt to write failed; only the first failure is logged.
-    failing: bool,
+    /// etcd refused the last attempts to write; only the first refusal is logged.
+    refused: bool,
     /// The end of the freeze on the wall clock, for readers outside this loop.
     frozen_until: watch::Sender<Option<UnixMicros>>,
 }
@@ -109,7 +109,7 @@ impl Assigner {
             settled: None,
             written: None,
             frozen: Vec::new(),
-            failing: false,
+            refused: false,
             frozen_until: watch::Sender::default(),
         }
     }
@@ -262,7 +262,7 @@ impl Assigner {
         let lease = self.session.borrow().lease?;
         let next = AssignmentRecord { term, assignment: next };
         let written = self.coordination.assignment_write(previous, &next, lease).await;
-        self.failing &= written.is_err();
+        self.refused &= written.is_err();
         match written {
             Ok(AssignmentWrite::Done) => {
                 tracing::info!(%term, moves = diff.len(), "wrote an assignment: {}", diff.to_string().replace('\n', "; "));
@@ -277,18 +277,12 @@ impl Assigner {
                 Some(Instant::now() + RETRY)
             }
             Err(error) => {
-                self.failed(&error);
+                if error.is_news(&mut self.refused) {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "could not write the assignment; retrying");
+                }
                 Some(Instant::now() + RETRY)
             }
-        }
-    }
-
-    /// Logs the first failure of several. The client of etcd reports an outage.
-    fn failed(&mut self, error: &Error) {
-        let is_first = !std::mem::replace(&mut self.failing, true);
-        if is_first && !matches!(error, Error::Unanswered { .. }) {
-            let error = error as &dyn std::error::Error;
-            tracing::warn!(error, "could not write the assignment; retrying");
         }
     }
 

@@ -146,6 +146,8 @@ pub struct Owner<F> {
     busy: BTreeSet<ShardId>,
     /// etcd did not do what an act asked for. Present until no act is necessary.
     etcd_retry: Option<Retry>,
+    /// etcd refused an act. Reset with `etcd_retry`; only the first refusal is logged.
+    refused: bool,
     log: Log,
 }
 
@@ -222,6 +224,7 @@ impl<F: Fence> Owner<F> {
             acts: FuturesUnordered::new(),
             busy: BTreeSet::new(),
             etcd_retry: None,
+            refused: false,
             log: Log::default(),
         }
     }
@@ -343,7 +346,7 @@ impl<F: Fence> Owner<F> {
     fn act(&mut self, actions: Vec<Action>, owned: &BTreeMap<ShardId, Epoch>) {
         let lease = self.session.borrow_and_update().lease;
         if actions.is_empty() {
-            self.etcd_retry = None;
+            (self.etcd_retry, self.refused) = (None, false);
         }
         let concerned: BTreeSet<ShardId> = actions.iter().map(|action| action.shard()).collect();
         for state in &mut self.databases {

@@ -46,8 +46,8 @@ pub struct SessionKeeper {
     registered: Option<RegisteredAs>,
     /// Present until the node has joined for the first time.
     former: Option<FormerStart>,
-    /// The last attempt failed; only the first failure is logged.
-    failing: bool,
+    /// etcd refused the last attempts; only the first refusal is logged.
+    refused: bool,
 }
 
 /// The registration that was last written, and whether the mirror has shown it since.
@@ -81,7 +81,7 @@ impl SessionKeeper {
             lease: None,
             registered: None,
             former: None,
-            failing: false,
+            refused: false,
         };
         (keeper, sessions)
     }
@@ -219,13 +219,12 @@ impl SessionKeeper {
         let retry = LONGEST_PAUSE.min(self.coordination.lease_ttl() / 6);
         match result {
             Ok(()) => {
-                self.failing = false;
+                self.refused = false;
                 let joined = self.session.borrow().standing == SessionState::Joined;
                 (!joined).then(|| self.former.as_ref().map_or(retry, |former| former.pause(retry)))
             }
             Err(error) => {
-                let first = !std::mem::replace(&mut self.failing, true);
-                if first && !matches!(error, Error::Unanswered { .. }) {
+                if error.is_news(&mut self.refused) {
                     tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the registration in etcd");
                 }
                 Some(retry)

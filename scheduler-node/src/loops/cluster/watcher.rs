@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::session_keeper::Session;
 use crate::{
-    coordination::{Coordination, Error, LeaseId, Revocation, Views},
+    coordination::{Coordination, LeaseId, Revocation, Views},
     peer::Port,
     store::Database,
     supervise::at_work,
@@ -61,8 +61,8 @@ pub struct Watcher {
     /// The start of the monotonic clock of the looks.
     started: Instant,
     ended: watch::Sender<BTreeSet<NodeId>>,
-    /// The last attempt to revoke failed; only the first failure is logged.
-    failing: bool,
+    /// etcd refused the last attempts to revoke; only the first refusal is logged.
+    refused: bool,
 }
 
 /// One start of another node.
@@ -126,7 +126,7 @@ impl Watcher {
             watched: BTreeMap::new(),
             started: Instant::now(),
             ended: watch::Sender::default(),
-            failing: false,
+            refused: false,
         }
     }
 
@@ -227,17 +227,17 @@ impl Watcher {
         let ended = ended.map(|(node, _)| node).filter(|node| may_revoke(view, term, node));
         let ended: Vec<NodeId> = ended.cloned().collect();
         for node in ended {
-            match self.coordination.member_revoke(&node, term, lease).await {
+            let revoked = self.coordination.member_revoke(&node, term, lease).await;
+            self.refused &= revoked.is_err();
+            match revoked {
                 Ok(Revocation::Done) => {
-                    self.failing = false;
                     self.coordination.metrics().revocations.inc();
                     tracing::warn!(member = %node, %term, "revoked the lease of a node whose process has ended");
                 }
                 // The mirror is about to show it.
                 Ok(Revocation::Absent | Revocation::Deposed) => {}
                 Err(error) => {
-                    let first = !std::mem::replace(&mut self.failing, true);
-                    if first && !matches!(error, Error::Unanswered { .. }) {
+                    if error.is_news(&mut self.refused) {
                         let error = &error as &dyn std::error::Error;
                         tracing::warn!(member = %node, error, "could not revoke the lease of a node whose process has ended");
                     }

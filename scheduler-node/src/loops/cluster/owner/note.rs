@@ -226,14 +226,13 @@ impl<F: Fence> Owner<F> {
         }
     }
 
-    /// Logs a failed act, and its further attempts as debug lines. So is an outage of etcd: the loop that noticed it
-    /// first has reported it already.
-    fn say(&self, what: &str, shards: &[ShardId], error: &Error) {
+    /// Logs the first act that etcd refused; others are debug lines. The session keeper reports a lease that is gone.
+    fn say(&mut self, what: &str, shards: &[ShardId], error: &Error) {
         let shards = Ranges(&shards.iter().copied().collect()).to_string();
-        if self.etcd_retry.is_some() || matches!(error, Error::Unanswered { .. } | Error::LeaseGone { .. }) {
-            tracing::debug!(shards, error = error as &dyn std::error::Error, "{what}");
-        } else {
+        if !matches!(error, Error::LeaseGone { .. }) && error.is_news(&mut self.refused) {
             tracing::warn!(shards, error = error as &dyn std::error::Error, "{what}");
+        } else {
+            tracing::debug!(shards, error = error as &dyn std::error::Error, "{what}");
         }
     }
 }
