@@ -25,7 +25,8 @@ pub struct OwnerKey {
 }
 
 impl Coordination {
-    /// Creates the key, or finds that it is already `node`'s. `None`: the key is another node's.
+    /// Creates the key, or finds that it is already `node`'s. `None`: the key is another node's. A value that cannot be
+    /// parsed names no owner and is overwritten.
     ///
     /// `epoch` is the epoch of a fence that the node still holds, where only the key was lost.
     pub async fn owner_create(
@@ -37,7 +38,8 @@ impl Coordination {
     ) -> Result<Option<OwnerKey>, Error> {
         let key = self.keys.owner(shard);
         let value = value(node, epoch);
-        match self.record_keep(EtcdOp::OwnerCreate, key, value, lease, |value| is_owned_by(value, node)).await? {
+        let is_ours = |value: &[u8]| owner_of(value).is_none_or(|owner| owner == *node);
+        match self.record_keep(EtcdOp::OwnerCreate, key, value, lease, is_ours).await? {
             Kept::Ours { create_revision } => Ok(Some(OwnerKey { shard, lease, create_revision })),
             Kept::Anothers { .. } => Ok(None),
         }
@@ -157,6 +159,10 @@ fn value(node: &NodeId, epoch: Option<Epoch>) -> Vec<u8> {
     serde_json::to_vec(&record).expect("an owner record is text and a number")
 }
 
+fn owner_of(value: &[u8]) -> Option<NodeId> {
+    serde_json::from_slice(value).ok().map(|record: OwnerRecord| record.node)
+}
+
 fn is_owned_by(value: &[u8], node: &NodeId) -> bool {
-    serde_json::from_slice(value).is_ok_and(|record: OwnerRecord| record.node == *node)
+    owner_of(value).is_some_and(|owner| owner == *node)
 }

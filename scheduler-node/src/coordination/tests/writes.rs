@@ -84,6 +84,19 @@ async fn two_nodes_never_own_the_same_shard_key() {
 }
 
 #[tokio::test]
+async fn an_owner_key_that_cannot_be_read_belongs_to_the_first_that_wants_it() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let coordination = coordination(&endpoints, &prefix).await;
+    let lease = coordination.lease_grant().await.unwrap();
+    let options = etcd_client::PutOptions::new().with_lease(lease.number());
+    etcdctl(&endpoints).await.put(format!("{prefix}/owners/7"), "{", Some(options)).await.unwrap();
+    let (one, two, shard) = (node("one"), node("two"), ShardId::new(7));
+    let created = coordination.owners_create(&[(shard, None)], &one, lease).await.unwrap();
+    assert_eq!(coordination.owners_confirm(&[(created[0], Epoch::from_store(1))], &one).await.unwrap(), [shard]);
+    assert_eq!(coordination.owner_create(shard, &two, None, lease).await.unwrap(), None);
+}
+
+#[tokio::test]
 async fn many_owner_keys_in_one_request_are_each_as_one_alone() {
     let (endpoints, prefix) = shared_etcd().await;
     let coordination = coordination(&endpoints, &prefix).await;
