@@ -144,6 +144,11 @@ pub struct Owner<F> {
     acts: FuturesUnordered<BoxFuture<'static, ActResult>>,
     /// Shards with an act under way.
     busy: BTreeSet<ShardId>,
+    /// The revisions of the view and of the map at the last look.
+    seen: (i64, u64),
+    /// Shards whose acts have ended while the view and the map show them as before. They rest until one of the two
+    /// changes, or until the next pass.
+    resting: BTreeSet<ShardId>,
     /// etcd did not do what an act asked for. Present until no act is necessary.
     etcd_retry: Option<Retry>,
     /// etcd refused an act. Reset with `etcd_retry`; only the first refusal is logged.
@@ -223,6 +228,8 @@ impl<F: Fence> Owner<F> {
             leaving,
             acts: FuturesUnordered::new(),
             busy: BTreeSet::new(),
+            seen: (0, 0),
+            resting: BTreeSet::new(),
             etcd_retry: None,
             refused: false,
             log: Log::default(),
@@ -248,6 +255,7 @@ impl<F: Fence> Owner<F> {
                 }
                 _ = pass.tick() => {
                     self.log.flush();
+                    self.resting.clear();
                     None
                 }
             };
@@ -267,6 +275,10 @@ impl<F: Fence> Owner<F> {
 
     fn activate(&mut self) {
         let view = self.views.borrow_and_update().clone();
+        let seen = (view.revision, *self.map_changes.borrow_and_update());
+        if std::mem::replace(&mut self.seen, seen) != seen {
+            self.resting.clear();
+        }
         let map = self.places.load();
         self.join();
         self.follow(&map);
@@ -364,7 +376,7 @@ impl<F: Fence> Owner<F> {
             }
             match (action, lease) {
                 (Action::Drop { .. }, _) => self.lose(shard),
-                _ if is_pausing => {}
+                _ if is_pausing || self.resting.contains(&shard) => {}
                 (Action::Release { .. }, _) if owned.contains_key(&shard) => leaving.push(shard),
                 (Action::Release { .. }, _) => self.begin(shard, self.actor.clone().release_key(index, shard)),
                 (Action::Reregister { epoch, .. }, _) => lost_keys.push((shard, epoch)),

@@ -45,9 +45,7 @@ impl<F: Fence> Owner<F> {
         });
         // Where a key is missing, another node was quicker; the mirror is about to show which.
         let ours: BTreeSet<ShardId> = keys.iter().map(|key| key.shard).collect();
-        for shard in shards.iter().filter(|shard| !ours.contains(shard)) {
-            self.busy.remove(shard);
-        }
+        self.rest(shards.iter().copied().filter(|shard| !ours.contains(shard)));
         self.databases[index].created.keys.extend(keys);
     }
 
@@ -72,9 +70,8 @@ impl<F: Fence> Owner<F> {
         match result {
             // The database does not have what is left: the map is about to show the new place.
             Ok(taken) => {
-                for key in self.fenced(index, keys, taken) {
-                    self.busy.remove(&key.shard);
-                }
+                let left = self.fenced(index, keys, taken);
+                self.rest(left.iter().map(|key| key.shard));
             }
             Err(error) => self.unfenced(index, &keys, Some(&error)),
         }
@@ -140,9 +137,7 @@ impl<F: Fence> Owner<F> {
     }
 
     fn reregistered(&mut self, shards: &[ShardId], result: Result<Vec<OwnerKey>, Error>) {
-        for shard in shards {
-            self.busy.remove(shard);
-        }
+        self.rest(shards.iter().copied());
         match result {
             // Where a key is missing, another node has it. The mirror is about to show that, and the next step decides.
             Ok(keys) => self.log.reregistered.extend(keys.iter().map(|key| key.shard)),
@@ -152,9 +147,7 @@ impl<F: Fence> Owner<F> {
 
     fn looked(&mut self, shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error>) {
         // A later pass looks again at everything that is not released now.
-        for shard in &shards {
-            self.busy.remove(shard);
-        }
+        self.rest(shards.iter().copied());
         let record = match result {
             Ok(record) => record,
             Err(error) => return self.failed("could not read the assignment; keeping the shards", &shards, &error),
@@ -196,9 +189,7 @@ impl<F: Fence> Owner<F> {
     }
 
     fn released(&mut self, shards: &[ShardId], result: &Result<(), Error>) {
-        for shard in shards {
-            self.busy.remove(shard);
-        }
+        self.rest(shards.iter().copied());
         // A shard may have moved to another database meanwhile, or be on its way there at this moment.
         for state in self.databases.iter().chain(&self.databases) {
             let owned_shards = &state.database.owned_shards;
@@ -214,6 +205,14 @@ impl<F: Fence> Owner<F> {
         }
         if let Err(error) = result {
             self.failed("could not delete owner keys; keeping the shards", shards, error);
+        }
+    }
+
+    /// Ends acts whose effect, or whose lack of one, the view does not show yet.
+    fn rest(&mut self, shards: impl Iterator<Item = ShardId>) {
+        for shard in shards {
+            self.busy.remove(&shard);
+            self.resting.insert(shard);
         }
     }
 

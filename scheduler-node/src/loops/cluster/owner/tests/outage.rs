@@ -1,6 +1,7 @@
-//! Owners that start with something to do while etcd refuses connections. The view is the last one before.
+//! Owners that start with something to do while etcd refuses connections, or while the view is old.
 
 use common::{cluster::AssignmentRecord, ids::TaskId, shard::assign::Assignment};
+use futures::StreamExt;
 
 use super::*;
 use crate::coordination::{AssignmentWrite, LeaseId, tests::kept_lease};
@@ -61,7 +62,7 @@ impl Lone {
         self.views.borrow().owners.values().filter(|owner| owner.node == self.me).count()
     }
 
-    fn start(&mut self) {
+    fn owner(&self) -> Owner<Line> {
         let line =
             Line { fences: Arc::default(), down: AtomicBool::new(false), slow: None, statements: Mutex::default() };
         let database = OwnerDatabase {
@@ -73,7 +74,7 @@ impl Lone {
         places.presume(&[ShardRange::all(SHARDS)], u16::try_from(SHARDS).unwrap());
         let session =
             Session { standing: SessionState::Joined, lease: Some(self.lease), candidacy: None, last_renewal: None };
-        let owner = Owner::new(
+        Owner::new(
             self.me.clone(),
             self.coordination.clone(),
             [database].into_iter().collect(),
@@ -82,8 +83,11 @@ impl Lone {
             watch::Sender::new(session).subscribe(),
             watch::Sender::new(fit()).subscribe(),
             CancellationToken::new(),
-        );
-        self.tasks.push(spawn_child(owner.run(CancellationToken::new())));
+        )
+    }
+
+    fn start(&mut self) {
+        self.tasks.push(spawn_child(self.owner().run(CancellationToken::new())));
     }
 
     fn failures(&self) -> u64 {
@@ -131,4 +135,27 @@ async fn acts_that_etcd_does_not_answer_pause_and_are_done_after_the_outage() {
     eventually("its keys are back", || registers_again.keys() == all).await;
     eventually("it has given the shards up", || releases.owned_shards.owned().is_empty() && releases.keys() == 0).await;
     eventually("it has given the key up", || gives_up_key.keys() == 0).await;
+}
+
+#[tokio::test]
+async fn while_the_view_is_old_an_act_without_effect_is_not_repeated_at_once() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let lone = Lone::new(&endpoints, &prefix, true).await;
+    let is_shown = |view: &ClusterView| view.assignment.is_some() && view.members.contains_key(&lone.other.name);
+    eventually("the view is complete", || is_shown(&lone.views.borrow())).await;
+    lone.tasks.iter().for_each(JoinHandle::abort);
+    for shard in ShardRange::all(SHARDS).iter() {
+        lone.cluster.owner_create(shard, &lone.other, None, lone.lease).await.unwrap().expect("the key is free");
+    }
+    let mut owner = lone.owner();
+    owner.activate();
+    let done = owner.acts.next().await;
+    assert!(done.is_some(), "the view shows no owner");
+    owner.take(done);
+    owner.activate();
+    assert!(owner.acts.is_empty(), "another request about the same keys");
+    // As after a change of the view.
+    owner.seen = (0, 0);
+    owner.activate();
+    assert!(!owner.acts.is_empty());
 }
