@@ -68,6 +68,8 @@ pub struct Assigner {
     reach_until: Option<Instant>,
     /// The moment since which there has been a decision to make.
     open_since: Option<Instant>,
+    /// The last assignment that a view has shown. It outlives a loss of all of etcd.
+    shown: Option<Assignment>,
     /// The last problem and its answer. The same problem has the same answer.
     settled: Option<(AssignmentProblem, Option<AssignmentRecord>)>,
     /// The assignment that was written and that the mirror does not show yet.
@@ -106,6 +108,7 @@ impl Assigner {
             reach: ReachChanges::default(),
             reach_until: None,
             open_since: None,
+            shown: None,
             settled: None,
             written: None,
             frozen: Vec::new(),
@@ -190,6 +193,11 @@ impl Assigner {
         if self.present.iter().any(|node| view.member(node).is_none() && !ended.contains(node)) {
             self.unsure_until = Some(Instant::now() + GATHER_LOST);
         }
+        if let Some(record) = &view.assignment
+            && self.shown.as_ref() != Some(&record.assignment)
+        {
+            self.shown = Some(record.assignment.clone());
+        }
         let staying = view.members.values().filter(|member| !member.leaving);
         self.present = staying.map(|member| member.node.clone()).collect();
     }
@@ -249,8 +257,7 @@ impl Assigner {
 
     async fn decide(&mut self, term: Term, problem: AssignmentProblem, view: &ClusterView) -> Option<Instant> {
         let previous = view.assignment.as_ref();
-        // Without an assignment, for example after the loss of all of etcd, the present owners count as assigned.
-        let before = previous.map_or_else(|| as_owned(view), |record| record.assignment.clone());
+        let before = before(view, self.shown.as_ref());
         let next = solve(&problem, &before);
         let anybody = next.owners.iter().any(Option::is_some);
         let nothing_new = if previous.is_some() { next == before } else { !anybody };
@@ -291,6 +298,15 @@ impl Assigner {
     }
 }
 
+/// The assignment from which as little as possible moves.
+///
+/// After a loss of all of etcd it is the last one that was `shown`: the nodes put their owner keys back one after
+/// another, and a shard without a key is owned all the same. A node that has seen none takes the owners for assigned.
+fn before(view: &ClusterView, shown: Option<&Assignment>) -> Assignment {
+    let last = view.assignment.as_ref().map(|record| &record.assignment).or(shown);
+    last.cloned().unwrap_or_else(|| as_owned(view))
+}
+
 fn as_owned(view: &ClusterView) -> Assignment {
     let count = view.owners.keys().map(|shard| usize::from(shard.number()) + 1).max().unwrap_or(0);
     let mut owners = vec![None; count];
@@ -304,5 +320,27 @@ async fn sleep_until(wake: Option<Instant>) {
     match wake {
         Some(wake) => tokio::time::sleep_until(wake).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::{cluster::OwnerRecord, ids::ShardId};
+
+    use super::*;
+    use crate::coordination::tests::node;
+
+    #[test]
+    fn after_a_loss_of_etcd_the_last_assignment_counts_although_owner_keys_are_still_missing() {
+        let (one, two) = (node("one"), node("two"));
+        let owner = OwnerRecord { node: one.clone(), epoch: None };
+        let view = ClusterView { owners: [(ShardId::new(0), owner)].into(), ..ClusterView::default() };
+        let shown = Assignment { owners: vec![Some(one.clone()), Some(two)] };
+        assert_eq!(before(&view, Some(&shown)), shown);
+        assert_eq!(before(&view, None).owners, [Some(one.clone())]);
+        let stored = Assignment { owners: vec![Some(one)] };
+        let record = AssignmentRecord { term: Term::from_revision(1), assignment: stored.clone() };
+        let view = ClusterView { assignment: Some(record), ..view };
+        assert_eq!(before(&view, Some(&shown)), stored);
     }
 }
