@@ -10,6 +10,10 @@ use std::{
 
 use crate::{cluster::view::Member, ids::NodeName, time::UnixMicros};
 
+/// After most are back, the others have this long: after a stall, a node tries again within a second, and its request
+/// may take two.
+const REST_BACK_WITHIN: Duration = Duration::from_secs(3);
+
 /// Whether the master may act on the current members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pace {
@@ -25,9 +29,9 @@ pub enum Pace {
 /// Records which members vanished, and when.
 ///
 /// The assignment freezes when two or more members, and more than a third of them, vanish within one TTL. It stays
-/// frozen for two TTLs, or until so many are back that the rest would not have frozen it. A member that announced its
-/// leaving does not count, nor does one whose process is known to have ended, and one that vanishes alone never freezes
-/// the assignment.
+/// frozen for two TTLs, or until all are back. Once so many are back that the rest would not have frozen it, it waits
+/// for the rest for three seconds at most. A member that announced its leaving does not count, nor does one whose
+/// process is known to have ended, and one that vanishes alone never freezes the assignment.
 ///
 /// Every node should observe all the time, not only the master. A stall may be the reason that a node becomes master,
 /// and that node must know the members from before the stall.
@@ -37,6 +41,8 @@ pub struct Freeze {
     present: Vec<NodeName>,
     vanished: BTreeMap<NodeName, UnixMicros>,
     until: Option<UnixMicros>,
+    /// When so many were back that the rest would not have frozen the assignment.
+    most_back: Option<UnixMicros>,
 }
 
 impl Freeze {
@@ -71,11 +77,19 @@ impl Freeze {
     fn pace(&mut self, now: UnixMicros, ttl: Duration) -> Pace {
         let missing = self.vanished.len();
         let too_many = missing >= 2 && missing * 3 > missing + self.present.len();
-        if !too_many {
-            self.until = None;
+        let until = if too_many {
+            self.most_back = None;
+            Some(*self.until.get_or_insert_with(|| now.plus(ttl * 2)))
+        } else {
+            let most_back = *self.most_back.get_or_insert(now);
+            self.until
+                .map(|until| until.min(most_back.plus(REST_BACK_WITHIN)))
+                .filter(|until| missing > 0 && now < *until)
+        };
+        let Some(until) = until else {
+            (self.until, self.most_back) = (None, None);
             return Pace::Proceed;
-        }
-        let until = *self.until.get_or_insert_with(|| now.plus(ttl * 2));
+        };
         Pace::Frozen { until, missing: self.vanished.keys().cloned().collect() }
     }
 }
