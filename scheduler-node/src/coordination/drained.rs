@@ -30,9 +30,10 @@ impl Coordination {
         });
         let drained = parts.next().and_then(|mut get: GetResponse| get.take_kvs().pop());
         let nodes = parts.next().map(|mut get| get.take_kvs()).unwrap_or_default();
-        // A value that cannot be parsed counts as absent, as in the mirror.
+        // A key on no lease, and a value that cannot be parsed, count as absent, as in the mirror.
+        let leased = nodes.into_iter().filter(|found| found.lease() != 0);
         let member = |found: KeyValue| serde_json::from_slice::<Member>(found.value()).ok();
-        let members = nodes.into_iter().filter_map(member).map(|member| (member.node.name.clone(), member)).collect();
+        let members = leased.filter_map(member).map(|member| (member.node.name.clone(), member)).collect();
         let starts = drained.as_ref().and_then(|found| serde_json::from_slice(found.value()).ok()).unwrap_or_default();
         let mod_revision = drained.map_or(0, |found| found.mod_revision());
         Ok(Drained { roll: Roll { members, drained: starts }, mod_revision })

@@ -238,7 +238,7 @@ impl Mirror {
     }
 }
 
-/// All values that could be parsed, by key.
+/// All values that count, by key.
 #[derive(Debug, Default)]
 struct Picture {
     revision: i64,
@@ -247,7 +247,7 @@ struct Picture {
     assignment: Option<AssignmentRecord>,
     owners: BTreeMap<ShardId, OwnerRecord>,
     drained: BTreeSet<NodeId>,
-    /// Keys whose values could not be parsed, so that each is logged once.
+    /// Keys that count as absent, so that each is logged once.
     complaints: BTreeSet<Vec<u8>>,
 }
 
@@ -255,17 +255,17 @@ impl Picture {
     fn put(&mut self, key: Option<Key>, found: &KeyValue) {
         match key {
             Some(Key::Node(name)) => {
-                let member = self.read(found).filter(|member: &Member| member.node.name == name);
+                let member = self.read_leased(found).filter(|member: &Member| member.node.name == name);
                 replace(&mut self.members, name, member);
             }
             Some(Key::Candidate(lease)) => {
                 let term = Term::from_revision(found.create_revision());
-                let candidate = self.read(found).map(|node: NodeId| Candidate { term, node });
+                let candidate = self.read_leased(found).map(|node: NodeId| Candidate { term, node });
                 replace(&mut self.candidates, lease, candidate);
             }
             Some(Key::Assignment) => self.assignment = self.read(found),
             Some(Key::Owner(shard)) => {
-                let owner = self.read(found);
+                let owner = self.read_leased(found);
                 replace(&mut self.owners, shard, owner);
             }
             Some(Key::Drained) => self.drained = self.read(found).unwrap_or_default(),
@@ -285,6 +285,16 @@ impl Picture {
         }
     }
 
+    /// Parses the value of a key that its node's lease carries. A key on no lease, as after a copy of the keys into
+    /// another etcd, would outlive its node for ever. It counts as absent, and nodes overwrite it.
+    fn read_leased<T: DeserializeOwned>(&mut self, found: &KeyValue) -> Option<T> {
+        if found.lease() == 0 {
+            self.complain(found, "it is on no lease");
+            return None;
+        }
+        self.read(found)
+    }
+
     /// Parses a value. One that cannot be parsed counts as absent.
     fn read<T: DeserializeOwned>(&mut self, found: &KeyValue) -> Option<T> {
         match serde_json::from_slice(found.value()) {
@@ -299,7 +309,7 @@ impl Picture {
     fn complain(&mut self, found: &KeyValue, reason: &str) {
         if self.complaints.insert(found.key().to_vec()) {
             let key = String::from_utf8_lossy(found.key());
-            tracing::warn!(%key, reason, "ignoring an unreadable key in etcd");
+            tracing::warn!(%key, reason, "ignoring a key in etcd");
         }
     }
 

@@ -33,7 +33,8 @@ pub(super) struct Seen {
 }
 
 impl Coordination {
-    /// Puts `value` under `key` on `lease`, unless the present value is another node's.
+    /// Puts `value` under `key` on `lease`, unless the present value is another node's. A key on no lease is no node's:
+    /// it was copied from another etcd.
     pub(super) async fn record_keep(
         &self,
         op: EtcdOp,
@@ -59,7 +60,7 @@ impl Coordination {
                 over = None;
                 continue;
             };
-            if !is_ours(found.value()) {
+            if found.lease() != 0 && !is_ours(found.value()) {
                 return Ok(Kept::Anothers { value: found.value().to_vec() });
             }
             if found.value() == value && found.lease() == lease.number() {

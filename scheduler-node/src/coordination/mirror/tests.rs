@@ -85,13 +85,14 @@ async fn keys_that_cannot_be_read_are_passed_over() {
     let lease = coordination.lease_grant().await.unwrap();
     coordination.member_put(&member(&me), lease).await.unwrap();
     let mut etcd = etcdctl(&endpoints).await;
+    let on_lease = || Some(PutOptions::new().with_lease(lease.number()));
     let foreign =
         ["nodes/two", "nodes/two/deep", "owners/0", "owners/x", "candidates/1", "assignment", "drained", "else", ""];
     for key in foreign {
-        etcd.put(format!("{prefix}/{key}"), "{", None).await.unwrap();
+        etcd.put(format!("{prefix}/{key}"), "{", on_lease()).await.unwrap();
     }
     let stolen = serde_json::to_vec(&member(&me)).unwrap();
-    etcd.put(format!("{prefix}/nodes/three"), stolen, None).await.unwrap();
+    etcd.put(format!("{prefix}/nodes/three"), stolen, on_lease()).await.unwrap();
     let running = Running::start(&coordination);
     running.shows("the one that can be read", |view| view.member(&me).is_some()).await;
     let view = running.views.borrow().clone();
@@ -151,7 +152,7 @@ async fn the_mirror_moves_on_when_its_endpoint_is_killed_or_frozen() {
     etcd.resume(1).unwrap();
 }
 
-/// Puts a member without a lease, as the tests do not renew one. Repeats until it succeeds, because the members
+/// Puts a member on a long lease, as the tests do not renew one. Repeats until it succeeds, because the members
 /// may be electing a leader.
 async fn put(endpoint: &str, node: &NodeId, version: &str) {
     let mut etcd = etcdctl(&[endpoint.to_owned()]).await;
@@ -159,7 +160,11 @@ async fn put(endpoint: &str, node: &NodeId, version: &str) {
     let value = serde_json::to_vec(&member).unwrap();
     let written = async {
         loop {
-            let put = etcd.put(format!("/duetime/nodes/{}", node.name), value.clone(), None);
+            let put = async {
+                let lease = etcd.lease_grant(600, None).await?.id();
+                let options = PutOptions::new().with_lease(lease);
+                etcd.put(format!("/duetime/nodes/{}", node.name), value.clone(), Some(options)).await
+            };
             if let Ok(Ok(_)) = tokio::time::timeout(Duration::from_secs(1), put).await {
                 return;
             }

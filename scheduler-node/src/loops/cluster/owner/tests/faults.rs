@@ -1,4 +1,4 @@
-use common::cluster::AssignmentRecord;
+use common::cluster::{AssignmentRecord, OwnerRecord};
 
 use super::*;
 use crate::{
@@ -150,6 +150,26 @@ async fn an_etcd_that_has_lost_everything_is_told_again_who_owns_what() {
     .await;
     balanced(&nodes).await;
     assert_eq!(epochs(&nodes), before);
+}
+
+#[tokio::test]
+async fn keys_that_were_copied_from_another_etcd_keep_no_node_out() {
+    let world = World::shared().await;
+    let (copied, ghost) = (node("one"), node("ghost"));
+    let owner = OwnerRecord { node: ghost.clone(), epoch: Some(Epoch::from_store(7)) };
+    let mut client = etcdctl(&world.endpoints).await;
+    for (key, value) in [
+        ("nodes/one", serde_json::to_vec(&member(&copied))),
+        ("nodes/ghost", serde_json::to_vec(&member(&ghost))),
+        ("candidates/00000000000000ff", serde_json::to_vec(&ghost)),
+        ("owners/3", serde_json::to_vec(&owner)),
+    ] {
+        client.put(format!("{}/{key}", world.prefix), value.unwrap(), None).await.unwrap();
+    }
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    assert!(one.is_master());
+    assert_eq!(one.view().members.len(), 1);
 }
 
 #[tokio::test]
