@@ -64,7 +64,7 @@ pub async fn run(
             node.shared.databases.all().iter().map(|database| Arc::clone(&database.owned_shards)).collect();
         owner::leave(me, leaving, &node.loops.coordination, node.views.clone(), &owned_shards).await;
     }
-    node.stop().await;
+    node.stop(end.is_err()).await;
     end
 }
 

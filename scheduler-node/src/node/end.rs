@@ -39,19 +39,26 @@ impl Node {
     }
 
     /// In order: what comes in, what goes out, the registration, the broker.
-    pub(super) async fn stop(self) {
+    ///
+    /// A node that `is_broken` has handed nothing over, and no other node claims from its shards before its lease is
+    /// revoked. So it claims nothing more, and takes a third of the lease at most until then.
+    pub(super) async fn stop(self, is_broken: bool) {
         let Self { mut shared, loops, mut crews, .. } = self;
         let (stop, broker) = (shared.stop.clone(), loops.broker.clone());
+        let longest = if is_broken { loops.coordination.lease_ttl() / 6 } else { Duration::MAX };
         // The publisher and the settlers end with the last way into them.
         drop(loops);
         stop.leaving.cancel();
         stop.intake.cancel();
-        if !crews.intake.all_end(INTAKE_END).await {
+        if is_broken {
+            stop.work.cancel();
+        }
+        if !crews.intake.all_end(INTAKE_END.min(longest)).await {
             tracing::warn!("unanswered requests were cut off");
         }
         // Dispatchers end, then the publisher has no more to come, then the settlers: each finishes what it was given.
         stop.work.cancel();
-        if !crews.work.all_end(WORK_END).await {
+        if !crews.work.all_end(WORK_END.min(longest)).await {
             tracing::warn!("some claimed tasks could not be settled; the next owner publishes them again");
             stop.patience.cancel();
         }
