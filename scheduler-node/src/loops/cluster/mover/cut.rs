@@ -31,6 +31,9 @@ const DRAIN_WITHIN: Duration = Duration::from_millis(250);
 /// The longest time without claims. A cut that has not opened the target by then gives up and opens the source again.
 const CUT_WITHIN: Duration = Duration::from_millis(450);
 
+/// While a shard has not been leaving for long enough, the rows are looked at again after this long.
+const LEAVING_LOOK: Duration = Duration::from_millis(500);
+
 /// What became of a cut that has stopped the claims.
 enum Cut {
     /// The target has the shard now, under this epoch.
@@ -54,7 +57,7 @@ impl Work {
         let since = *self.leaving_since.get_or_insert_with(Instant::now);
         if let Some(left) = LEAVING_AT_LEAST.checked_sub(since.elapsed()) {
             self.note_progress().await;
-            let _ = tokio::time::timeout(left.min(Duration::from_millis(500)), self.stop.cancelled()).await;
+            let _ = tokio::time::timeout(left.min(LEAVING_LOOK), self.stop.cancelled()).await;
             return Ok(Stepped::On);
         }
         if !self.note(Some(MovePhase::Cutting), None).await {
@@ -79,13 +82,8 @@ impl Work {
         owned_shards.stop_claiming(&[shard], Stop::Cut);
         match self.cut_without_claims(ends, epoch, began).await {
             Ok(Cut::Opened(opened)) => {
-                self.take_over(ends, opened);
-                let took = began.elapsed();
+                let took = self.opened(ends, opened, began, false).await;
                 self.shared.metrics.move_cut.observe(took.as_secs_f64());
-                self.note(Some(MovePhase::Cleaning), i64::try_from(took.as_millis()).ok()).await;
-                tracing::info!(%shard, target = %ends.target.name(), epoch = %opened, cut_ms = took.as_millis(), "a shard has moved");
-                self.register(opened).await;
-                self.shared.look().await;
                 Ok(Stepped::Ended)
             }
             Ok(Cut::GivenUp(problem)) => {
@@ -169,12 +167,20 @@ impl Work {
         let Some(opened) = ends.target.sql.move_open(self.shard, epoch, epoch, &self.shared.me).await? else {
             return Ok(Stepped::Ended);
         };
+        self.opened(ends, opened, began, true).await;
+        Ok(Stepped::Ended)
+    }
+
+    /// Goes on with a shard that is open in its target. Returns how long the cut took.
+    async fn opened(&mut self, ends: &Ends, opened: Epoch, began: Instant, was_interrupted: bool) -> Duration {
         self.take_over(ends, opened);
-        self.note(Some(MovePhase::Cleaning), i64::try_from(began.elapsed().as_millis()).ok()).await;
-        tracing::info!(shard = %self.shard, target = %ends.target.name(), epoch = %opened, "a shard has moved; its cut was interrupted");
+        let took = began.elapsed();
+        let cut_ms = i64::try_from(took.as_millis()).ok();
+        self.note(Some(MovePhase::Cleaning), cut_ms).await;
+        tracing::info!(shard = %self.shard, target = %ends.target.name(), epoch = %opened, cut_ms, was_interrupted, "a shard has moved");
         self.register(opened).await;
         self.shared.look().await;
-        Ok(Stepped::Ended)
+        took
     }
 
     /// Dispatches the shard from its target. Nothing that this node has in flight is published again.

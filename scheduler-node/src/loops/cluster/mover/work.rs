@@ -269,7 +269,7 @@ impl Work {
             if self.shared.planned(database.name()).is_empty()
                 && let Err(error) = database.sql.move_guard(&[], true).await
             {
-                tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "the gate guards shards that do not move");
+                tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not take shards that no longer move out of the write gate");
             }
         }
         Ok(Stepped::Ended)
