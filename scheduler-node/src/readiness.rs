@@ -151,7 +151,7 @@ impl Readiness {
         }
         let of_etcd = match (&self.sources.session.borrow().standing, &self.sources.realm.borrow().refusal) {
             (_, Some(refusal)) => Some(refusal.clone()),
-            (SessionState::Joined, None) => None,
+            (SessionState::Joined { .. }, None) => None,
             (SessionState::Joining, None) => Some("not registered, no answer yet".to_owned()),
             (SessionState::NameTaken { .. }, None) => {
                 Some("another node has this name; waiting until its lease expires".to_owned())
@@ -176,11 +176,10 @@ mod tests {
 
     /// A node with `fitness` that lacks nothing else.
     fn readiness(fitness: watch::Receiver<NodeFitness>, leaving: &CancellationToken, pulse: &Pulse) -> Readiness {
-        let session = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
         Readiness::new(Sources {
             fitness,
             broker: watch::channel(BrokerState::Up { blocked: false }).1,
-            session: watch::channel(session).1,
+            session: watch::channel(Session::of_test()).1,
             cluster: watch::channel(Some(ClusterId::new(uuid::Uuid::from_u128(1)))).1,
             realm: watch::channel(RealmStanding::default()).1,
             admitted: watch::channel(Some(ClusterId::new(uuid::Uuid::from_u128(1)))).1,
@@ -239,7 +238,7 @@ mod tests {
         let fitness = NodeFitness { unfit: [(DatabaseName::new("main"), unfit)].into(), ..NodeFitness::default() };
         let (leaving, pulse) = (CancellationToken::new(), Pulse::default());
         let mut readiness = readiness(watch::channel(fitness).1, &leaving, &pulse);
-        let session = Session { standing: SessionState::Joining, lease: None, candidacy: None, last_renewal: None };
+        let session = Session { standing: SessionState::Joining, last_renewal: None };
         readiness.sources.session = watch::channel(session).1;
         let down = BrokerState::Down { reason: "not connected yet".to_owned(), since: Instant::now() };
         readiness.sources.broker = watch::channel(down).1;

@@ -75,6 +75,11 @@ pub(crate) fn member(node: &NodeId) -> Member {
     }
 }
 
+/// The number of a lease that no etcd has.
+pub(crate) fn some_lease() -> LeaseId {
+    LeaseId::parse("00000000000000ff").unwrap()
+}
+
 /// A lease that lives as long as the test.
 pub(crate) async fn kept_lease(coordination: &Coordination) -> LeaseId {
     let lease = coordination.lease_grant().await.unwrap();

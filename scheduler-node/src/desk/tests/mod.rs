@@ -39,10 +39,7 @@ use crate::{
     config::Auth,
     coordination::{Coordination, Views, tests::coordination},
     loops::{
-        cluster::{
-            realm_keeper::RealmStanding,
-            session_keeper::{Session, SessionState},
-        },
+        cluster::{realm_keeper::RealmStanding, session_keeper::Session},
         dispatch::claim_on_insert::ClaimOnInsert,
         nudger::Nudger,
         outcome::{
@@ -166,11 +163,10 @@ fn counter_in(
         default_exchange: true,
         audit: audit.clone(),
     };
-    let joined = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
     let readiness = Readiness::new(Sources {
         fitness: fit,
         broker: watch::channel(BrokerState::Up { blocked: false }).1,
-        session: watch::channel(joined).1,
+        session: watch::channel(Session::of_test()).1,
         cluster: watch::channel(Some(ClusterId::new(uuid::Uuid::from_u128(1)))).1,
         realm: watch::channel(RealmStanding::default()).1,
         admitted: watch::channel(Some(ClusterId::new(uuid::Uuid::from_u128(1)))).1,

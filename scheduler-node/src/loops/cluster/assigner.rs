@@ -266,7 +266,7 @@ impl Assigner {
             return None;
         }
         let diff = AssignmentDiff::between(&before, &next);
-        let lease = self.session.borrow().lease?;
+        let lease = self.session.borrow().lease()?;
         let next = AssignmentRecord { term, assignment: next };
         let written = self.coordination.assignment_write(previous, &next, lease).await;
         self.refused &= written.is_err();

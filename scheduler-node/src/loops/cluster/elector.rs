@@ -66,7 +66,7 @@ impl Elector {
         let master = self.views.borrow_and_update().master().cloned();
         // Compares the term, not the name: a key of this node on a lease that has run out is not its place in the
         // queue.
-        let candidacy = self.session.borrow_and_update().candidacy;
+        let candidacy = self.session.borrow_and_update().candidacy();
         let term = master.as_ref().map(|master| master.term).filter(|term| candidacy == Some(*term));
         self.report(master, term);
         self.metrics.master.set(i64::from(term.is_some()));

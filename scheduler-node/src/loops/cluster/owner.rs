@@ -356,7 +356,7 @@ impl<F: Fence> Owner<F> {
     }
 
     fn act(&mut self, actions: Vec<Action>, owned: &BTreeMap<ShardId, Epoch>) {
-        let lease = self.session.borrow_and_update().lease;
+        let lease = self.session.borrow_and_update().lease();
         if actions.is_empty() {
             (self.etcd_retry, self.refused) = (None, false);
         }

@@ -69,7 +69,7 @@ impl SessionKeeper {
         fitness: watch::Receiver<MemberFitness>,
         leaving: CancellationToken,
     ) -> (Self, watch::Receiver<Session>) {
-        let begin = Session { standing: SessionState::Joining, lease: None, candidacy: None, last_renewal: None };
+        let begin = Session { standing: SessionState::Joining, last_renewal: None };
         let (session, sessions) = watch::channel(begin);
         let keeper = Self {
             coordination,
@@ -144,11 +144,7 @@ impl SessionKeeper {
         tracing::warn!(%lease, "the lease has expired; registering again, shards stay owned");
         self.lease = None;
         self.registered = None;
-        self.session.send_modify(|session| {
-            session.standing = SessionState::Joining;
-            session.lease = None;
-            session.candidacy = None;
-        });
+        self.session.send_modify(|session| session.standing = SessionState::Joining);
     }
 
     async fn register(&mut self, lease: LeaseId, wanted: Member) -> Result<(), Error> {
@@ -165,7 +161,7 @@ impl SessionKeeper {
             return Ok(());
         }
         let term = self.coordination.candidate_put(&wanted.node, lease).await?;
-        let joining = self.session.borrow().standing != SessionState::Joined;
+        let joining = self.session.borrow().joined().is_none();
         if joining {
             tracing::info!(me = %wanted.node, %lease, %term, "joined the cluster");
         }
@@ -178,11 +174,7 @@ impl SessionKeeper {
         }
         self.former = None;
         self.registered = Some(RegisteredAs { lease, member: wanted, since: Instant::now(), shown: false });
-        self.session.send_modify(|session| {
-            session.standing = SessionState::Joined;
-            session.lease = Some(lease);
-            session.candidacy = Some(term);
-        });
+        self.session.send_modify(|session| session.standing = SessionState::Joined { lease, term });
         Ok(())
     }
 
@@ -220,7 +212,7 @@ impl SessionKeeper {
         match result {
             Ok(()) => {
                 self.refused = false;
-                let joined = self.session.borrow().standing == SessionState::Joined;
+                let joined = self.session.borrow().joined().is_some();
                 (!joined).then(|| self.former.as_ref().map_or(retry, |former| former.pause(retry)))
             }
             Err(error) => {
@@ -281,11 +273,7 @@ impl SessionKeeper {
             }
             Err(_) => tracing::warn!("could not leave the cluster in time; the lease expires by itself"),
         }
-        self.session.send_modify(|session| {
-            session.standing = SessionState::Left;
-            session.lease = None;
-            session.candidacy = None;
-        });
+        self.session.send_modify(|session| session.standing = SessionState::Left);
     }
 }
 

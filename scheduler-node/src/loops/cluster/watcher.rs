@@ -149,21 +149,15 @@ impl Watcher {
         let view = self.views.borrow_and_update().clone();
         self.follow(&view);
         self.look(&view).await;
-        let candidacy = self.candidacy();
-        if let Some((term, lease)) = candidacy {
+        let joined = self.session.borrow().joined();
+        if let Some((lease, term)) = joined {
             self.revoke(&view, term, lease).await;
         }
         if self.watched.values().any(|watched| watched.standing == Standing::Suspected) {
             return CONFIRM_AFTER;
         }
-        let is_front = |(term, _)| view.candidates.iter().take(2).any(|candidate| candidate.term == term);
-        if candidacy.is_some_and(is_front) { LOOK_INTERVAL } else { REAR_LOOK_INTERVAL }
-    }
-
-    /// This node's place in the queue for master, while it is registered.
-    fn candidacy(&self) -> Option<(Term, LeaseId)> {
-        let session = self.session.borrow();
-        session.candidacy.zip(session.lease)
+        let is_front = |(_, term)| view.candidates.iter().take(2).any(|candidate| candidate.term == term);
+        if joined.is_some_and(is_front) { LOOK_INTERVAL } else { REAR_LOOK_INTERVAL }
     }
 
     /// Brings the watched starts in line with the view. One that has ended is kept while its absence may be taken for

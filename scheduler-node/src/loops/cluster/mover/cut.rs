@@ -216,7 +216,7 @@ impl Work {
     async fn register(&self, epoch: Epoch) {
         let shard: ShardId = self.shard;
         let (coordination, me) = (&self.shared.coordination, &self.shared.me);
-        let lease = self.shared.session.borrow().lease;
+        let lease = self.shared.session.borrow().lease();
         let Some(lease) = lease else { return };
         let registered = match coordination.owner_create(shard, me, Some(epoch), lease).await {
             Ok(Some(key)) => coordination.owner_confirm(&key, me, epoch).await.map(drop),

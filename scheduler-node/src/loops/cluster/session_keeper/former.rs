@@ -100,10 +100,6 @@ impl SessionKeeper {
             );
         }
         self.registered = None;
-        self.session.send_modify(|session| {
-            session.standing = standing;
-            session.lease = None;
-            session.candidacy = None;
-        });
+        self.session.send_modify(|session| session.standing = standing);
     }
 }

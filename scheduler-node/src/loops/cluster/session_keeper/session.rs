@@ -23,10 +23,13 @@ pub enum SessionState {
     Joining,
     /// Another start of a node of this name is registered. Unless it is alive, its registration ends with its
     /// lease.
-    NameTaken {
-        by: Option<NodeId>,
+    NameTaken { by: Option<NodeId> },
+    Joined {
+        /// The lease that keys of this node can be attached to.
+        lease: LeaseId,
+        /// The node's place in the queue for master.
+        term: Term,
     },
-    Joined,
     /// The node has left the cluster by itself.
     Left,
 }
@@ -35,10 +38,31 @@ pub enum SessionState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     pub standing: SessionState,
-    /// The lease that keys of this node can be attached to. Present only while joined.
-    pub lease: Option<LeaseId>,
-    /// The node's place in the queue for master.
-    pub candidacy: Option<Term>,
     /// When the newest successful renewal was requested.
     pub last_renewal: Option<Instant>,
+}
+
+impl Session {
+    /// The lease and the place in the queue for master, while the node has joined.
+    pub fn joined(&self) -> Option<(LeaseId, Term)> {
+        match self.standing {
+            SessionState::Joined { lease, term } => Some((lease, term)),
+            SessionState::Joining | SessionState::NameTaken { .. } | SessionState::Left => None,
+        }
+    }
+
+    pub fn lease(&self) -> Option<LeaseId> {
+        self.joined().map(|(lease, _)| lease)
+    }
+
+    pub fn candidacy(&self) -> Option<Term> {
+        self.joined().map(|(_, term)| term)
+    }
+
+    /// A session that has joined, for tests that need no etcd.
+    #[cfg(test)]
+    pub(crate) fn of_test() -> Self {
+        let (lease, term) = (crate::coordination::tests::some_lease(), Term::from_revision(1));
+        Self { standing: SessionState::Joined { lease, term }, last_renewal: None }
+    }
 }

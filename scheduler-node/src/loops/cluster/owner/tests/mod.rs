@@ -257,6 +257,10 @@ impl TestNode {
         self.session.borrow().standing.clone()
     }
 
+    fn has_joined(&self) -> bool {
+        self.session.borrow().joined().is_some()
+    }
+
     fn keyed(&self) -> usize {
         self.view().owners.values().filter(|owner| owner.node == self.me).count()
     }

@@ -1,6 +1,10 @@
 //! Owners that start with something to do while etcd refuses connections, or while the view is old.
 
-use common::{cluster::AssignmentRecord, ids::TaskId, shard::assign::Assignment};
+use common::{
+    cluster::AssignmentRecord,
+    ids::{TaskId, Term},
+    shard::assign::Assignment,
+};
 use futures::StreamExt;
 
 use super::*;
@@ -17,6 +21,7 @@ struct Lone {
     cluster: Coordination,
     coordination: Coordination,
     lease: LeaseId,
+    term: Term,
     owned_shards: Arc<OwnedShards>,
     views: Views,
     tasks: Vec<JoinHandle<()>>,
@@ -40,7 +45,8 @@ impl Lone {
         let (mirror, views) = Mirror::new(cluster.clone());
         let tasks = vec![spawn_child(mirror.run(CancellationToken::new()))];
         let coordination = coordination(endpoints, prefix).await;
-        Self { me, other, cluster, coordination, lease, owned_shards: Arc::new(OwnedShards::new(100)), views, tasks }
+        let owned_shards = Arc::new(OwnedShards::new(100));
+        Self { me, other, cluster, coordination, lease, term, owned_shards, views, tasks }
     }
 
     /// Holds the fence of every shard.
@@ -72,8 +78,8 @@ impl Lone {
         };
         let places = Places::new(ByDatabase::default());
         places.presume(&[ShardRange::all(SHARDS)], u16::try_from(SHARDS).unwrap());
-        let session =
-            Session { standing: SessionState::Joined, lease: Some(self.lease), candidacy: None, last_renewal: None };
+        let standing = SessionState::Joined { lease: self.lease, term: self.term };
+        let session = Session { standing, last_renewal: None };
         Owner::new(
             self.me.clone(),
             self.coordination.clone(),
