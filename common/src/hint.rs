@@ -112,17 +112,21 @@ pub fn postgres_hints(settings: &PostgresSettings) -> Vec<Hint> {
             &format!("{locks_each} or more"),
             "a look through all finished tasks locks each day of the longest retention, and fails when there is no room",
         ),
-        hint(
-            !settings.missing_indexes.is_empty(),
-            "duetime.task",
-            format!("without {}", settings.missing_indexes.join(" and ")),
-            "`duetime migrate --indexes` when all nodes run this version",
-            "lanes and dependencies with thousands of waiting tasks are slow without all indexes",
-        ),
     ]
     .into_iter()
     .flatten()
+    .chain(missing_indexes(settings))
     .collect()
+}
+
+fn missing_indexes(settings: &PostgresSettings) -> Option<Hint> {
+    let missing = &settings.missing_indexes;
+    (!missing.is_empty()).then(|| Hint {
+        setting: "duetime.task",
+        current: format!("without {}", missing.join(" and ")),
+        recommended: "`duetime migrate --indexes` when all nodes run this version".to_owned(),
+        why: "lanes and dependencies with thousands of waiting tasks are slow without all indexes",
+    })
 }
 
 fn size(bytes: i64) -> String {

@@ -11,8 +11,8 @@ use std::{
 use crate::{cluster::view::Member, ids::NodeName, time::UnixMicros};
 
 /// After most are back, the others have this long: after a stall, a node tries again within a second, and its request
-/// may take two.
-const REST_BACK_WITHIN: Duration = Duration::from_secs(3);
+/// may take two for each of two endpoints.
+const REST_BACK_WITHIN: Duration = Duration::from_secs(5);
 
 /// Whether the master may act on the current members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Pace {
 ///
 /// The assignment freezes when two or more members, and more than a third of them, vanish within one TTL. It stays
 /// frozen for two TTLs, or until all are back. Once so many are back that the rest would not have frozen it, it waits
-/// for the rest for three seconds at most. A member that announced its leaving does not count, nor does one whose
+/// for the rest for five seconds at most. A member that announced its leaving does not count, nor does one whose
 /// process is known to have ended, and one that vanishes alone never freezes the assignment.
 ///
 /// Every node should observe all the time, not only the master. A stall may be the reason that a node becomes master,

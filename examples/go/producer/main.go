@@ -62,9 +62,11 @@ func submit(queue, id, n string, delayMs int64) error {
 		return errors.New("the broker has not kept it")
 	}
 	select {
-	case message := <-returned:
-		return fmt.Errorf("no queue takes it: %s", message.ReplyText)
+	case message, ok := <-returned:
+		if ok {
+			return fmt.Errorf("no queue takes it: %s", message.ReplyText)
+		}
 	default:
-		return nil
 	}
+	return nil
 }

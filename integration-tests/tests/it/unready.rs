@@ -95,6 +95,8 @@ async fn check_is_content_with_a_cluster_that_works() {
         ensure!(output.status.success(), "{output:?}");
         let again = run(&["migrate", "--config", &file]).await?;
         ensure!(again.status.success(), "{again:?}");
+        let built = run(&["migrate", "--indexes", "--config", &file]).await?;
+        ensure!(String::from_utf8_lossy(&built.stdout).contains("all indexes"), "{built:?}");
         Ok(())
     })
     .await;

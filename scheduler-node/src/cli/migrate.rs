@@ -68,10 +68,10 @@ pub async fn migrate(args: &Args) -> Result<(), Error> {
                 "shard_count": migrated.shard_count,
                 "cluster": migrated.cluster,
                 "producer": migrated.producer,
-                "indexes": migrated.indexes == Indexes::Complete,
+                "indexes": migrated.indexes.map(|indexes| indexes == Indexes::Complete),
             })),
         }
-        if let Some(why) = without_indexes(migrated.indexes) {
+        if let Some(why) = migrated.indexes.and_then(without_indexes) {
             warn(format!(
                 "database {}: {why}, so not all indexes of the table of tasks are there. Until they are, lanes and \
                  dependencies with thousands of waiting tasks are slow. When all nodes run this version, run \

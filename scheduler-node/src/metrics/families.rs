@@ -209,7 +209,7 @@ families! {
     );
     pub oldest_overdue_s: Gauge = float_gauge(
         "duetime_oldest_overdue_seconds",
-        "how overdue the oldest claimable task of this node's shards is, over all databases",
+        "how overdue the oldest claimable task of this node's shards is, over all databases; grows while they cannot be read",
     );
     pub database_up: IntGaugeVec = gauges(
         "duetime_database_up",

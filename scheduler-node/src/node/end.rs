@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::Node;
+use crate::loops::dispatch::publisher::longest_hold;
 
 /// How long requests that have begun may take to finish.
 const INTAKE_END: Duration = Duration::from_secs(8);
@@ -41,11 +42,14 @@ impl Node {
     /// In order: what comes in, what goes out, the registration, the broker.
     ///
     /// A node that `is_broken` has handed nothing over, and no other node claims from its shards before its lease is
-    /// revoked. So it claims nothing more, and takes a third of the lease at most until then.
+    /// revoked. So it claims nothing more, and takes two thirds of the lease at most until then.
     pub(super) async fn stop(self, is_broken: bool) {
         let Self { mut shared, loops, mut crews, .. } = self;
         let (stop, broker) = (shared.stop.clone(), loops.broker.clone());
-        let longest = if is_broken { loops.coordination.lease_ttl() / 6 } else { Duration::MAX };
+        let ttl = loops.coordination.lease_ttl();
+        // After the hold, a message that is left would be published only once its row has been read again.
+        let (intake_end, work_end) =
+            if is_broken { (INTAKE_END.min(ttl / 6), longest_hold(ttl)) } else { (INTAKE_END, WORK_END) };
         // The publisher and the settlers end with the last way into them.
         drop(loops);
         stop.leaving.cancel();
@@ -53,12 +57,12 @@ impl Node {
         if is_broken {
             stop.work.cancel();
         }
-        if !crews.intake.all_end(INTAKE_END.min(longest)).await {
+        if !crews.intake.all_end(intake_end).await {
             tracing::warn!("unanswered requests were cut off");
         }
         // Dispatchers end, then the publisher has no more to come, then the settlers: each finishes what it was given.
         stop.work.cancel();
-        if !crews.work.all_end(WORK_END.min(longest)).await {
+        if !crews.work.all_end(work_end).await {
             tracing::warn!("some claimed tasks could not be settled; the next owner publishes them again");
             stop.patience.cancel();
         }

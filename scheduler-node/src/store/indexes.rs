@@ -53,8 +53,8 @@ pub(super) enum Effort {
     /// A table of so many bytes at most, and 10 s of waiting for each lock: an autovacuum gives way within two seconds,
     /// and most transactions end sooner. Others may be open for hours, and an upgrade must not wait for those.
     UpTo(i64),
-    /// A table of any size, and the end of whatever is in the way. Only a vacuum or a change of the table's definition
-    /// waits for a build.
+    /// A table of any size, and the end of whatever is in the way. Only a VACUUM, an ANALYZE or a change of the
+    /// table's definition waits for a build.
     Any,
 }
 
@@ -72,7 +72,13 @@ pub enum Indexes {
 pub(super) async fn build(pool: &PgPool, effort: Effort) -> Result<Indexes, sqlx::Error> {
     // The settings end with the connection.
     let mut connection = pool.acquire().await?.detach();
-    let built = build_missing(&mut connection, effort).await;
+    let built = loop {
+        match build_missing(&mut connection, effort).await {
+            // An ANALYZE waits for the build, which waits for its snapshot. It has its turn now.
+            Err(error) if effort == Effort::Any && is_deadlock(&error) => {}
+            built => break built,
+        }
+    };
     let unlocked = connection.execute(UNLOCK).await.map(drop);
     let closed = unlocked.and(connection.close().await);
     match built {
@@ -129,6 +135,10 @@ async fn is_within(connection: &mut PgConnection, effort: Effort) -> Result<bool
 /// Whether the statement waited too long for a lock, or another one waits for it as well.
 fn is_in_the_way(error: &sqlx::Error) -> bool {
     matches!(sqlstate(error).as_deref(), Some("55P03" | "40P01"))
+}
+
+fn is_deadlock(error: &sqlx::Error) -> bool {
+    sqlstate(error).as_deref() == Some("40P01")
 }
 
 /// The names of the indexes.

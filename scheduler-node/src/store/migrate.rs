@@ -38,8 +38,8 @@ pub struct Migrated {
     pub shard_count: u16,
     /// Whether the role `duetime_producer` exists and may submit.
     pub producer: bool,
-    /// Whether the indexes of the table of tasks are there, as far as this version knows them.
-    pub indexes: Indexes,
+    /// Whether the indexes of the table of tasks are there. `None`: the schema is a newer version's.
+    pub indexes: Option<Indexes>,
 }
 
 /// The cluster that a database joins: what the databases before it have told.
@@ -86,11 +86,11 @@ pub async fn migrate(
         refuse_too_many(name, shard_count)?;
     }
     let from = found.and_then(|schema| schema.version);
-    let mut indexes = Indexes::Complete;
+    let mut indexes = None;
     if from.is_none_or(|from| from <= schema_version()) {
         patiently(async || migrations().run(&pool).await).await.map_err(refused)?;
         let built = indexes::build(&pool, Effort::UpTo(indexes::SMALL_BYTES)).await;
-        indexes = built.map_err(|error| refused(MigrateError::Execute(error)))?;
+        indexes = Some(built.map_err(|error| refused(MigrateError::Execute(error)))?);
     }
     match joining {
         Some(of) => write_meta(&pool, of.first_shards(shards), of.shard_count, of.cluster).await,
@@ -121,7 +121,11 @@ pub async fn build_indexes(name: &DatabaseName, options: &connect::Options) -> R
     let writer = Writer::new(options.clone());
     let pool = writer.migration_pool(writer.find().await.map_err(unreachable)?.server);
     let schema = read_if_any(&pool).await.map_err(unreachable)?;
-    compare(name, &schema.ok_or_else(|| Misfit::Empty { database: name.clone() })?)?;
+    let fit = compare(name, &schema.ok_or_else(|| Misfit::Empty { database: name.clone() })?)?;
+    // A newer version has indexes of its own.
+    if fit.version > schema_version() {
+        return Err(Misfit::Version { database: name.clone(), found: fit.version, needed: schema_version() });
+    }
     let refused = |source| Misfit::Migration { database: name.clone(), source: MigrateError::Execute(source) };
     indexes::build(&pool, Effort::Any).await.map(drop).map_err(refused)
 }

@@ -3,13 +3,13 @@
 use common::hint::PostgresSettings;
 use sqlx::Row;
 
-use super::{Database, Error, StoreOp, indexes};
+use super::{Database, Error, StoreOp, indexes, migrations::schema_version};
 
 impl Database {
     pub async fn server_settings(&self) -> Result<PostgresSettings, Error> {
         self.run(StoreOp::ServerSettings, |pool| async move {
-            let statement = sqlx::query(include_str!("queries/server_settings.sql")).bind(indexes::names());
-            let row = statement.fetch_one(&pool).await?;
+            let statement = sqlx::query(include_str!("queries/server_settings.sql"));
+            let row = statement.bind(indexes::names()).bind(schema_version()).fetch_one(&pool).await?;
             Ok(PostgresSettings {
                 max_wal_bytes: row.try_get("max_wal_bytes")?,
                 min_wal_bytes: row.try_get("min_wal_bytes")?,

@@ -162,8 +162,8 @@ impl SetAside {
     }
 
     /// Counts, logs and shows a task that the database refuses. Its sender or the inbox keeps it.
-    pub fn note_task(&self, kind: Kind, id: TaskId, reason: &str) {
-        self.noted(kind, None, &Kept::task(id), reason);
+    pub fn note_task(&self, kind: Kind, database: &DatabaseName, id: TaskId, reason: &str) {
+        self.noted(kind, Some(database), &Kept::task(id), reason);
     }
 
     fn noted(&self, kind: Kind, database: Option<&DatabaseName>, kept: &Kept, reason: &str) {

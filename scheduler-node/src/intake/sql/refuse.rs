@@ -133,7 +133,8 @@ impl SqlIntake {
     /// Notes a row that the database refuses to make a task of.
     pub(super) fn refused(&self, Refused { item, error }: &Refused<'_, NewTask>) -> (TaskId, Problem) {
         let reason = why(error);
-        self.databases[self.index].set_aside.note_task(Kind::Inbox, item.id, &reason);
+        let database = &self.databases[self.index];
+        database.set_aside.note_task(Kind::Inbox, database.sql.name(), item.id, &reason);
         (item.id, Problem::unprocessable(format!("the database refuses the task: {reason}")))
     }
 

@@ -77,7 +77,7 @@ const FENCE_RETRY_LONGEST: Duration = Duration::from_secs(5);
 /// The first attempts wait for a fence that a claim holds, and later every so many do. The others take it only if it is
 /// free, because a statement that waits delays all claims in the database.
 const WAITS_AT_FIRST: u32 = 3;
-const WAIT_EVERY: u32 = 16;
+const WAIT_EVERY: u32 = 4;
 
 /// The pause after etcd did not do what an act asked for. It doubles with each further failure, up to
 /// `ETCD_RETRY_LONGEST`: no longer, because a shard may wait for its owner when etcd is back.
@@ -180,20 +180,26 @@ struct Fencing {
 struct Retry {
     at: Instant,
     failures: u32,
+    /// How many of them found that a claim held the fence.
+    held: u32,
 }
 
 impl Retry {
     /// Pauses for `first`, or for twice the pause of `before`, up to `longest`.
     fn after(before: Option<Self>, first: Duration, longest: Duration) -> Self {
-        let failures = before.map_or(0, |before| before.failures);
+        let (failures, held) = before.map_or((0, 0), |before| (before.failures, before.held));
         let pause = (first * (1_u32 << failures.min(8))).min(longest);
-        Self { at: Instant::now() + pause, failures: failures + 1 }
+        Self { at: Instant::now() + pause, failures: failures + 1, held }
+    }
+
+    fn held(self) -> Self {
+        Self { held: self.held + 1, ..self }
     }
 
     /// Whether the next attempt waits for a fence that a claim holds.
     fn waits(before: Option<&Self>) -> bool {
-        let failures = before.map_or(0, |before| before.failures);
-        failures < WAITS_AT_FIRST || failures.is_multiple_of(WAIT_EVERY)
+        let held = before.map_or(0, |before| before.held);
+        held < WAITS_AT_FIRST || held.is_multiple_of(WAIT_EVERY)
     }
 
     fn is_due(self) -> bool {

@@ -113,6 +113,7 @@ impl<S: Statements> Preloader<S> {
         };
         if self.horizon.follow(now) {
             self.behind.clear();
+            self.unread.set_back(now);
         }
         self.follow_nudges(now).await?;
         let owned = self.database.owned_shards.claimable_shards();
@@ -239,6 +240,7 @@ impl<S: Statements> Preloader<S> {
         self.database.owned_shards.offer(left.into_iter().map(|id| Entry { wake_at: now, id, kind: WakeKind::Rescue }));
         let shards: Vec<ShardId> = adopted.keys().copied().collect();
         self.behind.retain(|shard, _| !adopted.contains_key(shard));
+        self.unread.begin(&shards, now);
         let keys = self.read_all(&shards, now.plus(self.reach.horizon), now).await?;
         tracing::debug!(database = %self.database.name(), shards = shards.len(), "adopted shards are loaded");
         self.note_behind(&keys, false, now);
@@ -267,6 +269,7 @@ impl<S: Statements> Preloader<S> {
                     Err(error) if error.is_out_of_time() => {}
                     read => {
                         keys.extend(read?);
+                        self.unread.read_together(part);
                         continue;
                     }
                 }
@@ -290,7 +293,7 @@ impl<S: Statements> Preloader<S> {
             let took = ended.saturating_duration_since(asked);
             match read {
                 Ok(keys) => {
-                    self.unread.read(took, oldest_claimable(&keys));
+                    self.unread.read(shard, took, oldest_claimable(&keys));
                     self.note_behind(&keys, false, now);
                 }
                 Err(error) if error.is_out_of_time() => {

@@ -86,7 +86,7 @@ impl KeyedSubmitter {
         };
         let mut answers = Vec::with_capacity(tasks.len());
         for (part, stored) in known {
-            refused(&self.database.set_aside, part, &stored);
+            refused(&self.database, part, &stored);
             answers.extend(match stored {
                 Known::Stored(puts) => puts.into_iter().zip(part).map(|(put, task)| written(put, task)).collect(),
                 Known::Failed(why) => vec![Err(why); part.len()],

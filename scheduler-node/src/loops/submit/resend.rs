@@ -7,13 +7,10 @@ use common::task::NewTask;
 use super::batch::SubmitError;
 use crate::{
     store::{
-        Effect, Error, Fault,
+        Effect, Error, Fault, Statements,
         submit::{Sending, Window},
     },
-    working_set::{
-        database::NodeDatabase,
-        set_aside::{Kind, SetAside},
-    },
+    working_set::{database::NodeDatabase, set_aside::Kind},
 };
 
 /// The pause between two sendings of a batch.
@@ -129,8 +126,8 @@ fn unstored(error: &Error, refused: bool, unknown: bool) -> SubmitError {
 }
 
 /// Notes a task that the database refuses. Nothing of it is kept, because its sender gets the error.
-pub(super) fn refused<T>(set_aside: &SetAside, part: &[NewTask], stored: &Known<T>) {
+pub(super) fn refused<S: Statements, T>(database: &NodeDatabase<S>, part: &[NewTask], stored: &Known<T>) {
     if let (Known::Failed(SubmitError::Refused(reason)), [task]) = (stored, part) {
-        set_aside.note_task(Kind::Submission, task.id, reason);
+        database.set_aside.note_task(Kind::Submission, database.sql.name(), task.id, reason);
     }
 }

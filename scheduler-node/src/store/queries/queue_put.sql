@@ -33,7 +33,7 @@ WITH waited AS MATERIALIZED (
     SELECT $1, n.revision,
            CASE WHEN ARRAY[b.policy -> 'placement', b.policy -> 'format', b.policy -> 'dedup_window_ms']
                      = ARRAY[$2::jsonb -> 'placement', $2::jsonb -> 'format', $2::jsonb -> 'dedup_window_ms'] THEN 0 ELSE n.revision END,
-           CASE WHEN b.policy ->> 'settle' <> 'result' AND $2::jsonb ->> 'settle' = 'result' THEN clock_timestamp() END
+           CASE WHEN b.policy ->> 'settle' IS DISTINCT FROM 'result' AND $2::jsonb ->> 'settle' = 'result' THEN clock_timestamp() END
       FROM noticed AS n CROSS JOIN before AS b
         ON CONFLICT (queue) DO UPDATE
        SET revision = excluded.revision, placed = greatest(q.placed, excluded.placed),

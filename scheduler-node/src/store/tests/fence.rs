@@ -161,11 +161,13 @@ async fn claims_that_overlap_do_not_starve_an_acquire() {
 #[tokio::test]
 async fn each_acquire_mints_a_higher_epoch() {
     let test = database().await;
-    let first = own(&test, "a").await[&ShardId::new(0)];
-    let second = own(&test, "b").await[&ShardId::new(0)];
+    let acquire =
+        async |name: &str| test.database.shard_acquire_free(&[ShardId::new(0)], &node(name)).await.unwrap()[0].1;
+    let (first, second) = (acquire("a").await, acquire("b").await);
     assert!(second > first);
     let row = &test.database.shards_read().await.unwrap()[0];
     assert_eq!((row.epoch, row.owner.as_deref()), (second, Some("b")));
+    assert!(own(&test, "c").await[&ShardId::new(0)] > second, "so does the statement that waits");
 }
 
 #[tokio::test]

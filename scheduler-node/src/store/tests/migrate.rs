@@ -319,11 +319,11 @@ async fn indexes_that_an_open_transaction_keeps_from_being_built_are_built_by_th
     let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
     connection.execute("BEGIN; LOCK TABLE duetime.task IN ROW EXCLUSIVE MODE").await.unwrap();
     let unfinished = migrated().await.expect("it does not wait for the end of the transaction");
-    assert_eq!(unfinished.indexes, Indexes::InTheWay);
+    assert_eq!(unfinished.indexes, Some(Indexes::InTheWay));
     let unbuilt = [("task_partition".to_owned(), true), ("task_waiting".to_owned(), false)];
     assert_eq!(indexes_by_partition_key(&mut connection).await, unbuilt);
     connection.execute("COMMIT").await.unwrap();
-    assert_eq!(migrated().await.unwrap().indexes, Indexes::Complete);
+    assert_eq!(migrated().await.unwrap().indexes, Some(Indexes::Complete));
     let built = ["task_lane", "task_waiting"].map(|index| (index.to_owned(), true));
     assert_eq!(indexes_by_partition_key(&mut connection).await, built);
 }
@@ -353,7 +353,7 @@ async fn the_command_for_indexes_waits_for_another_build() {
     let mut other = sqlx::PgConnection::connect(&test.url).await.unwrap();
     other.execute("SELECT pg_advisory_lock(hashtextextended('duetime.task', 6))").await.unwrap();
     assert_eq!(indexes::build(&test.pool, Effort::UpTo(0)).await.unwrap(), Indexes::InTheWay);
-    let until_tried = async {
+    let until_tried = tokio::time::timeout(Duration::from_secs(60), async {
         let tried = "SELECT EXISTS (SELECT FROM pg_stat_activity
                       WHERE datname = current_database() AND application_name = 'duetime migrate'
                         AND state = 'idle' AND query LIKE '%pg_try_advisory_lock%')";
@@ -361,9 +361,11 @@ async fn the_command_for_indexes_waits_for_another_build() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         other.execute("SELECT pg_advisory_unlock_all()").await.unwrap();
-    };
+    });
     let (main, options) = (DatabaseName::new("main"), options(&test.url));
-    tokio::join!(build_indexes(&main, &options), until_tried).0.unwrap();
+    let (built, tried) = tokio::join!(build_indexes(&main, &options), until_tried);
+    tried.expect("it tries");
+    built.unwrap();
     assert!(test.database.server_settings().await.unwrap().missing_indexes.is_empty());
 }
 

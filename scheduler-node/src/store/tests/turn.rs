@@ -2,10 +2,13 @@
 //! change of the queue in both orders. The race between them also runs without the rule, which shows that the
 //! rule is what protects the queue.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use common::{
-    ids::{Attempt, QueueName, ShardId, TaskId},
+    ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
     priority::Levels,
     queue::{Format, Placement, QueuePolicy, Settle},
     task::{BusinessKey, Dependency, NewTask, OnDuplicate},
@@ -234,40 +237,54 @@ async fn only_a_change_of_the_rules_for_submissions_counts_as_one_and_every_late
     assert_eq!(gone.placed, gone.revision, "submissions may not create it");
 }
 
+/// Claims a task of [`submitted`], and notes its confirm.
+async fn delivered(test: &TestDatabase, id: TaskId, fences: &BTreeMap<ShardId, Epoch>) {
+    super::claim(test, &[id], fences).await;
+    test.database.task_deliver(&[Deliver { id, attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
+}
+
+async fn predate_reports(test: &TestDatabase, ids: &[TaskId]) -> Vec<bool> {
+    let standing = test.database.task_standing(ids).await.unwrap();
+    ids.iter().map(|id| standing.iter().any(|row| row.id == *id && row.predates_reports)).collect()
+}
+
 #[tokio::test]
-async fn an_attempt_knows_whether_it_was_delivered_before_its_queue_was_reported_on_in_another_database_too() {
-    let (home, joined) = (fixture::database().await, fixture::database().await);
+async fn an_attempt_knows_whether_it_was_delivered_before_its_queue_was_reported_on() {
+    let test = fixture::database().await;
     let put = async |settle| {
         let policy = QueuePolicy { settle, ..QueuePolicy::default() };
-        home.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room").turn
+        test.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room").turn.reports_since
     };
-    let ids = submitted(&joined, 3).await;
-    let fences = own(&joined, "a").await;
-    let deliver = async |id: &TaskId| {
-        super::claim(&joined, std::slice::from_ref(id), &fences).await;
-        joined
-            .database
-            .task_deliver(&[Deliver { id: *id, attempt: Attempt::new(1), timeout_ms: 1_000 }])
-            .await
-            .unwrap();
-    };
-    assert_eq!(put(Settle::Confirm).await.reports_since, None);
-    deliver(&ids[0]).await;
-    let turn = put(Settle::Result).await;
-    let since = turn.reports_since.expect("it is reported on");
-    joined.database.queue_turn(&orders(), turn).await.unwrap();
-    deliver(&ids[1]).await;
-    assert_eq!(put(Settle::Result).await.reports_since, Some(since), "as before");
-    assert_eq!(home.database.queue_pause(&orders(), false).await.unwrap().unwrap().1.reports_since, Some(since));
-    let predate = async || {
-        let standing = joined.database.task_standing(&ids).await.unwrap();
-        ids.iter().map(|id| standing.iter().any(|row| row.id == *id && row.predates_reports)).collect::<Vec<_>>()
-    };
-    assert_eq!(predate().await, [true, false, false]);
+    let (ids, fences) = (submitted(&test, 3).await, own(&test, "a").await);
+    assert_eq!(put(Settle::Confirm).await, None);
+    delivered(&test, ids[0], &fences).await;
+    let since = put(Settle::Result).await;
+    assert!(since.is_some());
+    delivered(&test, ids[1], &fences).await;
+    assert_eq!(put(Settle::Result).await, since, "as before");
+    assert_eq!(test.database.queue_pause(&orders(), false).await.unwrap().unwrap().1.reports_since, since);
+    assert_eq!(predate_reports(&test, &ids).await, [true, false, false]);
     put(Settle::Reject).await;
     put(Settle::Result).await;
+    assert_eq!(predate_reports(&test, &ids).await, [true, true, false], "the queue was not reported on for a moment");
+}
+
+#[tokio::test]
+async fn another_database_hears_since_when_a_queue_is_reported_on_and_allows_for_its_clock() {
+    let (home, told, joined) = (fixture::database().await, fixture::database().await, fixture::database().await);
+    let policy = QueuePolicy { settle: Settle::Result, ..QueuePolicy::default() };
+    let turn = home.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room").turn;
+    told.database.queue_turn(&orders(), turn).await.unwrap();
     joined.database.move_turns_write(&home.database.move_turns(&(0, String::new())).await.unwrap()).await.unwrap();
-    assert_eq!(predate().await, [true, true, false], "the queue was not reported on for a moment");
+    for test in [&told, &joined] {
+        let (ids, fences) = (submitted(test, 2).await, own(test, "a").await);
+        for (id, ago) in ids.iter().zip(["10 s", "3 s"]) {
+            delivered(test, *id, &fences).await;
+            let back = "UPDATE duetime.task SET delivered_at = delivered_at - $2::text::interval WHERE id = $1";
+            sqlx::query(back).bind(id.uuid()).bind(ago).execute(&test.pool).await.unwrap();
+        }
+        assert_eq!(predate_reports(test, &ids).await, [true, false]);
+    }
 }
 
 #[tokio::test]

@@ -111,12 +111,16 @@ impl State {
     }
 
     pub(super) fn stop_claiming(&mut self, shards: &[ShardId], why: Stop) {
+        let mut stopped = Vec::new();
         for shard in shards {
-            if let Some(owned) = self.owned.get_mut(shard) {
-                owned.stops.insert(why);
+            if self.owned.get_mut(shard).is_some_and(|owned| owned.stops.insert(why)) {
+                stopped.push(*shard);
             }
         }
-        self.drop_entries(shards);
+        // A shard that was stopped before has no entries, and the list of shards stays the same.
+        if !stopped.is_empty() {
+            self.drop_entries(&stopped);
+        }
     }
 
     pub(super) fn begin_release(&mut self, shards: &[ShardId]) {
@@ -142,9 +146,9 @@ impl State {
     }
 
     pub(super) fn forget(&mut self, shards: &[ShardId], history: &History) {
-        self.claimable = None;
         for shard in shards {
             if let Some(Owned { epoch, .. }) = self.owned.remove(shard) {
+                self.claimable = None;
                 history.record(Step::ShardReleased { shard: *shard, epoch });
             }
             self.adopted.remove(shard);

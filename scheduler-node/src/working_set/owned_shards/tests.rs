@@ -36,6 +36,20 @@ fn only_shards_that_are_owned_and_not_stopped_get_into_the_heap() {
 }
 
 #[test]
+fn the_list_of_shards_is_another_one_only_after_a_change() {
+    let owned = owned();
+    let (is_same, list) = (Arc::ptr_eq, owned.claimable_shards());
+    owned.stop_claiming(&[ShardId::new(2)], Stop::Closed);
+    owned.forget(&[ShardId::new(2)]);
+    assert!(is_same(&list, &owned.claimable_shards()), "shard 2 is not its own");
+    owned.stop_claiming(&[ShardId::new(1)], Stop::Closed);
+    let list = owned.claimable_shards();
+    assert!(list.is_empty());
+    owned.stop_claiming(&[ShardId::new(1)], Stop::Closed);
+    assert!(is_same(&list, &owned.claimable_shards()), "it was stopped before");
+}
+
+#[test]
 fn an_entry_that_is_due_before_all_others_wakes_the_dispatcher() {
     let owned = owned();
     for (wake_at, wakes) in [(20, true), (30, false), (10, true)] {

@@ -15,10 +15,10 @@ const FOR_MOST_S: u64 = 3;
 pub(super) const CHANGES: [(&str, &str, &str); 7] = [
     ("[1h]) * 3600 > 10", "[1h]) * 20 > 10", "DuetimeLatenessBudgetBurnsFast: late tasks are those of 20 s"),
     ("[6h]) * 21600 > 50", "[6h]) * 20 > 50", "DuetimeLatenessBudgetBurnsSlowly: late tasks are those of 20 s"),
-    ("(duetime_database_up) == 1) > 60", "(duetime_database_up) == 1) > 8", "DuetimeEtcdUnreachable: 8 s"),
+    ("(duetime_database_up) == 1)) > 60", "(duetime_database_up) == 1)) > 8", "DuetimeEtcdUnreachable: 8 s"),
     (
-        "(duetime_database_up) == 1) > 20",
-        "(duetime_database_up) == 1) > 6",
+        "(duetime_database_up) == 1)) > 20",
+        "(duetime_database_up) == 1)) > 6",
         "DuetimeLeaseRenewalFailing: 6 s; leases live for 3 s",
     ),
     ("duetime_inbox_oldest_seconds) > 60", "duetime_inbox_oldest_seconds) > 5", "DuetimeInboxStuck: 5 s"),

@@ -39,6 +39,7 @@ impl<F: Fence> Owner<F> {
     }
 
     fn created(&mut self, index: usize, shards: &[ShardId], result: Result<Vec<OwnerKey>, Error>) {
+        self.refused &= result.is_err();
         let keys = result.unwrap_or_else(|error| {
             self.failed("could not create owner keys", shards, &error);
             Vec::new()
@@ -55,10 +56,16 @@ impl<F: Fence> Owner<F> {
         match result {
             Ok(taken) => {
                 let left = self.fenced(index, keys, taken);
+                let left = self.still_here(index, left);
                 let state = &mut self.databases[index];
                 let waits = |key: &OwnerKey| Retry::waits(state.retries.get(&key.shard));
                 let (contested, held): (Vec<_>, Vec<_>) = left.into_iter().partition(waits);
-                state.contested.keys.extend(contested);
+                if state.contested.is_under_way {
+                    // The next pass tries again: these fences may be free long before that statement ends.
+                    self.rest(contested.iter().map(|key| key.shard));
+                } else {
+                    state.contested.keys.extend(contested);
+                }
                 self.unfenced(index, &held, None);
             }
             Err(error) => self.unfenced(index, &keys, Some(&error)),
@@ -71,6 +78,7 @@ impl<F: Fence> Owner<F> {
             // The database does not have what is left: the map is about to show the new place.
             Ok(taken) => {
                 let left = self.fenced(index, keys, taken);
+                let left = self.still_here(index, left);
                 self.rest(left.iter().map(|key| key.shard));
             }
             Err(error) => self.unfenced(index, &keys, Some(&error)),
@@ -96,8 +104,18 @@ impl<F: Fence> Owner<F> {
         left
     }
 
+    /// Lets go of keys whose shards the map shows elsewhere by now. Returns the others.
+    fn still_here(&mut self, index: usize, keys: Vec<OwnerKey>) -> Vec<OwnerKey> {
+        let (here, moved): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| self.index_of(key.shard) == Some(index));
+        for key in moved {
+            self.busy.remove(&key.shard);
+        }
+        here
+    }
+
     /// Notes fences that could not be taken. Each shard has a pause of its own.
     fn unfenced(&mut self, index: usize, keys: &[OwnerKey], error: Option<&store::Error>) {
+        let is_held = error.is_none_or(store::Error::is_contention);
         let retries = &mut self.databases[index].retries;
         let new: BTreeSet<ShardId> =
             keys.iter().map(|key| key.shard).filter(|shard| !retries.contains_key(shard)).collect();
@@ -107,12 +125,13 @@ impl<F: Fence> Owner<F> {
         }
         for key in keys {
             let retry = Retry::after(retries.get(&key.shard).copied(), FENCE_RETRY, FENCE_RETRY_LONGEST);
-            retries.insert(key.shard, retry);
+            retries.insert(key.shard, if is_held { retry.held() } else { retry });
             self.busy.remove(&key.shard);
         }
     }
 
     fn confirmed(&mut self, index: usize, taken: &[(ShardId, Epoch)], result: Result<Vec<ShardId>, Error>) {
+        self.refused &= result.is_err();
         let shards: Vec<ShardId> = taken.iter().map(|(shard, _)| *shard).collect();
         let confirmed: BTreeSet<ShardId> = match result {
             Ok(confirmed) => confirmed.into_iter().collect(),
@@ -137,6 +156,7 @@ impl<F: Fence> Owner<F> {
     }
 
     fn reregistered(&mut self, shards: &[ShardId], result: Result<Vec<OwnerKey>, Error>) {
+        self.refused &= result.is_err();
         self.rest(shards.iter().copied());
         match result {
             // Where a key is missing, another node has it. The mirror is about to show that, and the next step decides.
@@ -146,6 +166,7 @@ impl<F: Fence> Owner<F> {
     }
 
     fn looked(&mut self, shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error>) {
+        self.refused &= result.is_err();
         // A later pass looks again at everything that is not released now.
         self.rest(shards.iter().copied());
         let record = match result {
@@ -189,6 +210,7 @@ impl<F: Fence> Owner<F> {
     }
 
     fn released(&mut self, shards: &[ShardId], result: &Result<(), Error>) {
+        self.refused &= result.is_err();
         self.rest(shards.iter().copied());
         // A shard may have moved to another database meanwhile, or be on its way there at this moment.
         for state in self.databases.iter().chain(&self.databases) {

@@ -1,6 +1,9 @@
 //! The shards that could not be read from their first task on together with others.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use common::{delay::rest, ids::ShardId, time::UnixMicros};
 
@@ -15,8 +18,8 @@ pub(super) struct Unread {
     slow_shards: VecDeque<ShardId>,
     /// When the next of these may be read: they use a tenth of the time.
     slow_at: Option<UnixMicros>,
-    /// Since when there are such shards.
-    slow_since: Option<UnixMicros>,
+    /// Since when shards are owned of which no read from the first task on has ended.
+    never_read: BTreeMap<ShardId, UnixMicros>,
     /// Whether reads of many shards from the first task on run out of time.
     is_slow: bool,
     /// How long the shards of this round took so far.
@@ -28,6 +31,20 @@ pub(super) struct Unread {
 impl Unread {
     pub(super) fn is_slow(&self) -> bool {
         self.is_slow
+    }
+
+    /// Notes shards that were adopted, which nothing has read.
+    pub(super) fn begin(&mut self, shards: &[ShardId], now: UnixMicros) {
+        for shard in shards {
+            self.never_read.entry(*shard).or_insert(now);
+        }
+    }
+
+    /// Shards were read from the first task on, together.
+    pub(super) fn read_together(&mut self, shards: &[ShardId]) {
+        for shard in shards {
+            self.never_read.remove(shard);
+        }
     }
 
     /// Adds shards. The first of them begin a round.
@@ -44,9 +61,13 @@ impl Unread {
     pub(super) fn keep(&mut self, is_owned: impl Fn(ShardId) -> bool) {
         self.shards.retain(|shard| is_owned(*shard));
         self.slow_shards.retain(|shard| is_owned(*shard));
-        if self.slow_shards.is_empty() {
-            self.slow_since = None;
-        }
+        self.never_read.retain(|shard, _| is_owned(*shard));
+    }
+
+    /// The clock was set back: moments that it showed lie ahead.
+    pub(super) fn set_back(&mut self, now: UnixMicros) {
+        self.slow_at = None;
+        self.never_read.values_mut().for_each(|since| *since = now.min(*since));
     }
 
     /// The shard to read next, if it is time to.
@@ -65,7 +86,8 @@ impl Unread {
     }
 
     /// The shard from [`Self::next`] was read.
-    pub(super) fn read(&mut self, took: Duration, oldest: Option<UnixMicros>) {
+    pub(super) fn read(&mut self, shard: ShardId, took: Duration, oldest: Option<UnixMicros>) {
+        self.never_read.remove(&shard);
         self.took += took;
         self.oldest = self.oldest.into_iter().chain(oldest).min();
         if self.shards.is_empty() && self.slow_shards.is_empty() && self.took < QUICK_ROUND {
@@ -78,7 +100,6 @@ impl Unread {
         self.slow_shards.push_back(shard);
         self.took += took;
         self.slow_at = Some(ended.plus(rest(took)));
-        self.slow_since.get_or_insert(ended);
     }
 
     /// The shard from [`Self::next`] was not read: the database is away.
@@ -87,10 +108,10 @@ impl Unread {
     }
 
     /// How far behind the oldest claimable task may be: one that a round has found, which may have been claimed since,
-    /// or one of a shard that ran out of time, which nothing has read.
+    /// or one of an adopted shard that could not be read from its first task on.
     pub(super) fn overdue(&self, now: UnixMicros) -> Duration {
         let found = self.oldest.filter(|_| self.is_slow);
-        let unread = self.slow_since.filter(|_| !self.slow_shards.is_empty());
+        let unread = self.never_read.values().min().copied();
         found.into_iter().chain(unread).min().map_or(Duration::ZERO, |oldest| now.since(oldest))
     }
 }
@@ -106,15 +127,23 @@ mod tests {
     fn a_slow_shard_lets_the_others_go_first_and_rests() {
         let mut unread = Unread::default();
         assert_eq!((unread.next(NOW), unread.ask_again_at()), (None, UnixMicros::LAST));
+        unread.begin(&SHARDS, NOW);
         unread.add(&SHARDS);
         unread.add(&SHARDS[..2]);
         assert_eq!(unread.next(NOW), Some(SHARDS[0]));
         unread.ran_out_of_time(SHARDS[0], Duration::from_secs(5), NOW);
-        let order: Vec<_> = std::iter::from_fn(|| unread.next(NOW)).collect();
-        assert_eq!(order, SHARDS[1..]);
+        for shard in &SHARDS[1..] {
+            assert_eq!(unread.next(NOW), Some(*shard));
+            unread.read(*shard, Duration::ZERO, None);
+        }
+        assert_eq!(unread.next(NOW), None);
         let later = NOW.plus(Duration::from_secs(45));
         assert_eq!((unread.ask_again_at(), unread.overdue(later)), (later, Duration::from_secs(45)));
         assert_eq!(unread.next(later), Some(SHARDS[0]));
+        unread.read(SHARDS[0], Duration::from_secs(1), None);
+        unread.add(&SHARDS);
+        unread.ran_out_of_time(SHARDS[0], Duration::from_secs(5), later);
+        assert_eq!(unread.overdue(later.plus(Duration::from_secs(99))), Duration::ZERO, "it has been read once");
     }
 
     #[test]
@@ -127,9 +156,9 @@ mod tests {
                 let shard = unread.next(NOW).expect("one is left");
                 unread.ran_out_of_time(shard, Duration::from_secs(5), NOW);
             }
-            while unread.next(NOW.plus(Duration::from_secs(45))).is_some() {
+            while let Some(shard) = unread.next(NOW.plus(Duration::from_secs(45))) {
                 assert!(unread.is_slow());
-                unread.read(Duration::from_millis(100), Some(oldest));
+                unread.read(shard, Duration::from_millis(100), Some(oldest));
             }
             assert_eq!(unread.is_slow(), slow);
             assert_eq!(unread.overdue(NOW), Duration::from_secs(if slow { 60 } else { 0 }));

@@ -99,7 +99,7 @@ impl Insert {
         let mut given = Vec::with_capacity(tasks.len());
         for (part, stored) in sent {
             let sources = &sources[given.len()..][..part.len()];
-            refused(&node_database.set_aside, part, &stored);
+            refused(node_database, part, &stored);
             match stored {
                 Known::Stored((written, sending)) => {
                     self.written(part, sources, &written);

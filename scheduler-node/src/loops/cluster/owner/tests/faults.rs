@@ -274,9 +274,9 @@ fn a_fence_that_stays_held_is_waited_for_now_and_then() {
         if Retry::waits(retry.as_ref()) {
             waits.push(attempt);
         }
-        retry = Some(Retry::after(retry, FENCE_RETRY, FENCE_RETRY_LONGEST));
+        retry = Some(Retry::after(retry, FENCE_RETRY, FENCE_RETRY_LONGEST).held());
     }
-    assert_eq!(waits, [0, 1, 2, 16, 32]);
+    assert_eq!(waits, [0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40]);
 }
 
 #[tokio::test]
