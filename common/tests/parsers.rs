@@ -184,6 +184,9 @@ fn the_texts_that_are_edited_are_accepted_as_they_are() {
         let when = When::Cron { cron: (*cron).to_owned(), time_zone: "UTC".to_owned() };
         assert!(when.calendar().is_ok_and(|calendar| calendar.next_after(NOW).is_some()), "{cron}");
     }
+    for text in CURSORS {
+        assert!(text.parse::<Cursor>().is_ok() || text.parse::<BulkCursor>().is_ok(), "{text}");
+    }
 }
 
 proptest! {

@@ -134,7 +134,7 @@ async fn answer(posted: &PostedForm) -> Result<BulkPage, Problem> {
         return Ok(page(posted, &form, Stage::Confirm, &counts));
     }
     let AuditDetails { target, detail } =
-        AuditDetails::of_bulk(counts.matched, counts.done, &form.as_request().to_string());
+        AuditDetails::of_bulk(counts.matched, counts.done, &form.as_request(&counts.unreached).to_string());
     posted.record(&target, Ok(detail.as_deref().unwrap_or("done")));
     let stage = if counts.goes_on() { Stage::GoOn } else { Stage::Done };
     Ok(page(posted, &form, stage, &counts))
@@ -170,7 +170,7 @@ impl BulkForm {
 
     /// The form as the API's request, for the audit log. Selected ids stand in place of the filter, with blanks between
     /// them: so those of a full page fit into a note.
-    fn as_request(&self) -> Value {
+    fn as_request(&self, unreached: &[TaskId]) -> Value {
         let mut request = json!({ "action": self.action });
         match self.target {
             Some(Target::At(moment)) => request["due_at"] = json!(moment),
@@ -182,7 +182,10 @@ impl BulkForm {
             ((*name).to_owned(), Value::String(value))
         };
         match &self.selected {
-            Some(ids) => request["ids"] = ids.iter().map(TaskId::to_string).collect::<Vec<_>>().join(" ").into(),
+            Some(ids) => {
+                let reached = &ids[..ids.len() - unreached.len()];
+                request["ids"] = reached.iter().map(TaskId::to_string).collect::<Vec<_>>().join(" ").into();
+            }
             None if self.task_query.fields().is_empty() => request["all"] = true.into(),
             None => request["filter"] = Value::Object(self.task_query.fields().iter().map(field).collect()),
         }

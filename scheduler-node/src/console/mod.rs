@@ -171,7 +171,7 @@ async fn in_time(request: Request, next: Next) -> Response {
 
 fn late(theme: Theme, goes_on: bool) -> Response {
     let problem = Problem::unavailable(if goes_on {
-        "the change is still being carried out; the audit will say what it did, so look before you send the form again"
+        "the change is still being carried out; look at what it did before you send the form again"
     } else {
         "the page was not ready in time; try again"
     });

@@ -231,9 +231,13 @@ pub(super) async fn act(
 async fn set(console: &Console, name: &ScheduleName, posted: &PostedForm) -> Result<(), Problem> {
     let kept = if console.show_payloads { None } else { look(&posted.visitor, name).await? };
     let mut body = form::read(&specs(kept.is_none()), posted)?;
-    if body.contains_key("content_type") && posted.field("payload").is_none() {
+    let is_type_alone = body.contains_key("content_type") && !body.contains_key("payload_base64");
+    if is_type_alone && posted.field("payload").is_none() {
         // The page shows an empty payload by its type alone.
-        body.entry("payload_base64").or_insert_with(|| Value::from(""));
+        let stored = look(&posted.visitor, name).await?;
+        if stored.is_some_and(|view| view.payload_base64.as_deref() == Some("")) {
+            body.insert("payload_base64".to_owned(), Value::from(""));
+        }
     }
     let mut request = ScheduleRequest::parse(&Value::Object(body).to_string())?;
     match kept {

@@ -85,8 +85,11 @@ fn answered<T>(parts: Vec<Result<T, store::Error>>) -> Result<(Vec<T>, bool), Pr
     for part in parts {
         match part {
             Ok(answer) => answers.push(answer),
-            Err(error) if error.fault() == Fault::Bug => return Err(error.into()),
-            Err(error) => missing = Some(error),
+            Err(error) if matches!(error.fault(), Fault::Bug | Fault::Data) => return Err(error.into()),
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "figures lack a database");
+                missing = Some(error);
+            }
         }
     }
     match missing {

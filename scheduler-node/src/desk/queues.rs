@@ -221,7 +221,7 @@ impl Desk {
                     census.counts = sum(census.counts, part.counts);
                     census.estimated |= part.estimated;
                 }
-                Err(error) if error.fault() == Fault::Bug => return Err(error.into()),
+                Err(error) if matches!(error.fault(), Fault::Bug | Fault::Data) => return Err(error.into()),
                 Err(_) => census.counts.at_least = true,
             }
         }

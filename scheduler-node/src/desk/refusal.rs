@@ -177,6 +177,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueueCounts
             | StoreOp::QueueUsage
             | StoreOp::ScheduleRead
+            | StoreOp::TokenBook
             | StoreOp::TokenList
             | StoreOp::AuditList
             | StoreOp::ShardRead
@@ -226,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_look_that_failed_has_done_nothing_whatever_became_of_it() {
-        for op in [StoreOp::TaskRead, StoreOp::QueueFind, StoreOp::ShardMapRead] {
+        for op in [StoreOp::TaskRead, StoreOp::QueueFind, StoreOp::ShardMapRead, StoreOp::TokenBook] {
             let problem = failed(&error(op, Effect::Unknown));
             assert_eq!(problem.status, 503);
             assert!(!problem.detail.contains("the outcome is unknown"), "{op}: {problem}");

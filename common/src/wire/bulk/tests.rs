@@ -77,8 +77,9 @@ fn a_cursor_reads_back_and_nothing_else_does() {
     let place = Some(Place { queue: QueueName::new("q\0"), after: None });
     let impossible = BulkCursor(Position { place, ..cursor.0 });
     assert_eq!(impossible.to_string().parse::<BulkCursor>(), Err(NotACursor));
-    let unnamed = "eyJhY3Rpb24iOiJjYW5jZWwiLCJiZWdhbl9hdCI6MSwiZGF0YWJhc2UiOjB9";
-    for text in ["", "e30", "AAAA", "not base64!", unnamed] {
+    let unnamed = "eyJhY3Rpb24iOiJjYW5jZWwiLCJiZWdhbl9hdCI6MSwiZGF0YWJhc2UiOjAsIm1hcCI6N30";
+    let unmapped = "eyJhY3Rpb24iOiJjYW5jZWwiLCJiZWdhbl9hdCI6MSwiZGF0YWJhc2UiOjAsIm5hbWUiOiJhIn0";
+    for text in ["", "e30", "AAAA", "not base64!", unnamed, unmapped] {
         assert_eq!(text.parse::<BulkCursor>(), Err(NotACursor), "{text}");
     }
 }

@@ -38,12 +38,13 @@
     act();
   });
 
-  // A second click does not send a form again while its answer is awaited. A page that comes back may send its forms.
+  // A second click does not send a form again while its answer is awaited, which comes within 30 s. A page that comes back may send its forms.
   const sent = new Set();
   document.addEventListener("submit", (event) => {
     if (event.target.getAttribute("method") !== "post") return;
-    if (sent.has(event.target)) event.preventDefault();
+    if (sent.has(event.target)) return event.preventDefault();
     sent.add(event.target);
+    setTimeout(() => sent.delete(event.target), 35_000);
   });
   addEventListener("pageshow", () => sent.clear());
 

@@ -70,22 +70,29 @@ impl<S: Statements> Reporter<S> {
         let reading = self.read_all(incoming, waiting, aside.clone());
         let placing = self.place_all(without_place, aside);
         tokio::select! {
-            _ = async { tokio::join!(reading, placing, self.set_all_aside(set_aside)) } => {}
+            _ = async { tokio::join!(reading, placing, self.set_all_aside(self.databases.home(), set_aside)) } => {}
             () = stop.cancelled() => {}
         }
     }
 
     /// Opens the line of the next database, and returns the loop that applies its reports until `stop`. Each database
     /// has its own, so that an outage of one delays no reports of others. Each also sets its messages aside beside the
-    /// line: those go to the first database, which may be another one.
+    /// line: in its own database what counts without a value, and in the first one what nothing vouches for.
     pub fn add_line(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<S> {
         let (line, end) = mpsc::channel(WAITING);
         let (aside, set_aside) = mpsc::channel(WAITING);
+        let (incomplete, set_whole) = mpsc::channel(WAITING);
         let index = self.lines.0.push(line);
         let this = self.clone();
         async move {
             tokio::select! {
-                _ = async { tokio::join!(this.apply_all(index, end, aside), this.set_all_aside(set_aside)) } => {}
+                _ = async {
+                    tokio::join!(
+                        this.apply_all(index, end, (aside, incomplete)),
+                        this.set_all_aside(this.databases.home(), set_aside),
+                        this.set_all_aside(&this.databases[index], set_whole),
+                    )
+                } => {}
                 () = stop.cancelled() => {}
             }
         }
@@ -245,17 +252,17 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Sets messages aside, as many together as have come meanwhile.
-    async fn set_all_aside(&self, mut line: mpsc::Receiver<Unreadable>) {
+    async fn set_all_aside(&self, database: &NodeDatabase<S>, mut line: mpsc::Receiver<Unreadable>) {
         let mut batch = Vec::with_capacity(ASIDE_BATCH);
         while line.recv_many(&mut batch, ASIDE_BATCH).await > 0 {
-            self.set_aside(std::mem::take(&mut batch)).await;
+            self.set_aside(database, std::mem::take(&mut batch)).await;
         }
     }
 
-    /// Keeps messages in the quarantine and acks them.
-    async fn set_aside(&self, messages: Vec<Unreadable>) {
+    /// Keeps messages in the quarantine of a database and acks them. Those whose connection is gone come again.
+    async fn set_aside(&self, database: &NodeDatabase<S>, mut messages: Vec<Unreadable>) {
         let _work = at_work();
-        let home = self.databases.home();
+        messages.retain(|(message, _)| !message.ack.is_lost());
         if let Some((first, reason)) = messages.first() {
             let (messages, source) = (messages.len(), first.source.text());
             tracing::warn!(
@@ -271,13 +278,15 @@ impl<S: Statements> Reporter<S> {
             let Incoming { headers, body, trouble, ack, .. } = message;
             let mut copy = Quarantined::new(source, &reason, name.as_deref(), headers, body);
             if let Some(trouble) = trouble {
-                home.set_aside.note(trouble.kind.into(), source, &reason);
+                database.set_aside.note(trouble.kind.into(), source, &reason);
                 copy = copy.with_properties(trouble.properties);
             }
             copies.push(copy);
             acks.push((source, ack));
         }
-        home.set_aside.quarantine(&home.sql, copies).await;
+        if !copies.is_empty() {
+            database.set_aside.quarantine(&database.sql, copies).await;
+        }
         for (source, ack) in acks {
             self.metrics.quarantined.with_label_values(&[source]).inc();
             ack.ack().await;

@@ -73,8 +73,8 @@ struct Pass {
 
 /// The fate of a report.
 enum Fate {
-    /// Its outcome is written, or a person finds it.
-    Settled,
+    /// Its outcome is written, or a person finds it. `is_kept`: the quarantine has the report.
+    Settled { is_kept: bool },
     /// No database takes it, because a shard is moving, or its database is away.
     Untaken,
     /// Another transaction holds its row, or it is in doubt. It is tried again.
@@ -89,12 +89,13 @@ enum Fate {
 }
 
 impl<S: Statements> Reporter<S> {
-    /// Applies and acks the messages for one database, a batch at a time.
+    /// Applies and acks the messages for one database, a batch at a time. Those that nothing vouches for go `aside`, and
+    /// those that count without a value are `incomplete`.
     pub(super) async fn apply_all(
         &self,
         index: DatabaseIndex,
         mut line: mpsc::Receiver<ReadReport>,
-        aside: mpsc::Sender<Unreadable>,
+        (aside, incomplete): (mpsc::Sender<Unreadable>, mpsc::Sender<Unreadable>),
     ) {
         let (mut batch, mut held) = (Vec::with_capacity(BATCH), Vec::new());
         let mut again = held_again();
@@ -114,7 +115,7 @@ impl<S: Statements> Reporter<S> {
             if is_wary {
                 self.hold_back(&mut batch, &mut held).await;
             }
-            let pass = self.apply_and_ack(index, std::mem::take(&mut batch), &aside).await;
+            let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete)).await;
             held.extend(pass.held);
             if pass.is_away {
                 return_old(&mut line, &mut batch).await;
@@ -135,7 +136,7 @@ impl<S: Statements> Reporter<S> {
         &self,
         index: DatabaseIndex,
         mut reports: Vec<ReadReport>,
-        aside: &mpsc::Sender<Unreadable>,
+        (aside, incomplete): (&mpsc::Sender<Unreadable>, &mpsc::Sender<Unreadable>),
     ) -> Pass {
         let database = &self.databases[index];
         let id = |report: &ReadReport| report.id;
@@ -155,16 +156,16 @@ impl<S: Statements> Reporter<S> {
             .await;
         let mut pass = Pass { held: Vec::new(), is_away: !done.away.is_empty() };
         let mut answers = self.answers(database, &reports, done).await;
-        // The broker delivers no more unacked messages than `aside` holds, so nothing waits for room there.
+        // The broker delivers no more unacked messages than each channel holds, so nothing waits for room there.
         for (place, mut report) in reports.into_iter().enumerate() {
-            match answers.fates.remove(&place).unwrap_or(Fate::Settled) {
-                Fate::Settled => {
-                    let ReadReport { id, event, message, is_kept, left_out } = report;
+            match answers.fates.remove(&place).unwrap_or(Fate::Settled { is_kept: report.is_kept }) {
+                Fate::Settled { is_kept } => {
+                    let ReadReport { id, event, message, left_out, .. } = report;
                     if answers.stopping.contains(&id) {
                         order_stop(id, &event, &message);
                     }
                     match left_out.filter(|_| !is_kept) {
-                        Some(why) => drop(aside.send((message, why)).await),
+                        Some(why) => drop(incomplete.send((message, why)).await),
                         None => message.ack.ack().await,
                     }
                 }
@@ -232,17 +233,17 @@ impl<S: Statements> Reporter<S> {
         let is_kept = *is_kept || database.set_aside.keep(&database.sql, Kind::Report, copy(), &why(error)).await;
         let bare = event.bare();
         match self.apply_in_place(vec![(*id, bare.clone())]).await {
-            Ok(_) => return Fate::Settled,
+            Ok(_) => return Fate::Settled { is_kept },
             // A row at fault refuses any form of a report.
             Err(again)
                 if again.fault() == Fault::Data || (again.fault(), error.fault()) == (Fault::Bug, Fault::Bug) => {}
             Err(_) => return Fate::Open { bare, is_kept },
         }
-        let Some(attempt) = event.attempt() else { return Fate::Settled };
+        let Some(attempt) = event.attempt() else { return Fate::Settled { is_kept } };
         match database.set_attempt_aside(Kind::Report, *id, attempt, error).await {
             Aside::Open => Fate::Open { bare, is_kept },
             Aside::Refused if !is_kept => Fate::Unkept,
-            Aside::Done | Aside::Refused => Fate::Settled,
+            Aside::Done | Aside::Refused => Fate::Settled { is_kept },
         }
     }
 }

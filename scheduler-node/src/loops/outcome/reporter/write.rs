@@ -51,15 +51,10 @@ impl Fact {
 
 impl<S: Statements> Reporter<S> {
     /// Writes to the database. Returns the tasks that were written; another write overtook the others. If a statement
-    /// fails, the whole batch comes again. So each is counted before the next one, and the extensions, which are the
-    /// same a second time, come first.
+    /// fails, the whole batch comes again, and finds nothing to write where an earlier one succeeded. So each is counted
+    /// before the next one.
     pub(super) async fn write(&self, database: &NodeDatabase<S>, writes: &Writes) -> Result<Vec<TaskId>, Error> {
         let mut written = Vec::new();
-        if !writes.extend.is_empty() {
-            let extended = database.sql.task_extend(&writes.extend).await?;
-            self.count(database, writes, &extended);
-            written.extend(extended);
-        }
         if !writes.finish.is_empty() {
             let finished = database.sql.task_finish(&writes.finish).await?;
             self.count(database, writes, &finished.ids);
@@ -73,6 +68,11 @@ impl<S: Statements> Reporter<S> {
                 writes.retry.iter().filter(|retry| retried.contains(&retry.id)).map(|retry| (retry.id, retry.retry_at)),
             );
             written.extend(retried);
+        }
+        if !writes.extend.is_empty() {
+            let extended = database.sql.task_extend(&writes.extend).await?;
+            self.count(database, writes, &extended);
+            written.extend(extended);
         }
         Ok(written)
     }
