@@ -24,6 +24,7 @@ use crate::{
     by_database::ByDatabase,
     store::{Statements, quarantine::Quarantined},
     supervise::at_work,
+    working_set::database::NodeDatabase,
 };
 
 /// Messages that wait for one database: as many as the broker delivers unacked.
