@@ -1,5 +1,5 @@
--- Notes since when the tasks of a queue are reported on. An attempt that was with RabbitMQ before went to consumers that
--- report nothing, so their silence is no failure of it.
+-- Notes since when the tasks of a queue are reported on. An attempt that was with RabbitMQ before went to consumers
+-- that report nothing, so their silence is no failure of it.
 -- Locks: duetime.queue_turn, ACCESS EXCLUSIVE for a moment: claims, reports and submissions of the nodes wait for it.
 -- The table is not written anew.
 

@@ -49,7 +49,7 @@ pub struct PutQueue {
     pub turn: QueueRevisions,
 }
 
-/// The revisions at which a queue's policy and its rules for submissions last changed, and since when it is reported on.
+/// When a queue's policy and its rules for submissions last changed, and since when it is reported on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueRevisions {
     /// The revision of the policy. A claim that knows the queues as of this revision or

@@ -132,7 +132,7 @@ pub(crate) struct Options {
     /// Tasks of a burst, one measurement each.
     #[arg(long, value_delimiter = ',', default_values_t = [50_000, 100_000])]
     burst: Vec<usize>,
-    /// Tasks due a second in clusters of different sizes: in all of them, or in the largest where the load grows with it.
+    /// Tasks due a second in clusters of different sizes: in each, or in the largest where the load grows.
     #[arg(long, default_value_t = 2_000)]
     scale_rate: u32,
     #[arg(long, default_value_t = 3)]

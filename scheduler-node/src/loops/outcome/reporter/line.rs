@@ -89,8 +89,8 @@ enum Fate {
 }
 
 impl<S: Statements> Reporter<S> {
-    /// Applies and acks the messages for one database, a batch at a time. Those that nothing vouches for go `aside`, and
-    /// those that count without a value are `incomplete`.
+    /// Applies and acks the messages for one database, a batch at a time. Those that nothing vouches for go `aside`.
+    /// Those that count without a value are `incomplete`.
     pub(super) async fn apply_all(
         &self,
         index: DatabaseIndex,

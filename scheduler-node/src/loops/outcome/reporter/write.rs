@@ -51,8 +51,8 @@ impl Fact {
 
 impl<S: Statements> Reporter<S> {
     /// Writes to the database. Returns the tasks that were written; another write overtook the others. If a statement
-    /// fails, the whole batch comes again, and finds nothing to write where an earlier one succeeded. So each is counted
-    /// before the next one.
+    /// fails, the whole batch comes again, and finds nothing to write where an earlier one succeeded. So each is
+    /// counted before the next one.
     pub(super) async fn write(&self, database: &NodeDatabase<S>, writes: &Writes) -> Result<Vec<TaskId>, Error> {
         let mut written = Vec::new();
         if !writes.finish.is_empty() {

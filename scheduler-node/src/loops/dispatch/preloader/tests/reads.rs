@@ -93,7 +93,7 @@ impl Reads {
         Duration::from_secs_f64(self.preloader.metrics.overdue_s.with_label_values(&[name]).get())
     }
 
-    /// Makes pass after pass until what is told as overdue fits.
+    /// Makes pass after pass until the gauge of overdue tasks fits.
     async fn overdue_until(&mut self, fits: impl Fn(Duration) -> bool) {
         let deadline = clock::instant() + LONG;
         while !fits(self.overdue()) {
