@@ -21,7 +21,7 @@ use crate::{
 pub struct Args {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Only build the missing indexes of the table of tasks, however large it is; when all nodes run this version.
+    /// Build only the missing indexes of the table of tasks, however large it is. Run it when all nodes run this version.
     #[arg(long)]
     pub indexes: bool,
 }
@@ -73,9 +73,8 @@ pub async fn migrate(args: &Args) -> Result<(), Error> {
         }
         if let Some(why) = migrated.indexes.and_then(without_indexes) {
             warn(format!(
-                "database {}: {why}, so not all indexes of the table of tasks are there. Until they are, lanes and \
-                 dependencies with thousands of waiting tasks are slow. When all nodes run this version, run \
-                 `duetime migrate --indexes`",
+                "database {}: {why}. Without them, lanes and dependencies with thousands of waiting tasks are slow. \
+                 When all nodes run this version, run `duetime migrate --indexes`",
                 migrated.database
             ));
         }
@@ -99,8 +98,10 @@ async fn build_indexes(config: &Config, form: Form) -> Result<(), Error> {
 fn without_indexes(indexes: Indexes) -> Option<&'static str> {
     match indexes {
         Indexes::Complete => None,
-        Indexes::Large => Some("the table of tasks is large"),
-        Indexes::InTheWay => Some("another transaction or `duetime migrate` is in the way"),
+        Indexes::Large => Some("the table of tasks is large, so some of its indexes are not built"),
+        Indexes::InTheWay => Some(
+            "another transaction or `duetime migrate` is in the way, so indexes of the table of tasks may be missing",
+        ),
     }
 }
 

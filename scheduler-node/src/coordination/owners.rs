@@ -38,8 +38,8 @@ impl Coordination {
     ) -> Result<Option<OwnerKey>, Error> {
         let key = self.keys.owner(shard);
         let value = value(node, epoch);
-        let is_ours = |value: &[u8]| owner_of(value).is_none_or(|owner| owner == *node);
-        match self.record_keep(EtcdOp::OwnerCreate, key, value, lease, is_ours).await? {
+        let may_overwrite = |value: &[u8]| owner_of(value).is_none_or(|owner| owner == *node);
+        match self.record_keep(EtcdOp::OwnerCreate, key, value, lease, may_overwrite).await? {
             Kept::Ours { create_revision } => Ok(Some(OwnerKey { shard, lease, create_revision })),
             Kept::Anothers { .. } => Ok(None),
         }

@@ -33,15 +33,15 @@ pub(super) struct Seen {
 }
 
 impl Coordination {
-    /// Puts `value` under `key` on `lease`, unless the present value is another node's. A key on no lease is no node's:
-    /// it was copied from another etcd.
+    /// Puts `value` under `key` on `lease`, if the key is free, is on no lease (a copy from another etcd), or has a value
+    /// that it `may_overwrite`.
     pub(super) async fn record_keep(
         &self,
         op: EtcdOp,
         key: String,
         value: Vec<u8>,
         lease: LeaseId,
-        is_ours: impl Fn(&[u8]) -> bool,
+        may_overwrite: impl Fn(&[u8]) -> bool,
     ) -> Result<Kept, Error> {
         let put = TxnOp::put(key.clone(), value.clone(), Some(PutOptions::new().with_lease(lease.number())));
         let get = TxnOp::get(key.clone(), None);
@@ -60,7 +60,7 @@ impl Coordination {
                 over = None;
                 continue;
             };
-            if found.lease() != 0 && !is_ours(found.value()) {
+            if found.lease() != 0 && !may_overwrite(found.value()) {
                 return Ok(Kept::Anothers { value: found.value().to_vec() });
             }
             if found.value() == value && found.lease() == lease.number() {

@@ -114,7 +114,7 @@ pub async fn migrate(
     Ok(Migrated { database, id, from, to, shards, cluster, shard_count, producer, indexes })
 }
 
-/// Builds the indexes of the table of tasks that are missing, however large it is. Nodes of the last release dispatch
+/// Builds the indexes of the table of tasks that are missing, however large it is. Nodes of 0.2.0 dispatch
 /// ordered and limited queues slowly meanwhile, so it is not a part of a migration.
 pub async fn build_indexes(name: &DatabaseName, options: &connect::Options) -> Result<(), Misfit> {
     let unreachable = |source| Misfit::unreachable(name, source);

@@ -38,7 +38,7 @@
     act();
   });
 
-  // A second click does not send a form again while its answer is awaited, which comes within 30 s. A page that comes back may send its forms.
+  // A second click does not send a form again while its answer is awaited, which comes within 30 s. A page to which the browser goes back may send its forms again.
   const sent = new Set();
   document.addEventListener("submit", (event) => {
     if (event.target.getAttribute("method") !== "post") return;

@@ -74,8 +74,8 @@ const HOPELESS_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const FENCE_RETRY: Duration = Duration::from_millis(500);
 const FENCE_RETRY_LONGEST: Duration = Duration::from_secs(5);
 
-/// The first attempts wait for a fence that a claim holds, and later every so many do. The others take it only if it is
-/// free, because a statement that waits delays all claims in the database.
+/// The first three attempts wait for a fence that a claim holds, and after them every fourth. The others take it only if
+/// it is free, because a statement that waits delays all claims in the database.
 const WAITS_AT_FIRST: u32 = 3;
 const WAIT_EVERY: u32 = 4;
 
@@ -94,7 +94,7 @@ pub trait Fence: fmt::Debug + Send + Sync + 'static {
         node: &NodeId,
     ) -> impl Future<Output = Result<Vec<(ShardId, Epoch)>, store::Error>> + Send;
 
-    /// The same for all of the fences that the database has, or none: it waits for the claims that hold them.
+    /// Takes all of those fences that are in this database, or none. It waits for the claims that hold them.
     fn acquire(
         &self,
         shards: &[ShardId],
@@ -151,7 +151,8 @@ pub struct Owner<F> {
     resting: BTreeSet<ShardId>,
     /// etcd did not do what an act asked for. Present until no act is necessary.
     etcd_retry: Option<Retry>,
-    /// etcd refused an act. Reset with `etcd_retry`; only the first refusal is logged.
+    /// etcd refused the last act; only the first refusal is logged. An act that succeeds resets it, and so does the end
+    /// of all acts.
     refused: bool,
     log: Log,
 }

@@ -189,7 +189,8 @@ impl<S: Statements> ReadyStarter<S> {
         again
     }
 
-    /// `known`: the revision of the queues.
+    /// Looks with a copy of the queue's progress, and returns as [`Self::look`] does. `known`: the revision of the
+    /// queues that the policy is from.
     async fn look_with(&self, queue: &Queue, known: i64, progress: &mut QueueProgress) -> Option<Instant> {
         let now = clock::instant();
         if let Some(again) = self.end_doubt(progress, now).await {

@@ -1,5 +1,5 @@
 //! Reads messages that come back from the broker, and passes each to the line of its database. Sets aside what cannot
-//! be read or trusted.
+//! be trusted or read in full.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ impl ReadReport {
     }
 }
 
-/// A message that is to be kept in the quarantine before its ack, and why. Its outcome may count without a value.
-pub(super) type Unreadable = (Incoming, String);
+/// A message that the quarantine gets before its ack, and why.
+pub(super) type ToQuarantine = (Incoming, String);
 
 /// The channels to the loops that apply reports, one for each database.
 #[derive(Clone, Debug, Default)]
@@ -82,7 +82,7 @@ impl<S: Statements> Reporter<S> {
     pub fn add_line(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<S> {
         let (line, end) = mpsc::channel(WAITING);
         let (aside, set_aside) = mpsc::channel(WAITING);
-        let (incomplete, set_whole) = mpsc::channel(WAITING);
+        let (incomplete, to_keep_whole) = mpsc::channel(WAITING);
         let index = self.lines.0.push(line);
         let this = self.clone();
         async move {
@@ -91,7 +91,7 @@ impl<S: Statements> Reporter<S> {
                     tokio::join!(
                         this.apply_all(index, end, (aside, incomplete)),
                         this.set_all_aside(this.databases.home(), set_aside),
-                        this.set_all_aside(&this.databases[index], set_whole),
+                        this.set_all_aside(&this.databases[index], to_keep_whole),
                     )
                 } => {}
                 () = stop.cancelled() => {}
@@ -104,7 +104,7 @@ impl<S: Statements> Reporter<S> {
         &self,
         mut incoming: mpsc::Receiver<Incoming>,
         waiting: mpsc::Sender<ReadReport>,
-        aside: mpsc::Sender<Unreadable>,
+        aside: mpsc::Sender<ToQuarantine>,
     ) {
         let Some(held) = self.until_keys(&mut incoming).await else { return };
         let coming = stream::poll_fn(|context| incoming.poll_recv(context));
@@ -161,7 +161,7 @@ impl<S: Statements> Reporter<S> {
 
     /// Sends a report to the line of its database. Returns it if no database has told yet that it has the shard: this
     /// node has just started, and the database does not answer.
-    async fn place(&self, report: ReadReport, aside: &mpsc::Sender<Unreadable>) -> Option<ReadReport> {
+    async fn place(&self, report: ReadReport, aside: &mpsc::Sender<ToQuarantine>) -> Option<ReadReport> {
         let shard = report.id.shard();
         if let Some((index, _)) = self.databases.of(shard) {
             drop(self.lines.0[index].send(report).await);
@@ -176,7 +176,7 @@ impl<S: Statements> Reporter<S> {
 
     /// Holds reports until the places of their shards are known, for [`AWAY_LONGEST`] at most: another node may know
     /// them. The broker keeps them, because they have no ack yet.
-    async fn place_all(&self, mut waiting: mpsc::Receiver<ReadReport>, aside: mpsc::Sender<Unreadable>) {
+    async fn place_all(&self, mut waiting: mpsc::Receiver<ReadReport>, aside: mpsc::Sender<ToQuarantine>) {
         let mut changes = self.databases.places().changes();
         // As bounded as the channel: the broker delivers no more without acks.
         let mut held: Vec<ReadReport> = Vec::new();
@@ -253,7 +253,7 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Sets messages aside, as many together as have come meanwhile.
-    async fn set_all_aside(&self, database: &NodeDatabase<S>, mut line: mpsc::Receiver<Unreadable>) {
+    async fn set_all_aside(&self, database: &NodeDatabase<S>, mut line: mpsc::Receiver<ToQuarantine>) {
         let mut batch = Vec::with_capacity(ASIDE_BATCH);
         while line.recv_many(&mut batch, ASIDE_BATCH).await > 0 {
             self.set_aside(database, std::mem::take(&mut batch)).await;
@@ -261,7 +261,7 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Keeps messages in the quarantine of a database and acks them. Those whose connection is gone come again.
-    async fn set_aside(&self, database: &NodeDatabase<S>, mut messages: Vec<Unreadable>) {
+    async fn set_aside(&self, database: &NodeDatabase<S>, mut messages: Vec<ToQuarantine>) {
         let _work = at_work();
         messages.retain(|(message, _)| !message.ack.is_lost());
         if let Some((first, reason)) = messages.first() {

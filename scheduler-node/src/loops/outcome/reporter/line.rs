@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::{
     AWAY_LONGEST, AttemptEvent, Reported, Reporter, finished,
-    incoming::{ReadReport, Unreadable, name_of},
+    incoming::{ReadReport, ToQuarantine, name_of},
 };
 use crate::{
     broker::Incoming,
@@ -95,7 +95,7 @@ impl<S: Statements> Reporter<S> {
         &self,
         index: DatabaseIndex,
         mut line: mpsc::Receiver<ReadReport>,
-        (aside, incomplete): (mpsc::Sender<Unreadable>, mpsc::Sender<Unreadable>),
+        (aside, incomplete): (mpsc::Sender<ToQuarantine>, mpsc::Sender<ToQuarantine>),
     ) {
         let (mut batch, mut held) = (Vec::with_capacity(BATCH), Vec::new());
         let mut again = held_again();
@@ -136,7 +136,7 @@ impl<S: Statements> Reporter<S> {
         &self,
         index: DatabaseIndex,
         mut reports: Vec<ReadReport>,
-        (aside, incomplete): (&mpsc::Sender<Unreadable>, &mpsc::Sender<Unreadable>),
+        (aside, incomplete): (&mpsc::Sender<ToQuarantine>, &mpsc::Sender<ToQuarantine>),
     ) -> Pass {
         let database = &self.databases[index];
         let id = |report: &ReadReport| report.id;
