@@ -29,9 +29,9 @@ pub enum Pace {
 /// Records which members vanished, and when.
 ///
 /// The assignment freezes when two or more members, and more than a third of them, vanish within one TTL. It stays
-/// frozen for two TTLs, or until all are back. Once so many are back that the rest alone would not have frozen it,
-/// the rest have five seconds, but no longer than the two TTLs. A member that announced its leaving does not count, nor does one whose
-/// process is known to have ended, and one that vanishes alone never freezes the assignment.
+/// frozen for two TTLs, or until all are back. Once so many are back that the rest alone would not have frozen it, the
+/// rest have five seconds, but no longer than the two TTLs. A member that announced its leaving does not count, nor
+/// does one whose process is known to have ended, and one that vanishes alone never freezes the assignment.
 ///
 /// Every node should observe all the time, not only the master. A stall may be the reason that a node becomes master,
 /// and that node must know the members from before the stall.

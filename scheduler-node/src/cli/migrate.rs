@@ -21,7 +21,8 @@ use crate::{
 pub struct Args {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Build only the missing indexes of the table of tasks, however large it is. Run it when all nodes run this version.
+    /// Build only the missing indexes of the table of tasks, however large it is. Run it when all nodes have this
+    /// version.
     #[arg(long)]
     pub indexes: bool,
 }

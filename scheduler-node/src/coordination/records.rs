@@ -33,8 +33,8 @@ pub(super) struct Seen {
 }
 
 impl Coordination {
-    /// Puts `value` under `key` on `lease`, if the key is free, is on no lease (a copy from another etcd), or has a value
-    /// that it `may_overwrite`.
+    /// Puts `value` under `key` on `lease`, if the key is free, is on no lease (a copy from another etcd), or has a
+    /// value that it `may_overwrite`.
     pub(super) async fn record_keep(
         &self,
         op: EtcdOp,

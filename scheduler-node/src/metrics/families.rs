@@ -126,7 +126,7 @@ families! {
     /// Messages kept in the quarantine for a person, by source.
     pub quarantined: IntCounterVec = counters(
         "duetime_messages_quarantined_total",
-        "messages that could not be read",
+        "reports and rejections in the quarantine, which were not trusted or could not be read in full",
         &["source"],
     );
     pub submissions_invalid: IntCounter = counter(

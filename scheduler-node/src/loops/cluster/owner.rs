@@ -74,8 +74,8 @@ const HOPELESS_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const FENCE_RETRY: Duration = Duration::from_millis(500);
 const FENCE_RETRY_LONGEST: Duration = Duration::from_secs(5);
 
-/// The first three attempts wait for a fence that a claim holds, and after them every fourth. The others take it only if
-/// it is free, because a statement that waits delays all claims in the database.
+/// The first three attempts wait for a fence that a claim holds, and after them every fourth. The others take it only
+/// if it is free, because a statement that waits delays all claims in the database.
 const WAITS_AT_FIRST: u32 = 3;
 const WAIT_EVERY: u32 = 4;
 
