@@ -300,11 +300,19 @@ impl Assigner {
 
 /// The assignment from which as little as possible moves.
 ///
-/// After a loss of all of etcd it is the last one that was `shown`: the nodes put their owner keys back one after
-/// another, and a shard without a key is owned all the same. A node that has seen none takes the owners for assigned.
+/// After a loss of all of etcd the present owners count as assigned. The nodes put their owner keys back one after
+/// another, and a shard without a key is owned all the same: for it, the last assignment that was `shown` counts.
 fn before(view: &ClusterView, shown: Option<&Assignment>) -> Assignment {
-    let last = view.assignment.as_ref().map(|record| &record.assignment).or(shown);
-    last.cloned().unwrap_or_else(|| as_owned(view))
+    if let Some(record) = &view.assignment {
+        return record.assignment.clone();
+    }
+    let mut before = as_owned(view);
+    let last = shown.map_or(&[][..], |shown| &shown.owners);
+    before.owners.resize(before.owners.len().max(last.len()), None);
+    for (owner, last) in before.owners.iter_mut().zip(last) {
+        *owner = owner.take().or_else(|| last.clone());
+    }
+    before
 }
 
 fn as_owned(view: &ClusterView) -> Assignment {
@@ -337,6 +345,8 @@ mod tests {
         let view = ClusterView { owners: [(ShardId::new(0), owner)].into(), ..ClusterView::default() };
         let shown = Assignment { owners: vec![Some(one.clone()), Some(two)] };
         assert_eq!(before(&view, Some(&shown)), shown);
+        let moved = Assignment { owners: vec![shown.owners[1].clone(), shown.owners[1].clone()] };
+        assert_eq!(before(&view, Some(&moved)), shown, "an owner that etcd shows is newer");
         assert_eq!(before(&view, None).owners, [Some(one.clone())]);
         let stored = Assignment { owners: vec![Some(one)] };
         let record = AssignmentRecord { term: Term::from_revision(1), assignment: stored.clone() };
