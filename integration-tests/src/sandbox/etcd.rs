@@ -52,6 +52,7 @@ impl Etcd {
     pub fn launched(folder: &Path, members: usize, tether: Tether) -> Result<Self> {
         let members = (0..members).map(|number| Member::in_folder(folder, number)).collect::<Result<_>>()?;
         let cluster = Self { members, tether };
+        cluster.members.iter().try_for_each(Member::remove_unfinished)?;
         if let Err(error) = cluster.launch_ended() {
             cluster.kill_all();
             return Err(error);
@@ -196,6 +197,21 @@ impl Member {
         self.folder.join("data")
     }
 
+    /// It is there since the member was healthy for the first time.
+    fn healthy(&self) -> PathBuf {
+        self.folder.join("healthy")
+    }
+
+    /// Removes the data of a start that was broken off. An etcd that is killed between the making of its log and the
+    /// note of its members there never elects a leader.
+    fn remove_unfinished(&self) -> Result<()> {
+        let data = self.data();
+        if data.exists() && !self.healthy().exists() {
+            std::fs::remove_dir_all(&data).with_context(|| format!("removing {}", data.display()))?;
+        }
+        Ok(())
+    }
+
     fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.client_port)
     }
@@ -228,7 +244,7 @@ impl Member {
             if let Ok(answer) = http::plain().get(&url).timeout(Duration::from_secs(2)).send().await
                 && answer.status().is_success()
             {
-                return Ok(());
+                return Ok(std::fs::write(self.healthy(), "")?);
             }
             self.process
                 .lock()
