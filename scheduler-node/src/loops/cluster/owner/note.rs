@@ -56,7 +56,6 @@ impl<F: Fence> Owner<F> {
         match result {
             Ok(taken) => {
                 let left = self.fenced(index, keys, taken);
-                let left = self.still_here(index, left);
                 let state = &mut self.databases[index];
                 let waits = |key: &OwnerKey| Retry::waits(state.retries.get(&key.shard));
                 let (contested, held): (Vec<_>, Vec<_>) = left.into_iter().partition(waits);
@@ -78,14 +77,14 @@ impl<F: Fence> Owner<F> {
             // The database does not have what is left: the map is about to show the new place.
             Ok(taken) => {
                 let left = self.fenced(index, keys, taken);
-                let left = self.still_here(index, left);
                 self.rest(left.iter().map(|key| key.shard));
             }
             Err(error) => self.unfenced(index, &keys, Some(&error)),
         }
     }
 
-    /// Confirms the keys whose fences are taken. Returns the others.
+    /// Confirms the keys whose fences are taken. Lets go of those whose shards the map shows elsewhere by now. Returns
+    /// the others.
     fn fenced(&mut self, index: usize, keys: Vec<OwnerKey>, taken: Vec<(ShardId, Epoch)>) -> Vec<OwnerKey> {
         let epochs: BTreeMap<ShardId, Epoch> = taken.into_iter().collect();
         let mut fenced = Vec::with_capacity(keys.len());
@@ -93,7 +92,8 @@ impl<F: Fence> Owner<F> {
         for key in keys {
             match epochs.get(&key.shard) {
                 Some(epoch) => fenced.push((key, *epoch)),
-                None => left.push(key),
+                None if self.index_of(key.shard) == Some(index) => left.push(key),
+                None => drop(self.busy.remove(&key.shard)),
             }
         }
         let retries = &mut self.databases[index].retries;
@@ -102,15 +102,6 @@ impl<F: Fence> Owner<F> {
             self.acts.push(self.actor.clone().confirm(index, keys.to_vec()).boxed());
         }
         left
-    }
-
-    /// Lets go of keys whose shards the map shows elsewhere by now. Returns the others.
-    fn still_here(&mut self, index: usize, keys: Vec<OwnerKey>) -> Vec<OwnerKey> {
-        let (here, moved): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| self.index_of(key.shard) == Some(index));
-        for key in moved {
-            self.busy.remove(&key.shard);
-        }
-        here
     }
 
     /// Notes fences that could not be taken. Each shard has a pause of its own.
