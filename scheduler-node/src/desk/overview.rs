@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{time::UnixMicros, wire::Problem};
 
-use super::Desk;
+use super::{Desk, refusal::is_ours};
 use crate::store::{
-    self, Fault,
+    self,
     outlook::{DEAD_QUEUES, DeadGroup, DeadGroups, SPAN_LOOK},
 };
 
@@ -85,7 +85,7 @@ fn answered<T>(parts: Vec<Result<T, store::Error>>) -> Result<(Vec<T>, bool), Pr
     for part in parts {
         match part {
             Ok(answer) => answers.push(answer),
-            Err(error) if matches!(error.fault(), Fault::Bug | Fault::Data) => return Err(error.into()),
+            Err(error) if is_ours(&error) => return Err(error.into()),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "figures lack a database");
                 missing = Some(error);

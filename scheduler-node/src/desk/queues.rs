@@ -17,13 +17,15 @@ use common::{
 };
 
 use super::{
-    Desk, run_to_end,
+    Desk,
+    refusal::is_ours,
+    run_to_end,
     seen::{self, Seen},
 };
 use crate::{
     loops::upkeep::queue_reader::catch_up,
     store::{
-        Error, Fault,
+        Error,
         queues::{PutQueue, QueueQuota, QueueRevisions},
         rows::QueueRecord,
     },
@@ -221,7 +223,7 @@ impl Desk {
                     census.counts = sum(census.counts, part.counts);
                     census.estimated |= part.estimated;
                 }
-                Err(error) if matches!(error.fault(), Fault::Bug | Fault::Data) => return Err(error.into()),
+                Err(error) if is_ours(&error) => return Err(error.into()),
                 Err(_) => census.counts.at_least = true,
             }
         }

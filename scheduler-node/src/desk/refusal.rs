@@ -146,7 +146,7 @@ fn uncoordinated(error: &coordination::Error) -> Problem {
 }
 
 /// Whether the fault is in the data or in Duetime itself, so that a repeated request will not help.
-fn is_ours(error: &Error) -> bool {
+pub(super) fn is_ours(error: &Error) -> bool {
     // A check violation here is no such fault. The archive has no partition yet for a retention as long as the
     // queue's: the queue is new, or its policy has just changed.
     let finishes =
