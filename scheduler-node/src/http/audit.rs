@@ -11,7 +11,7 @@ use std::{
 use axum::{
     Json,
     extract::{ConnectInfo, Request},
-    http::{Method, Uri},
+    http::{HeaderValue, Method, Uri},
     response::{IntoResponse, Response},
 };
 use common::{
@@ -82,14 +82,17 @@ pub(crate) struct PageNote(Arc<PageNoteState>);
 
 #[derive(Debug, Default)]
 struct PageNoteState {
-    request_id: Option<String>,
+    request_id: Option<HeaderValue>,
     caller: OnceLock<Caller>,
     is_recorded: AtomicBool,
 }
 
 impl PageNote {
     pub(super) fn of(request: &Request) -> Self {
-        Self(Arc::new(PageNoteState { request_id: request_id(request), ..PageNoteState::default() }))
+        Self(Arc::new(PageNoteState {
+            request_id: request.headers().get(REQUEST_ID).cloned(),
+            ..PageNoteState::default()
+        }))
     }
 
     /// The page knows the caller: the note of a refusal names them.
@@ -104,7 +107,7 @@ impl PageNote {
 
     /// The id that the client gave to its request.
     pub(crate) fn request_id(&self) -> Option<String> {
-        self.0.request_id.clone()
+        text(self.0.request_id.as_ref())
     }
 
     pub(super) fn caller(&self) -> Option<&Caller> {
@@ -176,7 +179,7 @@ pub(super) struct AuditDraft {
     route: Option<&'static Route>,
     uri: Uri,
     from: Option<SocketAddr>,
-    request_id: Option<String>,
+    request_id: Option<HeaderValue>,
 }
 
 impl AuditDraft {
@@ -189,7 +192,7 @@ impl AuditDraft {
             route,
             uri: request.uri().clone(),
             from: request.extensions().get::<ConnectInfo<SocketAddr>>().map(|from| from.0),
-            request_id: request_id(request),
+            request_id: request.headers().get(REQUEST_ID).cloned(),
         }
     }
 
@@ -247,13 +250,13 @@ impl AuditDraft {
             address: self.from.map(|from| from.ip()),
             status,
             detail,
-            request_id: self.request_id,
+            request_id: text(self.request_id.as_ref()),
         }
     }
 }
 
-fn request_id(request: &Request) -> Option<String> {
-    Some(request.headers().get(REQUEST_ID)?.to_str().ok()?.to_owned())
+fn text(request_id: Option<&HeaderValue>) -> Option<String> {
+    Some(request_id?.to_str().ok()?.to_owned())
 }
 
 /// The variable parts of a path, as they were written in it.
