@@ -151,8 +151,8 @@ pub struct Owner<F> {
     resting: BTreeSet<ShardId>,
     /// etcd did not do what an act asked for. Present until no act is necessary.
     etcd_retry: Option<Retry>,
-    /// etcd refused the last act; only the first refusal is logged. An act that succeeds resets it, and so does the end
-    /// of all acts.
+    /// etcd refused the last act; only the first refusal is logged. A write that succeeds resets it, and so does the
+    /// end of all acts.
     refused: bool,
     log: Log,
 }
@@ -165,6 +165,8 @@ struct OwnerDatabaseState<F> {
     created: Fencing,
     /// Those whose fences were not free.
     contested: Fencing,
+    /// Those whose fences were not free while a statement waited for others.
+    put_off: Vec<OwnerKey>,
     /// Shards whose fences could not be taken.
     retries: BTreeMap<ShardId, Retry>,
 }
@@ -262,7 +264,7 @@ impl<F: Fence> Owner<F> {
                 }
                 _ = pass.tick() => {
                     self.log.flush();
-                    self.resting.clear();
+                    self.try_again();
                     None
                 }
             };
@@ -277,6 +279,13 @@ impl<F: Fence> Owner<F> {
         while let Some(one) = done {
             self.note(one);
             done = self.acts.next().now_or_never().flatten();
+        }
+    }
+
+    fn try_again(&mut self) {
+        self.resting.clear();
+        for state in &mut self.databases {
+            state.created.keys.append(&mut state.put_off);
         }
     }
 
@@ -309,6 +318,7 @@ impl<F: Fence> Owner<F> {
             database,
             created: Fencing::default(),
             contested: Fencing::default(),
+            put_off: Vec::new(),
             retries: BTreeMap::new(),
         };
         self.databases.extend(new.map(state));

@@ -59,12 +59,9 @@ impl<F: Fence> Owner<F> {
                 let state = &mut self.databases[index];
                 let waits = |key: &OwnerKey| Retry::waits(state.retries.get(&key.shard));
                 let (contested, held): (Vec<_>, Vec<_>) = left.into_iter().partition(waits);
-                if state.contested.is_under_way {
-                    // The next pass tries again: these fences may be free long before that statement ends.
-                    self.rest(contested.iter().map(|key| key.shard));
-                } else {
-                    state.contested.keys.extend(contested);
-                }
+                // The next pass tries those again: their fences may be free long before that statement ends.
+                let put = if state.contested.is_under_way { &mut state.put_off } else { &mut state.contested.keys };
+                put.extend(contested);
                 self.unfenced(index, &held, None);
             }
             Err(error) => self.unfenced(index, &keys, Some(&error)),
@@ -157,7 +154,6 @@ impl<F: Fence> Owner<F> {
     }
 
     fn looked(&mut self, shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error>) {
-        self.refused &= result.is_err();
         // A later pass looks again at everything that is not released now.
         self.rest(shards.iter().copied());
         let record = match result {
@@ -201,7 +197,8 @@ impl<F: Fence> Owner<F> {
     }
 
     fn released(&mut self, shards: &[ShardId], result: &Result<(), Error>) {
-        self.refused &= result.is_err();
+        // Without shards there was nothing to write.
+        self.refused &= result.is_err() || shards.is_empty();
         self.rest(shards.iter().copied());
         // A shard may have moved to another database meanwhile, or be on its way there at this moment.
         for state in self.databases.iter().chain(&self.databases) {
