@@ -108,6 +108,9 @@ impl OwnedShards {
 
     /// Starts to dispatch shards whose fence this node has just taken. The preloader reads them at once.
     pub fn adopt(&self, taken: &[(ShardId, Epoch)]) {
+        if taken.is_empty() {
+            return;
+        }
         let mut state = self.state.lock();
         state.claimable = None;
         for &(shard, epoch) in taken {

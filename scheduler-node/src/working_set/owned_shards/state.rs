@@ -117,18 +117,20 @@ impl State {
                 stopped.push(*shard);
             }
         }
-        // A shard that was stopped before has no entries, and the list of shards stays the same.
-        if !stopped.is_empty() {
-            self.drop_entries(&stopped);
-        }
+        self.drop_entries(&stopped);
     }
 
     pub(super) fn begin_release(&mut self, shards: &[ShardId]) {
         self.released.extend(shards);
-        self.drop_entries(shards);
+        let owned: Vec<ShardId> = shards.iter().copied().filter(|shard| self.owned.contains_key(shard)).collect();
+        self.drop_entries(&owned);
     }
 
     fn drop_entries(&mut self, shards: &[ShardId]) {
+        // A shard that is not owned, or was stopped before, has no entries, and the list of shards stays the same.
+        if shards.is_empty() {
+            return;
+        }
         self.claimable = None;
         for shard in shards {
             self.adopted.remove(shard);
