@@ -39,12 +39,11 @@
   });
 
   // A second click does not send a form again while its answer is awaited, which comes within 30 s. A page to which the browser goes back may send its forms again.
-  const sent = new Set();
+  const sent = new Map();
   document.addEventListener("submit", (event) => {
     if (event.target.getAttribute("method") !== "post") return;
-    if (sent.has(event.target)) return event.preventDefault();
-    sent.add(event.target);
-    setTimeout(() => sent.delete(event.target), 35_000);
+    if (event.timeStamp - sent.get(event.target) < 35_000) return event.preventDefault();
+    sent.set(event.target, event.timeStamp);
   });
   addEventListener("pageshow", () => sent.clear());
 
