@@ -1,18 +1,21 @@
 //! `duetime migrate`: brings every configured database to this version's schema.
 
+use std::io;
+
 use serde_json::json;
+use tracing_subscriber::EnvFilter;
 
 use super::{
     config_file::ConfigArgs,
     error::Error,
-    output::{Form, go_on_without_reader, say, warn},
+    output::{Form, complain, go_on_without_reader, say, warn},
 };
 use crate::{
     config::Config,
     settings,
     store::{
         self,
-        indexes::Indexes,
+        indexes::{Indexes, Progress},
         migrate::{Membership, Migrated},
     },
 };
@@ -35,6 +38,7 @@ const NO_PRODUCER: &str =
 pub async fn migrate(args: &Args) -> Result<(), Error> {
     // A line is printed between two databases.
     go_on_without_reader();
+    show_warnings();
     let (config, form) = (args.config.file.load()?, args.config.output.output);
     if args.indexes {
         return build_indexes(&config, form).await;
@@ -86,13 +90,28 @@ pub async fn migrate(args: &Args) -> Result<(), Error> {
 async fn build_indexes(config: &Config, form: Form) -> Result<(), Error> {
     for database in &config.databases {
         let options = settings::database(database, "migrate");
-        store::migrate::build_indexes(&database.name, &options).await.map_err(Error::Migrate)?;
+        let tell = |progress| complain(format_args!("database {}: {}", database.name, shown(&progress)));
+        store::migrate::build_indexes(&database.name, &options, tell).await.map_err(Error::Migrate)?;
         match form {
             Form::Text => say(format!("database {}: all indexes of the table of tasks are there", database.name)),
             Form::Json | Form::Jsonl => say(json!({ "database": database.name.as_str(), "indexes": true })),
         }
     }
     Ok(())
+}
+
+/// Prints the warnings of this program: a migration may wait for a lock or for another build.
+fn show_warnings() {
+    let lines = tracing_subscriber::fmt().with_writer(io::stderr).without_time().with_target(false).with_ansi(false);
+    // Only a test that runs in this process has a log already.
+    let _ = lines.with_env_filter(EnvFilter::new("off,scheduler_node=warn")).try_init();
+}
+
+fn shown(progress: &Progress) -> String {
+    let Progress { index, phase, done_percent, waits_for } = progress;
+    let done = done_percent.map(|percent| format!(", {percent} %")).unwrap_or_default();
+    let waits = waits_for.map(|process| format!(", waits for the transaction of process {process}"));
+    format!("{index}: {phase}{done}{}", waits.unwrap_or_default())
 }
 
 /// The reason why a migration left indexes to another command.

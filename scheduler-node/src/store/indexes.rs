@@ -41,6 +41,10 @@ const DROP_REPLACED: &str = "DROP INDEX CONCURRENTLY IF EXISTS duetime.task_part
 /// Gives back the locks of the session.
 const UNLOCK: &str = "SELECT pg_advisory_unlock_all()";
 
+/// The most times that a build begins anew after an ANALYZE. Autovacuum gives way to a build; so this takes a person
+/// or a job that runs one again and again.
+const DEADLOCKS: usize = 10;
+
 /// The pause between two tries to become the only build.
 const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -72,19 +76,40 @@ pub enum Indexes {
 pub(super) async fn build(pool: &PgPool, effort: Effort) -> Result<Indexes, sqlx::Error> {
     // The settings end with the connection.
     let mut connection = pool.acquire().await?.detach();
-    let built = loop {
-        match build_missing(&mut connection, effort).await {
-            // An ANALYZE waits for the build, which waits for its snapshot. It has its turn now.
-            Err(error) if effort == Effort::Any && is_deadlock(&error) => {}
-            built => break built,
+    let mut built = build_missing(&mut connection, effort).await;
+    for _ in 0..DEADLOCKS {
+        if effort != Effort::Any || !built.as_ref().is_err_and(is_deadlock) {
+            break;
         }
-    };
+        // An ANALYZE waited for the build, which waited for its snapshot. It has its turn now.
+        tracing::warn!("the build of an index was broken off for an ANALYZE; beginning anew");
+        built = build_missing(&mut connection, effort).await;
+    }
     let unlocked = connection.execute(UNLOCK).await.map(drop);
     let closed = unlocked.and(connection.close().await);
     match built {
         Err(error) if effort != Effort::Any && is_in_the_way(&error) => Ok(Indexes::InTheWay),
         built => built.and_then(|indexes| closed.map(|()| indexes)),
     }
+}
+
+/// How far the build of an index is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub index: String,
+    /// In PostgreSQL's words.
+    pub phase: String,
+    /// The share of the phase that is done. `None`: the phase counts nothing.
+    pub done_percent: Option<i32>,
+    /// The process of the transaction that the build waits for.
+    pub waits_for: Option<i32>,
+}
+
+/// How far the build is that is under way, if there is one.
+pub(super) async fn progress(pool: &PgPool) -> Result<Option<Progress>, sqlx::Error> {
+    let statement = sqlx::query_as(include_str!("queries/index_progress.sql"));
+    let row: Option<(String, String, Option<i32>, Option<i32>)> = statement.fetch_optional(pool).await?;
+    Ok(row.map(|(index, phase, done_percent, waits_for)| Progress { index, phase, done_percent, waits_for }))
 }
 
 async fn build_missing(connection: &mut PgConnection, effort: Effort) -> Result<Indexes, sqlx::Error> {

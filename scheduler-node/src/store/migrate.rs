@@ -1,6 +1,6 @@
 //! `duetime migrate`: brings a database to the schema of this version.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use common::{
     ids::{ClusterId, DatabaseId, DatabaseName},
@@ -11,7 +11,7 @@ use sqlx::migrate::MigrateError;
 use super::{
     connect,
     error::sqlstate,
-    indexes::{self, Effort, Indexes},
+    indexes::{self, Effort, Indexes, Progress},
     migrations::{migrations, schema_version},
     schema::{Fit, Misfit, compare, read, read_if_any, refuse_too_many, refuse_unreleased},
     writer::Writer,
@@ -20,6 +20,11 @@ use super::{
 /// The most tries of a migration whose locks other transactions hold: about a minute of waiting in all.
 const LOCK_TRIES: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
+/// The tries for each warning about them: about ten seconds.
+const TRIES_PER_WARNING: u32 = 15;
+
+/// The interval between two looks at the progress of a build.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The longest time that rows are kept unless a queue sets more: the default of `keep_dead_ms`.
 pub const DEFAULT_KEEP_DAYS: u64 = 14;
@@ -115,8 +120,13 @@ pub async fn migrate(
 }
 
 /// Builds the indexes of the table of tasks that are missing, however large it is. Nodes of 0.2.0 dispatch
-/// ordered and limited queues slowly meanwhile, so it is not a part of a migration.
-pub async fn build_indexes(name: &DatabaseName, options: &connect::Options) -> Result<(), Misfit> {
+/// ordered and limited queues slowly meanwhile, so it is not a part of a migration. `tell` gets the progress every few
+/// seconds.
+pub async fn build_indexes(
+    name: &DatabaseName,
+    options: &connect::Options,
+    tell: impl Fn(Progress),
+) -> Result<(), Misfit> {
     let unreachable = |source| Misfit::unreachable(name, source);
     let writer = Writer::new(options.clone());
     let pool = writer.migration_pool(writer.find().await.map_err(unreachable)?.server);
@@ -127,19 +137,33 @@ pub async fn build_indexes(name: &DatabaseName, options: &connect::Options) -> R
         return Err(Misfit::Version { database: name.clone(), found: fit.version, needed: schema_version() });
     }
     let refused = |source| Misfit::Migration { database: name.clone(), source: MigrateError::Execute(source) };
-    indexes::build(&pool, Effort::Any).await.map(drop).map_err(refused)
+    let mut look = tokio::time::interval(PROGRESS_INTERVAL);
+    let mut build = pin!(indexes::build(&pool, Effort::Any));
+    loop {
+        tokio::select! {
+            built = &mut build => return built.map(drop).map_err(refused),
+            // The build has a connection of its own, and goes on without its progress.
+            _ = look.tick() => {
+                if let Ok(Some(progress)) = indexes::progress(&pool).await {
+                    tell(progress);
+                }
+            }
+        }
+    }
 }
 
 /// Repeats what does not get a lock in time. It changed nothing, and during the pause the statements that waited behind
 /// it get their turn.
 async fn patiently<T>(attempt: impl AsyncFn() -> Result<T, MigrateError>) -> Result<T, MigrateError> {
-    for _ in 1..LOCK_TRIES {
+    for tries in 1..LOCK_TRIES {
         match attempt().await {
             Err(error) if is_lock_timeout(&error) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "another transaction holds a lock that the migration needs; trying again"
-                );
+                if tries % TRIES_PER_WARNING == 1 {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "another transaction holds a lock that the migration needs; trying again"
+                    );
+                }
                 tokio::time::sleep(LOCK_PAUSE).await;
             }
             done => return done,

@@ -9,13 +9,12 @@ use common::{
 };
 use integration_tests::sandbox::shared;
 use sha2::{Digest, Sha256};
-use sqlx::{Connection, Executor, Postgres, migrate::Migrator, pool::PoolConnection, postgres::PgPoolOptions};
+use sqlx::{Connection, Executor, Postgres, migrate::Migrator, pool::PoolConnection};
 
 use super::{fixture, until_none_waits, until_waiting};
 use crate::store::{
     Effect, Fault, connect,
-    indexes::{self, Effort, Indexes},
-    migrate::{Membership, build_indexes, migrate},
+    migrate::{Membership, migrate},
     migrations::{FILES, migrations, schema_version},
     schema::Misfit,
 };
@@ -269,7 +268,7 @@ async fn a_migration_that_was_cut_off_is_worth_another_try() {
 }
 
 /// The schema of the last release, with shards.
-async fn last_release() -> String {
+pub(super) async fn last_release() -> String {
     let server = shared::postgres().await.unwrap();
     let url = server.create_database(&shared::unique("released")).await.unwrap();
     let pool = sqlx::PgPool::connect(&url).await.unwrap();
@@ -301,91 +300,6 @@ async fn an_upgrade_passes_a_table_that_a_vacuum_holds() {
     let mut vacuum = sqlx::PgConnection::connect(&url).await.unwrap();
     vacuum.execute("BEGIN; LOCK TABLE duetime.task IN SHARE UPDATE EXCLUSIVE MODE").await.unwrap();
     migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await.unwrap();
-}
-
-/// The indexes of tasks by partition key, and whether each is complete.
-async fn indexes_by_partition_key(connection: &mut sqlx::PgConnection) -> Vec<(String, bool)> {
-    let indexes = "SELECT c.relname::text, i.indisvalid FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
-                    WHERE i.indrelid = 'duetime.task'::regclass AND c.relname IN ('task_lane', 'task_partition', 'task_waiting')
-                    ORDER BY 1";
-    sqlx::query_as(indexes).fetch_all(connection).await.unwrap()
-}
-
-#[tokio::test]
-async fn indexes_that_an_open_transaction_keeps_from_being_built_are_built_by_the_next_migration() {
-    let url = last_release().await;
-    let migrated =
-        async || migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await;
-    let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
-    connection.execute("BEGIN; LOCK TABLE duetime.task IN ROW EXCLUSIVE MODE").await.unwrap();
-    let unfinished = migrated().await.expect("it does not wait for the end of the transaction");
-    assert_eq!(unfinished.indexes, Some(Indexes::InTheWay));
-    let unbuilt = [("task_partition".to_owned(), true), ("task_waiting".to_owned(), false)];
-    assert_eq!(indexes_by_partition_key(&mut connection).await, unbuilt);
-    connection.execute("COMMIT").await.unwrap();
-    assert_eq!(migrated().await.unwrap().indexes, Some(Indexes::Complete));
-    let built = ["task_lane", "task_waiting"].map(|index| (index.to_owned(), true));
-    assert_eq!(indexes_by_partition_key(&mut connection).await, built);
-}
-
-/// A database without one of the indexes.
-async fn without_an_index() -> fixture::TestDatabase {
-    let test = fixture::database().await;
-    sqlx::query("DROP INDEX duetime.task_lane").execute(&test.pool).await.unwrap();
-    test
-}
-
-#[tokio::test]
-async fn a_large_table_gets_its_indexes_by_the_command_for_them_only() {
-    let test = without_an_index().await;
-    // No table is that small.
-    assert_eq!(indexes::build(&test.pool, Effort::UpTo(-1)).await.unwrap(), Indexes::Large);
-    let missing = async || test.database.server_settings().await.unwrap().missing_indexes;
-    assert_eq!(missing().await, ["task_lane"]);
-    build_indexes(&DatabaseName::new("main"), &options(&test.url)).await.unwrap();
-    assert!(missing().await.is_empty());
-    assert_eq!(indexes::build(&test.pool, Effort::UpTo(-1)).await.unwrap(), Indexes::Complete);
-}
-
-#[tokio::test]
-async fn the_command_for_indexes_waits_for_another_build() {
-    let test = without_an_index().await;
-    let mut other = sqlx::PgConnection::connect(&test.url).await.unwrap();
-    other.execute("SELECT pg_advisory_lock(hashtextextended('duetime.task', 6))").await.unwrap();
-    assert_eq!(indexes::build(&test.pool, Effort::UpTo(0)).await.unwrap(), Indexes::InTheWay);
-    let until_tried = tokio::time::timeout(Duration::from_secs(60), async {
-        let tried = "SELECT EXISTS (SELECT FROM pg_stat_activity
-                      WHERE datname = current_database() AND application_name = 'duetime migrate'
-                        AND state = 'idle' AND query LIKE '%pg_try_advisory_lock%')";
-        while !sqlx::query_scalar::<_, bool>(tried).fetch_one(&test.pool).await.unwrap() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        other.execute("SELECT pg_advisory_unlock_all()").await.unwrap();
-    });
-    let (main, options) = (DatabaseName::new("main"), options(&test.url));
-    let (built, tried) = tokio::join!(build_indexes(&main, &options), until_tried);
-    tried.expect("it tries");
-    built.unwrap();
-    assert!(test.database.server_settings().await.unwrap().missing_indexes.is_empty());
-}
-
-/// A try of a migration that fails leaves its lock to its session.
-#[tokio::test]
-async fn another_migration_does_not_wait_for_the_lock_of_one_that_builds_indexes() {
-    let test = without_an_index().await;
-    let pool = PgPoolOptions::new().max_connections(1).connect(&test.url).await.unwrap();
-    sqlx::query("SELECT pg_advisory_lock(7)").execute(&pool).await.unwrap();
-    let mut writer = sqlx::PgConnection::connect(&test.url).await.unwrap();
-    writer.execute("BEGIN; LOCK TABLE duetime.task IN ROW EXCLUSIVE MODE").await.unwrap();
-    let is_free = async {
-        until_waiting(&test.pool, 1).await;
-        let lock = "SELECT pg_try_advisory_lock(7)";
-        let is_free: bool = sqlx::query_scalar(lock).fetch_one(&test.pool).await.unwrap();
-        writer.execute("COMMIT").await.unwrap();
-        is_free
-    };
-    let (built, is_free) = tokio::join!(indexes::build(&pool, Effort::Any), is_free);
-    assert_eq!((built.unwrap(), is_free), (Indexes::Complete, true));
 }
 
 #[tokio::test]

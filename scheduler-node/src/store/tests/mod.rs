@@ -15,6 +15,7 @@ pub(crate) mod fixture;
 mod glance;
 mod in_memory;
 mod inbox;
+mod indexes;
 mod lane;
 mod lane_plans;
 mod late;
