@@ -4,6 +4,7 @@
 //! to repair what a lost nudge missed. If it stops, this node does not wake tasks that were submitted elsewhere or are
 //! due beyond the horizon.
 
+mod apart;
 mod behind;
 mod unread;
 #[cfg(feature = "failpoints")]
@@ -19,6 +20,7 @@ use common::{
     delay::{
         heap::{Entry, WakeKind},
         horizon::{Horizon, ReadIntervals, ReadKind, ReadResult},
+        rest,
     },
     ids::{Epoch, ShardId},
     task::TaskState,
@@ -27,15 +29,16 @@ use common::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
+    apart::is_unreadable,
     behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, full},
     unread::Unread,
 };
 use crate::{
     clock,
     metrics::Metrics,
-    store::{Database, Error, Statements, preload::Key},
+    store::{Database, Error, Fault, Statements, preload::Key},
     supervise::at_work,
-    working_set::database::NodeDatabase,
+    working_set::{database::NodeDatabase, failures::Failures},
 };
 
 /// The pause before a failed read is tried again.
@@ -68,6 +71,10 @@ pub struct Preloader<S = Arc<Database>> {
     unread: Unread,
     /// How far behind the oldest claimable task was by the last read that showed it, and when that was.
     overdue: (Duration, Instant),
+    /// The passes that failed although the database answers.
+    failed_passes: Failures,
+    /// The reads that failed because of what a shard has.
+    unreadable: Failures,
     metrics: Arc<Metrics>,
 }
 
@@ -76,7 +83,8 @@ impl<S: Statements> Preloader<S> {
         let reach = ReadIntervals::of(horizon);
         let (horizon, behind, unread) = (Horizon::new(reach), BTreeMap::new(), Unread::default());
         let overdue = (Duration::ZERO, clock::instant());
-        Self { database, horizon, reach, heap_entries, behind, unread, overdue, metrics }
+        let (failed_passes, unreadable) = Default::default();
+        Self { database, horizon, reach, heap_entries, behind, unread, overdue, failed_passes, unreadable, metrics }
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -97,7 +105,13 @@ impl<S: Statements> Preloader<S> {
     /// Makes one pass. Returns for how long nothing will be wanted.
     async fn pass(&mut self) -> Duration {
         self.activate().await.unwrap_or_else(|error| {
-            tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not read tasks that come due");
+            let (database, reason) = (self.database.name(), &error as &dyn std::error::Error);
+            // The prober tells of an outage.
+            if error.fault() != Fault::Outage && self.failed_passes.begin() {
+                tracing::warn!(%database, error = reason, "could not read tasks that come due; retrying");
+            } else {
+                tracing::debug!(%database, error = reason, "could not read tasks that come due");
+            }
             self.tell_unread();
             PAUSE_AFTER_ERROR
         })
@@ -174,7 +188,7 @@ impl<S: Statements> Preloader<S> {
 
     /// Reads what comes due about now where other reads may not come to it: in shards that are behind, and in all while
     /// the heap has no room for reads ahead. Catching up leaves half of the heap to these keys.
-    async fn read_about_now(&self, owned: &[ShardId], now: UnixMicros) -> Result<(), Error> {
+    async fn read_about_now(&mut self, owned: &[ShardId], now: UnixMicros) -> Result<(), Error> {
         let window = self.horizon.about_now(now);
         let are_missed = !window.is_ahead && !self.has_room();
         let is_missed = |shard: &&ShardId| are_missed || self.behind.contains_key(shard);
@@ -203,11 +217,27 @@ impl<S: Statements> Preloader<S> {
                 break;
             }
             let until = now.plus(self.reach.horizon);
-            let keys = self.read(&[shard], behind.from, until, behind.keys, now).await?;
-            match full(&keys, behind.keys).remove(&shard) {
-                Some(last) => self.behind.insert(shard, behind.read_on(last, now)),
-                None => self.behind.remove(&shard),
-            };
+            let asked = clock::instant();
+            match self.ask(&[shard], behind.from, until, behind.keys, now).await {
+                Ok(keys) => {
+                    match full(&keys, behind.keys).remove(&shard) {
+                        Some(last) => self.behind.insert(shard, behind.read_on(last, now)),
+                        None => self.behind.remove(&shard),
+                    };
+                }
+                Err(error) if is_unreadable(&error) => {
+                    self.behind.remove(&shard);
+                    self.leave(shard, Duration::ZERO, now, &error);
+                }
+                Err(error) if error.is_out_of_time() => {
+                    let took = clock::instant().saturating_duration_since(asked);
+                    self.behind.insert(shard, Behind { at: now.plus(took + rest(took)), ..behind });
+                    self.warn_of_slowness(1);
+                    // The shards behind it have their turn in the next pass, after what comes due now.
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -228,9 +258,9 @@ impl<S: Statements> Preloader<S> {
     /// Returns whether the shards are read: not without a reading of the clock, as after a failover meanwhile.
     async fn read_adopted(&mut self, adopted: &BTreeMap<ShardId, Epoch>) -> Result<bool, Error> {
         self.database.sql.ping().await?;
-        // Where it takes too long, the reads find what was claimed, one after another.
+        // Where it fails because of some shards, the reads find what was claimed in the others, one after another.
         let left = match self.database.sql.task_takeover(adopted, MOST_KEYS_OF_A_SHARD).await {
-            Err(error) if error.is_out_of_time() => Vec::new(),
+            Err(error) if error.is_out_of_time() || is_unreadable(&error) => Vec::new(),
             left => left?,
         };
         let Some(now) = self.database.sql.clock().at(clock::instant()) else { return Ok(false) };
@@ -288,7 +318,7 @@ impl<S: Statements> Preloader<S> {
         let began = clock::instant();
         while let Some(shard) = self.unread.next(now) {
             let asked = clock::instant();
-            let read = self.read(&[shard], first(now), now.plus(self.reach.horizon), KEYS_PER_SHARD, now).await;
+            let read = self.ask(&[shard], first(now), now.plus(self.reach.horizon), KEYS_PER_SHARD, now).await;
             let ended = clock::instant();
             let took = ended.saturating_duration_since(asked);
             match read {
@@ -299,6 +329,10 @@ impl<S: Statements> Preloader<S> {
                 Err(error) if error.is_out_of_time() => {
                     self.unread.ran_out_of_time(shard, took, now.plus(ended.saturating_duration_since(began)));
                     self.warn_of_slowness(1);
+                }
+                Err(error) if is_unreadable(&error) => {
+                    self.leave(shard, took, now.plus(ended.saturating_duration_since(began)), &error);
+                    self.read_lately(shard, now).await?;
                 }
                 Err(error) => {
                     self.unread.failed(shard);
@@ -312,9 +346,21 @@ impl<S: Statements> Preloader<S> {
         Ok(())
     }
 
+    /// Reads what came due lately in a shard whose first tasks cannot be read: one old row must not stop the others.
+    async fn read_lately(&mut self, shard: ShardId, now: UnixMicros) -> Result<(), Error> {
+        let until = now.plus(self.reach.horizon);
+        match self.ask(&[shard], now.minus(LATELY), until, KEYS_PER_SHARD, now).await {
+            // It repeats what it read before, as a repair does.
+            Ok(keys) => self.note_behind(&keys, true, now),
+            Err(error) if error.is_out_of_time() || is_unreadable(&error) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
     /// Reads from `after` on, or what came due lately where that takes too long.
     async fn read_or_lately(
-        &self,
+        &mut self,
         shards: &[ShardId],
         after: UnixMicros,
         until: UnixMicros,
@@ -336,50 +382,6 @@ impl<S: Statements> Preloader<S> {
             "reading tasks that come due takes too long; what is due now goes first. Does an old transaction keep dead \
              rows from being vacuumed?"
         );
-    }
-
-    async fn read(
-        &self,
-        shards: &[ShardId],
-        from: UnixMicros,
-        until: UnixMicros,
-        most: i64,
-        now: UnixMicros,
-    ) -> Result<Vec<Key>, Error> {
-        let mut keys = Vec::new();
-        for part in shards.chunks(SHARDS_AT_ONCE) {
-            keys.extend(self.read_part(part, from, until, most, now).await?);
-        }
-        Ok(keys)
-    }
-
-    /// Reads keys into the heap by one statement.
-    async fn read_part(
-        &self,
-        shards: &[ShardId],
-        from: UnixMicros,
-        until: UnixMicros,
-        most: i64,
-        now: UnixMicros,
-    ) -> Result<Vec<Key>, Error> {
-        let keys = self.database.sql.task_preload(shards, from, until, most).await?;
-        #[cfg(feature = "failpoints")]
-        let keys = watermark::above(keys);
-        let owned = self.database.owned_shards.claimable_since();
-        self.database.owned_shards.offer(keys.iter().filter_map(|key| {
-            let own_since = *owned.get(&key.id.shard())?;
-            let older = key.claim_epoch.is_none_or(|claimed| claimed < own_since);
-            let (kind, wake_at) = match key.state {
-                TaskState::Scheduled => (WakeKind::Claim, key.wake_at),
-                TaskState::Dispatching if older => (WakeKind::Rescue, now),
-                TaskState::Dispatching => (WakeKind::Rescue, key.wake_at),
-                TaskState::Waiting => (WakeKind::Look, key.wake_at),
-                TaskState::Delivered | TaskState::Running => (WakeKind::Deadline, key.wake_at),
-                _ => return None,
-            };
-            Some(Entry { wake_at, id: key.id, kind })
-        }));
-        Ok(keys)
     }
 
     fn tell_overdue(&mut self, by: Duration) {

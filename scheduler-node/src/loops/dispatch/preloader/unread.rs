@@ -1,4 +1,5 @@
-//! The shards that could not be read from their first task on together with others.
+//! The shards that could not be read from their first task on together with others: they take too long, or have what
+//! cannot be read.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,16 +11,44 @@ use common::{delay::rest, ids::ShardId, time::UnixMicros};
 /// A round that reads each of them within this time shows that they can be read together again: a statement has 5 s.
 const QUICK_ROUND: Duration = Duration::from_secs(2);
 
+/// The shortest rest of shards that cannot be read: their reads mostly fail at once.
+const SHORTEST_REST: Duration = Duration::from_secs(1);
+
+/// Shards that are read alone, one after another, with a rest after each that fails: they use a tenth of the time.
+#[derive(Debug, Default)]
+struct Resting {
+    shards: VecDeque<ShardId>,
+    until: Option<UnixMicros>,
+}
+
+impl Resting {
+    fn add(&mut self, shard: ShardId, until: UnixMicros) {
+        if !self.shards.contains(&shard) {
+            self.shards.push_back(shard);
+        }
+        self.until = Some(until);
+    }
+
+    fn next(&mut self, now: UnixMicros) -> Option<ShardId> {
+        if self.until.is_none_or(|until| until <= now) { self.shards.pop_front() } else { None }
+    }
+
+    /// When to ask [`Self::next`] again, if there are shards.
+    fn ask_again_at(&self) -> Option<UnixMicros> {
+        (!self.shards.is_empty()).then(|| self.until.unwrap_or(UnixMicros::FIRST))
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     /// The shards that this round has still to read.
     shards: VecDeque<ShardId>,
     /// Shards that ran out of time alone.
-    slow_shards: VecDeque<ShardId>,
-    /// When the next of these may be read: they use a tenth of the time.
-    slow_at: Option<UnixMicros>,
-    /// Since when shards are owned of which no read from the first task on has ended.
-    never_read: BTreeMap<ShardId, UnixMicros>,
+    slow: Resting,
+    /// Shards whose reads fail because of what they have. No read of several shards includes them.
+    failing: Resting,
+    /// Since when shards are owned, or fail, of which no read from the first task on has ended.
+    unread_since: BTreeMap<ShardId, UnixMicros>,
     /// Whether reads of many shards from the first task on run out of time.
     is_slow: bool,
     /// How long the shards of this round took so far.
@@ -36,15 +65,27 @@ impl Unread {
     /// Notes shards that were adopted, which nothing has read.
     pub(super) fn begin(&mut self, shards: &[ShardId], now: UnixMicros) {
         for shard in shards {
-            self.never_read.entry(*shard).or_insert(now);
+            self.unread_since.entry(*shard).or_insert(now);
         }
     }
 
-    /// Shards were read from the first task on, together.
+    /// Shards were read from the first task on, together, except for those that were left to be read alone.
     pub(super) fn read_together(&mut self, shards: &[ShardId]) {
         for shard in shards {
-            self.never_read.remove(shard);
+            if !self.is_left(*shard) {
+                self.unread_since.remove(shard);
+            }
         }
+    }
+
+    /// Those of `shards` that a read of several may include.
+    pub(super) fn readable(&self, shards: &[ShardId]) -> Vec<ShardId> {
+        shards.iter().copied().filter(|shard| !self.failing.shards.contains(shard)).collect()
+    }
+
+    /// Whether a shard is to be read alone.
+    fn is_left(&self, shard: ShardId) -> bool {
+        [&self.shards, &self.slow.shards, &self.failing.shards].iter().any(|shards| shards.contains(&shard))
     }
 
     /// Adds shards. The first of them begin a round.
@@ -53,53 +94,59 @@ impl Unread {
         if self.shards.is_empty() {
             (self.took, self.oldest) = (Duration::ZERO, None);
         }
-        let is_new = |shard: &&ShardId| !self.shards.contains(shard) && !self.slow_shards.contains(shard);
-        let new: Vec<ShardId> = shards.iter().filter(is_new).copied().collect();
+        let new: Vec<ShardId> = shards.iter().copied().filter(|shard| !self.is_left(*shard)).collect();
         self.shards.extend(new);
     }
 
     pub(super) fn keep(&mut self, is_owned: impl Fn(ShardId) -> bool) {
-        self.shards.retain(|shard| is_owned(*shard));
-        self.slow_shards.retain(|shard| is_owned(*shard));
-        self.never_read.retain(|shard, _| is_owned(*shard));
+        for shards in [&mut self.shards, &mut self.slow.shards, &mut self.failing.shards] {
+            shards.retain(|shard| is_owned(*shard));
+        }
+        self.unread_since.retain(|shard, _| is_owned(*shard));
     }
 
     /// The clock was set back: moments that it showed lie ahead.
     pub(super) fn set_back(&mut self, now: UnixMicros) {
-        self.slow_at = None;
-        self.never_read.values_mut().for_each(|since| *since = now.min(*since));
+        (self.slow.until, self.failing.until) = (None, None);
+        self.unread_since.values_mut().for_each(|since| *since = now.min(*since));
     }
 
     /// The shard to read next, if it is time to.
     pub(super) fn next(&mut self, now: UnixMicros) -> Option<ShardId> {
-        let may_be_slow = self.slow_at.is_none_or(|at| at <= now);
-        self.shards.pop_front().or_else(|| if may_be_slow { self.slow_shards.pop_front() } else { None })
+        self.shards.pop_front().or_else(|| self.slow.next(now)).or_else(|| self.failing.next(now))
     }
 
     /// When to ask [`Self::next`] again.
     pub(super) fn ask_again_at(&self) -> UnixMicros {
-        match (self.shards.is_empty(), self.slow_shards.is_empty()) {
-            (false, _) => UnixMicros::FIRST,
-            (true, false) => self.slow_at.unwrap_or(UnixMicros::FIRST),
-            (true, true) => UnixMicros::LAST,
-        }
+        let at_once = (!self.shards.is_empty()).then_some(UnixMicros::FIRST);
+        let rested = self.slow.ask_again_at().into_iter().chain(self.failing.ask_again_at());
+        at_once.into_iter().chain(rested).min().unwrap_or(UnixMicros::LAST)
     }
 
     /// The shard from [`Self::next`] was read.
     pub(super) fn read(&mut self, shard: ShardId, took: Duration, oldest: Option<UnixMicros>) {
-        self.never_read.remove(&shard);
+        self.unread_since.remove(&shard);
         self.took += took;
         self.oldest = self.oldest.into_iter().chain(oldest).min();
-        if self.shards.is_empty() && self.slow_shards.is_empty() && self.took < QUICK_ROUND {
+        if self.shards.is_empty() && self.slow.shards.is_empty() && self.took < QUICK_ROUND {
             self.is_slow = false;
         }
     }
 
     /// The shard from [`Self::next`] ran out of time after so long, at `ended`.
     pub(super) fn ran_out_of_time(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
-        self.slow_shards.push_back(shard);
+        self.slow.add(shard, ended.plus(rest(took)));
         self.took += took;
-        self.slow_at = Some(ended.plus(rest(took)));
+    }
+
+    /// A read of the shard alone has failed after so long, at `ended`, because of what the shard has. It counts as
+    /// unread until a read from its first task on ends, also if one did before: its tasks do not come up meanwhile.
+    pub(super) fn fails(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
+        for shards in [&mut self.shards, &mut self.slow.shards] {
+            shards.retain(|other| *other != shard);
+        }
+        self.failing.add(shard, ended.plus(rest(took).max(SHORTEST_REST)));
+        self.unread_since.entry(shard).or_insert(ended);
     }
 
     /// The shard from [`Self::next`] was not read: the database is away.
@@ -108,10 +155,10 @@ impl Unread {
     }
 
     /// How far behind the oldest claimable task may be: one that a round has found, which may have been claimed since,
-    /// or one of an adopted shard that could not be read from its first task on.
+    /// or one of a shard that could not be read from its first task on.
     pub(super) fn overdue(&self, now: UnixMicros) -> Duration {
         let found = self.oldest.filter(|_| self.is_slow);
-        let unread = self.never_read.values().min().copied();
+        let unread = self.unread_since.values().min().copied();
         found.into_iter().chain(unread).min().map_or(Duration::ZERO, |oldest| now.since(oldest))
     }
 }
@@ -144,6 +191,36 @@ mod tests {
         unread.add(&SHARDS);
         unread.ran_out_of_time(SHARDS[0], Duration::from_secs(5), later);
         assert_eq!(unread.overdue(later.plus(Duration::from_secs(99))), Duration::ZERO, "it has been read once");
+    }
+
+    #[test]
+    fn a_shard_that_fails_is_read_alone_after_a_rest_and_counts_as_unread_until_it_is_read() {
+        let mut unread = Unread::default();
+        let [bad, others @ ..] = SHARDS;
+        unread.begin(&SHARDS, NOW);
+        unread.fails(bad, Duration::ZERO, NOW);
+        unread.read_together(&SHARDS);
+        assert_eq!(unread.readable(&SHARDS), others);
+        assert!(!unread.is_slow(), "the others are read together");
+        let later = NOW.plus(SHORTEST_REST);
+        assert_eq!((unread.next(NOW), unread.ask_again_at()), (None, later));
+        assert_eq!(unread.overdue(later), SHORTEST_REST);
+        assert_eq!(unread.next(later), Some(bad));
+        unread.fails(bad, Duration::from_secs(5), later);
+        assert_eq!(unread.ask_again_at(), later.plus(Duration::from_secs(45)), "slow failures use a tenth of the time");
+        unread.add(&SHARDS);
+        for shard in others {
+            assert_eq!(unread.next(later), Some(shard), "it does not go before the others");
+            unread.read(shard, Duration::ZERO, None);
+        }
+        assert_eq!(unread.next(later), None);
+        assert!(!unread.is_slow(), "it does not keep the others from being read together");
+        let healed = later.plus(Duration::from_secs(45));
+        assert_eq!(unread.next(healed), Some(bad));
+        unread.read(bad, Duration::ZERO, None);
+        assert_eq!((unread.readable(&SHARDS), unread.overdue(healed)), (SHARDS.to_vec(), Duration::ZERO));
+        unread.fails(bad, Duration::ZERO, healed);
+        assert_eq!(unread.overdue(healed.plus(SHORTEST_REST)), SHORTEST_REST, "although it was read before");
     }
 
     #[test]

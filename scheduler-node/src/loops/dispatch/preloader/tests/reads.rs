@@ -17,7 +17,7 @@ use crate::{
             new_task, node,
         },
     },
-    working_set::owned_shards::OwnedShards,
+    working_set::{failures::tests::Log, owned_shards::OwnedShards},
 };
 
 const SHARD: ShardId = ShardId::new(0);
@@ -98,6 +98,25 @@ impl Reads {
         let deadline = clock::instant() + LONG;
         while !fits(self.overdue()) {
             assert!(clock::instant() < deadline, "overdue by {:?}", self.overdue());
+            self.preloader.pass().await;
+            tokio::time::sleep(REACH.repair_every).await;
+        }
+    }
+
+    /// Gives tasks a state that only a later version knows, or takes it from them again.
+    async fn set_state(&self, state: &str, whose: &str) {
+        let of_later_version = "ALTER TYPE duetime.task_state ADD VALUE IF NOT EXISTS 'frozen' BEFORE 'succeeded'";
+        sqlx::raw_sql(of_later_version).execute(&self.test.pool).await.unwrap();
+        let change = format!("UPDATE duetime.task SET state = '{state}' WHERE {whose}");
+        let changed = sqlx::raw_sql(sqlx::AssertSqlSafe(change)).execute(&self.test.pool).await.unwrap();
+        assert_eq!(changed.rows_affected(), 1);
+    }
+
+    /// Makes pass after pass until the heap has so many keys.
+    async fn heap_until_it_has(&mut self, keys: usize) {
+        let deadline = clock::instant() + LONG;
+        while self.preloader.database.owned_shards.heap_len() != keys {
+            assert!(clock::instant() < deadline, "it has {}", self.preloader.database.owned_shards.heap_len());
             self.preloader.pass().await;
             tokio::time::sleep(REACH.repair_every).await;
         }
@@ -202,4 +221,70 @@ async fn what_cannot_be_read_counts_as_overdue_until_it_is_read() {
     reads.overdue_until(|overdue| overdue > Duration::from_secs(3)).await;
     sqlx::raw_sql("ROLLBACK").execute(&mut *other).await.unwrap();
     reads.overdue_until(|overdue| overdue.is_zero()).await;
+}
+
+/// A shard that has what this node cannot read, such as a damaged page or a state of a later version.
+const BAD: ShardId = ShardId::new(1);
+
+#[tokio::test]
+async fn a_shard_that_cannot_be_read_delays_no_other_shard_counts_as_overdue_and_is_read_once_it_can_be() {
+    let log = Log::keep();
+    let shards: Vec<ShardId> = (0..8).map(ShardId::new).collect();
+    let mut reads = Reads::of(&shards).await;
+    let later = fixture::now(&reads.test.pool).await.plus(HORIZON / 2);
+    for shard in &shards {
+        reads.write(fixture::fresh_id_of(*shard), later).await;
+    }
+    reads.set_state("frozen", "shard = 1").await;
+    reads.heap_until_it_has(7).await;
+    // The other tasks are due much later.
+    reads.overdue_until(|overdue| overdue > Duration::from_secs(3)).await;
+    reads.write(fixture::fresh_id_of(SHARD), reads.in_a_second().await).await;
+    reads.heap_until_it_has(8).await;
+    reads.write(fixture::fresh_id_of(SHARD), later).await;
+    reads.preloader.database.owned_shards.nudge([SHARD, BAD]);
+    reads.heap_until_it_has(9).await;
+    assert_eq!(log.count("cannot be read; it is tried again"), 1, "each try costs a line");
+    reads.set_state("scheduled", "shard = 1").await;
+    reads.heap_until_it_has(10).await;
+}
+
+#[tokio::test]
+async fn an_old_task_that_cannot_be_read_keeps_no_task_of_its_shard_from_coming_up_that_comes_due_now() {
+    let mut reads = Reads::of(&[SHARD, BAD]).await;
+    let hour_ago = fixture::now(&reads.test.pool).await.minus(Duration::from_secs(3_600));
+    reads.write(fixture::fresh_id_of(BAD), hour_ago).await;
+    reads.set_state("frozen", "shard = 1").await;
+    reads.preloader.pass().await;
+    reads.write(fixture::fresh_id_of(BAD), reads.in_a_second().await).await;
+    reads.heap_until_it_has(1).await;
+}
+
+#[tokio::test]
+async fn what_the_former_owner_left_claimed_is_taken_over_beside_a_shard_that_cannot_be_read() {
+    let mut reads = Reads::of(&[SHARD, BAD]).await;
+    let now = fixture::now(&reads.test.pool).await;
+    for shard in [SHARD, BAD] {
+        reads.write(fixture::fresh_id_of(shard), now).await;
+    }
+    let claimed = "UPDATE duetime.task SET state = 'dispatching', attempt = 1, claim_epoch = 0, claimed_at = now()";
+    sqlx::raw_sql(claimed).execute(&reads.test.pool).await.unwrap();
+    let damaged = "ALTER TABLE duetime.task RENAME TO stored_task;
+                   CREATE VIEW duetime.task AS
+                   SELECT * FROM duetime.stored_task WHERE shard <> 1 OR 1 / (shard - 1) = 0";
+    sqlx::raw_sql(damaged).execute(&reads.test.pool).await.unwrap();
+    reads.heap_until_it_has(1).await;
+    let mended = "DROP VIEW duetime.task; ALTER TABLE duetime.stored_task RENAME TO task";
+    sqlx::raw_sql(mended).execute(&reads.test.pool).await.unwrap();
+    reads.heap_until_it_has(2).await;
+}
+
+/// The first keys of the shard can be read, those behind them cannot.
+#[tokio::test]
+async fn a_shard_that_cannot_be_read_on_keeps_no_other_from_being_read_on() {
+    let mut reads = Reads::with_heap(&[SHARD, BAD], 20_000).await;
+    reads.write_overdue(2, 5_000).await;
+    let last = "id = (SELECT id FROM duetime.task WHERE shard = 0 ORDER BY wake_at DESC LIMIT 1)";
+    reads.set_state("frozen", last).await;
+    reads.heap_until_it_has(2_000 + 2_500).await;
 }
