@@ -19,8 +19,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause: a database that is back is noticed within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The failures by contention after which a batch is split: a row that another transaction holds must not delay its
-/// neighbours.
+/// The failures by contention after which a batch is split, and a single row goes back to a caller that takes rows in
+/// doubt: what another transaction holds, a row or a partition, must not delay others.
 const CONTENDED_TRIES: u32 = 3;
 
 /// The failures that look like a bug after which a batch is split: a migration may be under way for some seconds.
@@ -55,8 +55,9 @@ pub struct Done<'a, I, T> {
     pub held: Vec<&'a I>,
     /// The rows that are left of an outage. Some of them may be written. Empty without a limit of patience.
     pub away: Vec<&'a I>,
-    /// The parts that fail with what looks like a bug, each with its error. The rows or the server are at fault. Empty
-    /// after [`until_done`], which refuses such a row.
+    /// The parts that fail with what looks like a bug, or again and again by contention that no lock of their rows
+    /// explains, each with its error. The rows, the server or another transaction are at fault. Empty after
+    /// [`until_done`], which refuses a row of the first kind.
     pub doubtful: Vec<(&'a [I], Error)>,
 }
 
@@ -95,7 +96,7 @@ enum Next {
     Again,
     Split,
     Refuse,
-    /// The row or the server is at fault.
+    /// The row, the server or another transaction is at fault.
     Doubt,
 }
 
@@ -104,6 +105,7 @@ enum Next {
 fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool, gives_back: bool) -> Next {
     let hopeless = match fault {
         Fault::Outage | Fault::Moved => return Next::Again,
+        Fault::Contention if rows == 1 && gives_back && tries >= CONTENDED_TRIES => return Next::Doubt,
         Fault::Contention => return if rows > 1 && tries >= CONTENDED_TRIES { Next::Split } else { Next::Again },
         Fault::Data => !seeded!(RefusalRepeated),
         Fault::Bug => tries >= if rows > 1 || others_pass || gives_back { BUG_TRIES } else { BUG_TRIES_ALONE },
@@ -128,8 +130,10 @@ where
 
 /// As [`until_done`], but leaves out the rows that another transaction holds. `held` finds out after contention, for
 /// each row of a part; an empty answer means none. So one lock costs the batch one wait. Rows in doubt go back to the
-/// caller too, so that one costs the others some seconds and not minutes (see [`super::suspects`]). `patience`: after
-/// an outage of this time the rest goes back to the caller; `None`: it waits for the end of the outage.
+/// caller too, so that one costs the others some seconds and not minutes (see [`super::suspects`]). These are rows that
+/// fail as with a bug, and rows that meet a lock on more than themselves, such as on a partition of the archive.
+/// `patience`: after an outage of this time the rest goes back to the caller; `None`: it waits for the end of the
+/// outage.
 pub async fn until_done_or_held<'a, I, T, F, H>(
     what: &str,
     items: &'a [I],

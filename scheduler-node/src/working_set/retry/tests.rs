@@ -1,8 +1,9 @@
 //! Which failures are repeated, which are split, and which are given up.
 
-use std::cell::RefCell;
+use std::{borrow::Cow, cell::RefCell};
 
 use common::ids::DatabaseName;
+use sqlx::error::{DatabaseError, ErrorKind};
 
 use super::*;
 use crate::store::{Effect, StoreOp};
@@ -26,6 +27,47 @@ fn bug() -> Error {
     Error::unreadable(DatabaseName::new("main"), StoreOp::TaskFinish)
 }
 
+/// The server's answer to a statement that waited too long for a lock.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct LockTimeout(&'static str);
+
+impl DatabaseError for LockTimeout {
+    fn message(&self) -> &str {
+        self.0
+    }
+
+    fn code(&self) -> Option<Cow<'_, str>> {
+        Some("55P03".into())
+    }
+
+    fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn as_error_mut(&mut self) -> &mut (dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn into_error(self: Box<Self>) -> Box<dyn std::error::Error + Send + Sync + 'static> {
+        self
+    }
+
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Other
+    }
+}
+
+fn contention() -> Error {
+    let source = sqlx::Error::Database(Box::new(LockTimeout("canceling statement due to lock timeout")));
+    Error {
+        database: DatabaseName::new("main"),
+        op: StoreOp::TaskFinish,
+        effect: Effect::None,
+        source: Some(source.into()),
+    }
+}
+
 fn outage() -> Error {
     Error { database: DatabaseName::new("main"), op: StoreOp::TaskFinish, effect: Effect::Unknown, source: None }
 }
@@ -43,6 +85,8 @@ fn contention_is_never_a_refusal_and_a_batch_that_meets_it_again_and_again_is_sp
     assert_eq!(next(Fault::Contention, 1, 500, true, false), Next::Again);
     assert_eq!(next(Fault::Contention, CONTENDED_TRIES, 500, true, false), Next::Split);
     assert_eq!(next(Fault::Contention, 1_000, 1, true, false), Next::Again);
+    assert_eq!(next(Fault::Contention, 1, 1, true, true), Next::Again);
+    assert_eq!(next(Fault::Contention, 1_000, 1, true, true), Next::Doubt);
 }
 
 #[test]
@@ -92,6 +136,22 @@ async fn what_is_left_of_a_long_outage_goes_back_and_a_short_one_is_waited_out()
         assert_eq!(done.answers.iter().sum::<usize>(), items.len() - left.len());
         assert!(begun.elapsed() <= patience.max(away) + LONGEST_PAUSE, "{:?}", begun.elapsed());
     }
+}
+
+/// Such as a row that goes into a partition which an operator has locked: no one holds the row itself.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_meets_contention_without_end_goes_back_and_the_others_are_written() {
+    let items: Vec<u32> = (0..100).collect();
+    let none = |_: &[u32]| std::future::ready(Vec::new());
+    let write = |part: &[u32]| {
+        let answer = if part.contains(&17) { Err(contention()) } else { Ok(part.len()) };
+        std::future::ready(answer)
+    };
+    let writing = until_done_or_held("numbers", &items, None, none, write);
+    let done = tokio::time::timeout(Duration::from_secs(60), writing).await.expect("it ends while the lock lasts");
+    assert_eq!(done.answers.iter().sum::<usize>(), 99);
+    assert_eq!(done.doubtful.iter().map(|(part, _)| *part).collect::<Vec<_>>(), [[17]]);
+    assert!(done.refused.is_empty());
 }
 
 #[tokio::test]
