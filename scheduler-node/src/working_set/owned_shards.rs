@@ -30,6 +30,7 @@ use tokio::sync::Notify;
 
 pub use self::state::Stop;
 use self::state::{InFlight, Owned, State};
+use super::failures::Failures;
 use crate::{clock, history::History, until::until};
 
 /// One database's share of this node. A lock is held for one operation on a map, never across an await.
@@ -41,6 +42,9 @@ pub struct OwnedShards {
     /// Wakes the preloader: a shard was adopted, or a nudge came.
     pub preload_wanted: Notify,
     in_flight_less: Notify,
+    /// The failures after which tasks were left to be looked at again. They come as often as the looks, for as long as
+    /// an outage lasts.
+    pub left_open: Failures,
     /// Records which shards are held, and under which epochs.
     history: History,
 }
@@ -67,6 +71,7 @@ impl OwnedShards {
             heap_changed: Notify::new(),
             preload_wanted: Notify::new(),
             in_flight_less: Notify::new(),
+            left_open: Failures::default(),
             history: History::default(),
         }
     }

@@ -120,8 +120,14 @@ impl<S: Statements> ClaimHandler<S> {
         self.database.owned_shards.offer(ids.iter().map(|id| Entry { wake_at, id: *id, kind }));
     }
 
+    /// Leaves tasks to be looked at again after a failure. The log has one warning for all failures of an outage.
     pub fn unknown(&self, ids: &[TaskId], what: &'static str, error: &Error) {
-        tracing::warn!(database = %self.database.name(), tasks = ids.len(), error = error as &dyn std::error::Error, "{what}");
+        let (database, error) = (self.database.name(), error as &dyn std::error::Error);
+        if self.database.owned_shards.left_open.begin() {
+            tracing::warn!(%database, tasks = ids.len(), error, "{what}");
+        } else {
+            tracing::debug!(%database, tasks = ids.len(), error, "{what}");
+        }
         self.database.look_again(ids.iter().copied(), LOOK_AGAIN);
     }
 

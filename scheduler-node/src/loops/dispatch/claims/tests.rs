@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     loops::tests::{LONG, Loops},
     store::{StoreOp, tests::fixture},
+    working_set::failures::tests::Log,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -51,6 +52,20 @@ async fn the_age_of_a_claim_counts_from_its_sending_and_its_due_time_from_its_an
     let dispatch = dispatches.recv().await.expect("each claimed task goes to the publisher");
     assert_eq!(dispatch.claimed_at, sent_at, "an answer that waited counts as fresh");
     assert!(dispatch.publish_at > sent_at + HOUR + waited / 2, "the message would go out before its due time");
+}
+
+#[tokio::test]
+async fn while_an_outage_lasts_the_log_has_one_warning_of_tasks_that_are_looked_at_again() {
+    let log = Log::keep();
+    let loops = Loops::new().await;
+    let (database, op) = (loops.counter.databases.home().name().clone(), StoreOp::TaskClaim);
+    let away = Error { database, op, effect: Effect::Unknown, source: None };
+    let (claims, _dispatches) = loops.claims();
+    for _ in 0..10 {
+        claims.failed(WakeKind::Claim, &[], Duration::ZERO, &away);
+    }
+    assert_eq!(log.count("claim outcome unknown"), 10);
+    assert_eq!(log.count("WARN scheduler_node::loops::dispatch::claims"), 1);
 }
 
 async fn wait_an_hour(dispatches: &mut mpsc::Receiver<Dispatch>) {
