@@ -15,7 +15,7 @@ use common::{ids::QueueName, queue::QueueBook};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::backlog::Backlog;
+use super::{backlog::Backlog, failures::Failures};
 
 /// The first back-off of a closed lane. It doubles after each failure in a row, unless the queue has taken a part: a
 /// queue that is full, and whose consumers make room, is tried again soon.
@@ -73,6 +73,8 @@ pub struct Lanes {
     /// The due messages of all lanes that wait to be sent.
     pub backlog: Backlog,
     lanes: Mutex<HashMap<QueueName, Lane>>,
+    /// The queues with messages that the broker took for no queue lately, and that are published again by themselves.
+    unrouted: Mutex<HashMap<QueueName, Failures>>,
     opened: watch::Sender<()>,
 }
 
@@ -135,6 +137,15 @@ impl Lanes {
                 lanes.remove(queue);
             }
         }
+    }
+
+    /// Notes messages that the broker took for no queue, and that are published again by themselves. Returns whether
+    /// they are the first for some time.
+    pub fn note_unrouted(&self, queue: &QueueName) -> bool {
+        let mut unrouted = self.unrouted.lock();
+        let is_news = unrouted.entry(queue.clone()).or_default().begin();
+        unrouted.retain(|_, failures| !failures.end());
+        is_news
     }
 
     /// Opens a lane: its messages go another way from now on.
@@ -309,6 +320,18 @@ mod tests {
         assert_eq!(lanes.closed(over - Duration::from_millis(1)), [queue()], "it was tried since");
         assert!(lanes.closed(over).is_empty());
         assert!(lanes.is_open(&queue(), over));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_without_a_route_are_news_once_for_each_queue_and_again_after_a_pause() {
+        let (lanes, mails) = (Lanes::default(), QueueName::new("mails"));
+        assert!(lanes.note_unrouted(&queue()) && lanes.note_unrouted(&mails));
+        for _ in 0..10 {
+            tokio::time::advance(Duration::from_secs(5)).await;
+            assert!(!lanes.note_unrouted(&queue()));
+        }
+        assert_eq!(lanes.unrouted.lock().len(), 1, "the other queue is forgotten");
+        assert!(lanes.note_unrouted(&mails));
     }
 
     #[test]

@@ -119,7 +119,11 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
     ) {
         if !open.is_empty() {
             let messages = open.len();
-            tracing::warn!(%queue, exchange, messages, "messages that came before `deliver_to` was changed are not confirmed by their exchange; they are published again");
+            if self.lanes.note_unrouted(queue) {
+                tracing::warn!(%queue, exchange, messages, "messages that came before `deliver_to` was changed are not confirmed by their exchange; they are published again");
+            } else {
+                tracing::debug!(%queue, exchange, messages, "messages are not confirmed by their former exchange");
+            }
         }
         for (database, id) in open {
             let database = &self.databases[database];
@@ -130,7 +134,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Ends the tasks of these messages as their rule says. Waiting ones are looked at again, each by itself.
     pub(super) async fn end_returned(&self, queue: &QueueName, exchange: &str, returned: Vec<Returned>) {
         for refused in [false, true] {
-            log(queue, exchange, returned.iter().filter(|one| one.refusal.is_some() == refused));
+            self.log(queue, exchange, returned.iter().filter(|one| one.refusal.is_some() == refused));
         }
         let mut ending = Ending::new();
         for one in returned {
@@ -156,8 +160,12 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             let database = &self.databases[index];
             let left = match self.reporter.undelivered(index, &mut events).await {
                 Some((left, error)) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(%queue, tasks = left.len(), error, "could not store the end of undelivered messages; trying them again");
+                    let (name, error) = (database.name(), &error as &dyn std::error::Error);
+                    if database.owned_shards.left_open.begin() {
+                        tracing::warn!(database = %name, %queue, tasks = left.len(), error, "could not store the end of undelivered messages; trying them again");
+                    } else {
+                        tracing::debug!(database = %name, %queue, tasks = left.len(), error, "could not store the end of undelivered messages");
+                    }
                     left
                 }
                 None => Vec::new(),
@@ -166,25 +174,28 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             database.look_again(left, LONGEST_HOLD);
         }
     }
+
+    /// Logs messages that are all returned, or all refused. Those that wait come back again and again.
+    fn log<'a>(&self, queue: &QueueName, exchange: &str, mut messages: impl Iterator<Item = &'a Returned>) {
+        let Some(first) = messages.next() else { return };
+        let (Returned { rule, routing_key, .. }, messages) = (first, 1 + messages.count());
+        match &first.refusal {
+            Some(reason) => {
+                tracing::warn!(%queue, exchange, routing_key, messages, reason, "the broker refuses messages; their tasks end");
+            }
+            None if *rule == Unroutable::Wait && !self.lanes.note_unrouted(queue) => {
+                tracing::debug!(%queue, exchange, routing_key, messages, "the broker returned messages again");
+            }
+            None => {
+                tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "the broker returned messages: no queue is bound for them");
+            }
+        }
+    }
 }
 
 /// The routing key of a message: its own, or that of its queue's route.
 pub(super) fn routing_key(queue: &Queue, own_key: Option<String>) -> String {
     own_key.unwrap_or_else(|| route(queue, None).routing_key)
-}
-
-/// Logs messages that are all returned, or all refused.
-fn log<'a>(queue: &QueueName, exchange: &str, mut messages: impl Iterator<Item = &'a Returned>) {
-    let Some(first) = messages.next() else { return };
-    let (Returned { rule, routing_key, .. }, messages) = (first, 1 + messages.count());
-    match &first.refusal {
-        Some(reason) => {
-            tracing::warn!(%queue, exchange, routing_key, messages, reason, "the broker refuses messages; their tasks end");
-        }
-        None => {
-            tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "the broker returned messages: no queue is bound for them");
-        }
-    }
 }
 
 fn waiting(database: &NodeDatabase<impl Statements>, due_at: UnixMicros) -> Duration {

@@ -16,7 +16,7 @@ use crate::{
     loops::tests::Loops,
     store::change::{Guarded, Keep},
     supervise::spawn_child,
-    working_set::delay_rules::DelayRule,
+    working_set::{delay_rules::DelayRule, failures::tests::Log},
 };
 
 /// A first attempt on its way to `queue`, claimed and due at the same moment.
@@ -314,6 +314,38 @@ impl Publish for Quick {
         };
         batch.into_iter().map(confirmed).collect()
     }
+}
+
+/// A broker that returns the first message of each batch, and confirms the others.
+#[derive(Debug)]
+struct Returning;
+
+impl Publish for Returning {
+    fn state(&self) -> watch::Receiver<BrokerState> {
+        watch::channel(BrokerState::Up { blocked: false }).1
+    }
+
+    async fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
+        let mut published = Quick.publish(route, batch).await;
+        published[0].outcome = Outcome::Refused(NotTaken::Unroutable);
+        published
+    }
+}
+
+#[tokio::test]
+async fn messages_that_wait_for_a_binding_are_in_the_log_once_and_not_with_each_publish() {
+    let log = Log::keep();
+    let loops = Loops::new().await;
+    let mut queue = Queue::with_defaults(QueueName::new("orders"));
+    (queue.policy.exchange, queue.policy.unroutable) = (Some("orders".to_owned()), Unroutable::Wait);
+    let (settlements, _settled) = Settlements::channel(100);
+    let settlements = [settlements].into_iter().collect();
+    let publisher = Publisher { settlements, ..publisher(&loops, Returning, &queue, LONG) };
+    for _ in 0..10 {
+        publisher.publish(&queue.name, ["orders"; 2].map(|queue| dispatch(queue, Instant::now())).into()).await;
+    }
+    assert_eq!(log.count("the broker returned messages"), 10);
+    assert_eq!(log.count("no queue is bound for them"), 1);
 }
 
 #[tokio::test]
