@@ -143,3 +143,26 @@ async fn decided_fire_times_whose_database_is_away_are_left_alone_and_the_others
     let overdue: i64 = sqlx::query_scalar(overdue).fetch_one(&tests[0].pool).await.unwrap();
     assert_eq!(overdue, 1_000);
 }
+
+#[tokio::test]
+async fn schedules_whose_decisions_fail_keep_none_behind_them_waiting() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    // A look reads a hundred schedules, those that have been due for the longest time first.
+    let others = r"INSERT INTO duetime.schedule (name, rules, payload, since)
+                   SELECT 'full' || g, rules, '\xff'::bytea, since FROM duetime.schedule, generate_series(1, 100) AS g";
+    sqlx::query(others).execute(&test.pool).await.unwrap();
+    set_back(&test, 1).await;
+    let last = "UPDATE duetime.schedule SET wake_at = clock_timestamp() - interval '1 min' WHERE name = 's'";
+    sqlx::query(last).execute(&test.pool).await.unwrap();
+    // As on a full disk.
+    test.fail_with("53100", "UPDATE", "schedule", "payload", r"\xff").await;
+    let (master, metrics) = firer(&counter, true);
+    assert_eq!(master.look().await.expect("it answers"), Duration::ZERO, "there are more");
+    assert_eq!(made(&metrics), 0);
+    // On a slow machine the back-off may end before the second look.
+    for _ in 0..5 {
+        master.look().await.expect("it answers");
+    }
+    assert_eq!(made(&metrics), 1);
+}

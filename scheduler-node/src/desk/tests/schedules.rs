@@ -476,13 +476,20 @@ async fn decisions_that_cannot_be_written_have_one_line_in_the_log() {
         counter.desk.schedule_put(name(schedule), hourly("")).await.expect("put");
     }
     set_back(&test, 1).await;
-    test.fill_disk("UPDATE", "schedule").await;
+    test.fill_disk("INSERT", "fire").await;
     let (firer, metrics) = firer(&counter, true);
+    // A change ends the back-off of a schedule whose decision failed.
+    let change = async || {
+        let change = "UPDATE duetime.schedule SET revision = nextval('duetime.schedule_revision')";
+        sqlx::query(change).execute(&test.pool).await.unwrap();
+    };
     for _ in 0..3 {
+        change().await;
         look(&firer).await;
     }
     assert_eq!(log.count("outcome of a schedule decision unknown"), 1);
     sqlx::query("DROP FUNCTION public.fill_disk() CASCADE").execute(&test.pool).await.unwrap();
+    change().await;
     look(&firer).await;
     assert_eq!(made(&metrics), 2);
 }

@@ -69,7 +69,7 @@ const POSTPONE_UNREADABLE: Duration = Duration::from_secs(60);
 /// The back-off of a schedule whose decision the database refuses. Its neighbours are decided meanwhile.
 const POSTPONE_REFUSED: Duration = Duration::from_secs(600);
 
-/// The most schedules that this node leaves alone because the database refuses to postpone them. Beyond it, the first
+/// The most schedules that this node leaves alone because they could not be decided or postponed. Beyond it, the first
 /// of them are tried again.
 const LEFT_ALONE_MOST: usize = 1_000;
 
@@ -97,7 +97,8 @@ pub struct Firer {
     making: Arc<Semaphore>,
     /// The decisions with an unknown outcome.
     unknown: Failures,
-    /// The schedules that could not be postponed, and the end of the back-off of each. A change of one ends it too.
+    /// The schedules that could not be decided or postponed, and the end of the back-off of each. A change of one ends
+    /// it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
     /// The databases that told nothing about last tasks in time, and when they are asked again.
     silent: Arc<Mutex<BTreeMap<DatabaseName, Instant>>>,
@@ -208,38 +209,46 @@ impl Firer {
                 Err(unreadable) => self.put_aside(unreadable).await,
             }
         }
-        let decided = self
+        let decided: Vec<Result<Option<UnixMicros>, Revision>> = self
             .with_last_tasks(readable)
             .map(|(schedule, unfinished)| self.decide(schedule, unfinished, now, arrived))
-            .buffer_unordered(DECIDED_AT_ONCE);
-        decided.filter_map(std::future::ready).collect::<Vec<_>>().await.into_iter().min()
+            .buffer_unordered(DECIDED_AT_ONCE)
+            .collect()
+            .await;
+        // The next look reads those behind them. The back-off begins only now: failures may be slow, and the first
+        // ones would stand in the way again.
+        for revision in decided.iter().filter_map(|decided| decided.as_ref().err()) {
+            self.leave_alone(*revision, POSTPONE);
+        }
+        decided.into_iter().filter_map(Result::ok).flatten().min()
     }
 
-    /// Decides a schedule, unless it is unknown whether its last task is unfinished.
+    /// Decides a schedule, unless it is unknown whether its last task is unfinished. Returns when it is due again; an
+    /// error is the revision of a schedule whose decision failed.
     async fn decide(
         &self,
         due: DueSchedule,
         unfinished: Option<bool>,
         now: UnixMicros,
         arrived: Instant,
-    ) -> Option<UnixMicros> {
+    ) -> Result<Option<UnixMicros>, Revision> {
         let name = due.record.name.clone();
         let calendar = match due.record.rules.when.calendar() {
             Ok(calendar) => calendar,
             Err(error) => {
                 tracing::error!(schedule = %name, %error, "this version cannot read the calendar of a schedule");
                 self.postpone(&name, due.record.revision, POSTPONE_UNREADABLE).await;
-                return None;
+                return Ok(None);
             }
         };
         let Some(unfinished) = unfinished else {
             self.postpone(&name, due.record.revision, POSTPONE).await;
-            return None;
+            return Ok(None);
         };
         let now = now.plus(arrived.elapsed());
         let turn = FireDecision::decide(&due.record.rules, &calendar, due.record.standing, unfinished, now);
-        self.write(due.record, &turn).await;
-        turn.wake_at
+        self.write(due.record, &turn).await?;
+        Ok(turn.wake_at)
     }
 
     /// The database of a task, if the prober finds that it answers.
@@ -254,10 +263,10 @@ impl Firer {
         fit.flat_map(|(index, _)| map.in_database(index)).collect()
     }
 
-    /// Writes a decision, and makes its tasks at once.
-    async fn write(&self, record: ScheduleRecord, turn: &FireDecision) {
+    /// Writes a decision, and makes its tasks at once. An error is the revision of a schedule whose decision failed.
+    async fn write(&self, record: ScheduleRecord, turn: &FireDecision) -> Result<(), Revision> {
         // The database that told of the schedule has told the number before.
-        let Some(shard_count) = self.store.places().shard_count() else { return };
+        let Some(shard_count) = self.store.places().shard_count() else { return Ok(()) };
         let ids: Vec<TaskId> = turn.fires.iter().map(|fire| self.mint(&record, *fire, shard_count)).collect();
         let name = &record.name;
         let turned = self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await;
@@ -268,25 +277,26 @@ impl Firer {
             Ok(Some(_)) => {}
             Ok(None) => {
                 tracing::debug!(schedule = %name, "a schedule was changed, or decided by another node, meanwhile");
-                return;
+                return Ok(());
             }
             Err(error) if error.fault() == Fault::Data => {
                 let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
                 self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(&error)).await;
-                return self.postpone(name, record.revision, POSTPONE_REFUSED).await;
+                self.postpone(name, record.revision, POSTPONE_REFUSED).await;
+                return Ok(());
             }
             Err(error) => {
-                // If the statement was committed, a node takes the fire times on after the hold; otherwise the
-                // schedule is still due.
+                // If the statement was committed, a node takes the fire times on after the hold, and the schedule
+                // has another revision; otherwise it is still due.
                 if self.unknown.begin() {
                     tracing::warn!(schedule = %name, error = &error as &dyn std::error::Error, "outcome of a schedule decision unknown; retrying, together with any other decision that fails");
                 }
-                return;
+                return Err(record.revision);
             }
         }
         self.note(&record, turn);
         if ids.is_empty() {
-            return;
+            return Ok(());
         }
         fail::fail_point!("after_fire", |_| std::process::abort());
         let fires = turn.fires.iter().zip(ids).map(|(fire, id)| FireRecord {
@@ -297,6 +307,7 @@ impl Firer {
             payload: record.payload.clone(),
         });
         self.make(fires.collect());
+        Ok(())
     }
 
     fn note(&self, record: &ScheduleRecord, turn: &FireDecision) {
@@ -377,11 +388,16 @@ impl Firer {
     /// Postpones the next look at a schedule. Without the database, this node alone leaves it alone.
     async fn postpone(&self, name: &ScheduleName, revision: Revision, later: Duration) {
         if self.store.home().schedule_postpone(name, revision, later).await.is_err() {
-            let mut left_alone = self.left_alone.lock();
-            left_alone.push_back((revision, Instant::now() + later));
-            if left_alone.len() > LEFT_ALONE_MOST {
-                left_alone.pop_front();
-            }
+            self.leave_alone(revision, later);
+        }
+    }
+
+    /// Keeps this node from looking at a schedule for a while, unless it changes.
+    fn leave_alone(&self, revision: Revision, during: Duration) {
+        let mut left_alone = self.left_alone.lock();
+        left_alone.push_back((revision, Instant::now() + during));
+        if left_alone.len() > LEFT_ALONE_MOST {
+            left_alone.pop_front();
         }
     }
 
