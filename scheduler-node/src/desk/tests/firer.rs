@@ -85,6 +85,36 @@ async fn the_master_corrects_schedules_whose_clock_was_set_back() {
 }
 
 #[tokio::test]
+async fn a_schedule_that_cannot_be_corrected_at_the_moment_keeps_no_other_waiting_and_is_corrected_later() {
+    let (counter, test) = fresh().await;
+    for schedule in ["s", "z"] {
+        counter.desk.schedule_put(name(schedule), hourly("")).await.expect("put");
+    }
+    set_ahead(&test).await;
+    // The master reads a hundred schedules at once, by their names.
+    let between = "INSERT INTO duetime.schedule (name, rules, payload, since)
+                   SELECT name || g, rules, payload, now()
+                     FROM duetime.schedule, generate_series(1, 120) AS g WHERE name = 's'";
+    sqlx::query(between).execute(&test.pool).await.unwrap();
+    let ahead = async || {
+        let ahead = "SELECT name FROM duetime.schedule WHERE since > now() + interval '1 hour' ORDER BY name";
+        sqlx::query_scalar::<_, String>(ahead).fetch_all(&test.pool).await.unwrap()
+    };
+    assert_eq!(ahead().await, ["s", "z"]);
+    let mut holder = test.pool.acquire().await.unwrap();
+    let hold = "BEGIN; SELECT FROM duetime.schedule WHERE name = 's' FOR UPDATE";
+    sqlx::raw_sql(hold).execute(&mut *holder).await.unwrap();
+    let (master, _) = firer(&counter, true);
+    counter.store.home().look().await.expect("it answers");
+    // The pass counts as failed, so that it is repeated.
+    master.correct_all(at_work()).await.expect_err("a transaction holds the first one");
+    assert_eq!(ahead().await, ["s"]);
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+    master.correct_all(at_work()).await.expect("it answers");
+    assert_eq!(ahead().await, Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn the_master_corrects_a_fire_time_that_the_calendar_does_not_have_any_more() {
     let (counter, test) = fresh().await;
     counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");

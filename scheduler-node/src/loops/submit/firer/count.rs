@@ -7,8 +7,7 @@ use common::{
     ids::{ScheduleName, Term},
     schedule::{FireDecision, MOST_AHEAD},
 };
-use futures::{StreamExt, TryStreamExt};
-
+use futures::StreamExt;
 use tokio::task::JoinSet;
 
 use super::{DECIDED_AT_ONCE, Firer, READ_AT_ONCE};
@@ -76,9 +75,11 @@ impl Firer {
     }
 
     /// Corrects each schedule that waits for a moment which the present clock or calendar cannot have led to. Its right
-    /// fire time may be earlier, so its next look would come too late. Returns how many were corrected.
+    /// fire time may be earlier, so its next look would come too late. Returns how many were corrected. One that fails,
+    /// as while a transaction holds it, fails the pass after all others have had their turn.
     pub(crate) async fn correct_all(&self, work: Work) -> Result<usize, Error> {
         let (mut after, mut corrected): (Option<ScheduleName>, usize) = (None, 0);
+        let mut failed: Option<Error> = None;
         loop {
             work.beat();
             let after_name = after.as_ref().map(ScheduleName::as_str);
@@ -88,14 +89,20 @@ impl Firer {
                 Err(unreadable) => unreadable.name.clone(),
             });
             let is_last = i64::try_from(page.len()).is_ok_and(|read| read < READ_AT_ONCE);
-            let corrections: Vec<bool> = futures::stream::iter(page.into_iter().flatten())
+            let mut corrections = futures::stream::iter(page.into_iter().flatten())
                 .map(|record| async move { self.correct(&record).await })
-                .buffer_unordered(DECIDED_AT_ONCE)
-                .try_collect()
-                .await?;
-            corrected += corrections.into_iter().filter(|is_corrected| *is_corrected).count();
+                .buffer_unordered(DECIDED_AT_ONCE);
+            while let Some(correction) = corrections.next().await {
+                // Each that is locked takes seconds.
+                work.beat();
+                match correction {
+                    Ok(is_corrected) => corrected += usize::from(is_corrected),
+                    Err(error) if error.fault() == Fault::Outage => return Err(error),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
             if is_last {
-                return Ok(corrected);
+                return failed.map_or(Ok(corrected), Err);
             }
         }
     }
