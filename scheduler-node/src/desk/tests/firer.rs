@@ -18,6 +18,7 @@ use crate::{
     loops::upkeep::prober::{NodeFitness, Unfit},
     store::tests::fixture::{self, TestDatabase},
     supervise::at_work,
+    working_set::failures::tests::Log,
 };
 
 const HOUR_MS: i64 = 3_600_000;
@@ -195,4 +196,22 @@ async fn schedules_whose_decisions_fail_keep_none_behind_them_waiting() {
         master.look().await.expect("it answers");
     }
     assert_eq!(made(&metrics), 1);
+}
+
+#[tokio::test]
+async fn a_decided_fire_time_that_cannot_be_read_has_one_line_in_the_log() {
+    let log = Log::keep();
+    let (counter, test) = fresh().await;
+    let (master, _) = firer(&counter, true);
+    let unreadable = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+                      VALUES ($1, 's', now(), false, '{}', '', now())";
+    let id = fixture::fresh_id_of(ShardId::new(0)).uuid();
+    sqlx::query(unreadable).bind(id).execute(&test.pool).await.unwrap();
+    for _ in 0..10 {
+        // The hold of the last look is over.
+        sqlx::query("UPDATE duetime.fire SET wake_at = now()").execute(&test.pool).await.unwrap();
+        master.look().await.expect("it answers");
+    }
+    assert_eq!(log.count("cannot read a decided fire time"), 9, "each look finds it");
+    assert_eq!(log.count("cannot read decided fire times"), 1);
 }

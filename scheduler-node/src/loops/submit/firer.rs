@@ -97,6 +97,8 @@ pub struct Firer {
     making: Arc<Semaphore>,
     /// The decisions with an unknown outcome.
     unknown: Failures,
+    /// The decided fire times that this version cannot read.
+    unreadable: Failures,
     /// The schedules that could not be decided or postponed, and the end of the back-off of each. A change of one ends
     /// it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
@@ -115,8 +117,21 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        let (unknown, left_alone, silent) = Default::default();
-        Self { store, submitter, books, mastership, fitness, metrics, set_aside, making, unknown, left_alone, silent }
+        let (unknown, unreadable, left_alone, silent) = Default::default();
+        Self {
+            store,
+            submitter,
+            books,
+            mastership,
+            fitness,
+            metrics,
+            set_aside,
+            making,
+            unknown,
+            unreadable,
+            left_alone,
+            silent,
+        }
     }
 
     pub async fn run(self, stop: CancellationToken) {
@@ -191,7 +206,7 @@ impl Firer {
         let left = home.fire_take(HOLD, READ_AT_ONCE, &self.reachable_shards()).await?;
         let is_full = |read: usize| i64::try_from(read).is_ok_and(|read| read >= READ_AT_ONCE);
         let may_be_more_left = is_full(left.len());
-        let is_making = self.make(left.into_iter().filter_map(readable).collect());
+        let is_making = self.make(left.into_iter().filter_map(|fire| self.readable(fire)).collect());
         if is_full(found) || may_be_more_left && is_making {
             return Ok(Duration::ZERO);
         }
@@ -411,8 +426,16 @@ impl Firer {
         tracing::error!(schedule = %name, error = %why, "this version cannot read a schedule");
         self.postpone(&name, revision, POSTPONE_UNREADABLE).await;
     }
-}
 
-fn readable(fire: Result<FireRecord, impl std::fmt::Display>) -> Option<FireRecord> {
-    fire.inspect_err(|error| tracing::error!(%error, "this version cannot read a decided fire time")).ok()
+    /// One that cannot be read comes again after each hold, so the log has the first of them only.
+    fn readable(&self, fire: Result<FireRecord, impl std::fmt::Display>) -> Option<FireRecord> {
+        fire.inspect_err(|error| {
+            if self.unreadable.begin() {
+                tracing::error!(%error, "this version cannot read decided fire times; retrying");
+            } else {
+                tracing::debug!(%error, "this version cannot read a decided fire time");
+            }
+        })
+        .ok()
+    }
 }
