@@ -36,7 +36,7 @@ impl Guard {
     /// the database cannot be used.
     pub(super) async fn look(&mut self, database: &Database) -> Result<(), String> {
         if self.agreed.is_none() {
-            // In vain while etcd does not answer: the reason is below.
+            // In vain while etcd does not answer or refuses: the reason is below.
             let known = self.standing.wait_for(|standing| standing.realms.current().is_some());
             let _ = tokio::time::timeout(REALM_WITHIN, known).await;
         }

@@ -34,11 +34,13 @@ pub struct SeenKeeper {
     read: SeenRecord,
     /// Other nodes should learn soon what this one has seen.
     urgent: bool,
+    /// The log says already that etcd refuses.
+    refused: bool,
 }
 
 impl SeenKeeper {
     pub fn new(database: Arc<Database>, coordination: Coordination) -> Self {
-        Self { database, coordination, read: SeenRecord::default(), urgent: true }
+        Self { database, coordination, read: SeenRecord::default(), urgent: true, refused: false }
     }
 
     pub async fn run(self, stop: CancellationToken) {
@@ -56,9 +58,7 @@ impl SeenKeeper {
                 let _work = at_work();
                 self.share().await
             };
-            if let Err(error) = &shared {
-                tracing::debug!(error = error as &dyn std::error::Error, "cannot share what was seen of a database");
-            }
+            self.report(&shared);
             let soon = shared.is_err() || self.urgent || self.database.loss().is_some();
             let began = Instant::now();
             let pause = if soon { SHARE_AGAIN } else { SHARE_EVERY };
@@ -69,6 +69,20 @@ impl SeenKeeper {
                     tokio::time::sleep_until(began + SHARE_AGAIN).await;
                 }
             }
+        }
+    }
+
+    /// The client says once that etcd does not answer. A refusal is an answer, so this keeper says it.
+    fn report(&mut self, shared: &Result<(), Error>) {
+        let Err(error) = shared else {
+            self.refused = false;
+            return;
+        };
+        let (database, cause) = (self.database.name(), error as &dyn std::error::Error);
+        if error.is_news(&mut self.refused) {
+            tracing::warn!(%database, error = cause, "etcd does not take what was seen of a database; retrying");
+        } else {
+            tracing::debug!(%database, error = cause, "cannot share what was seen of a database");
         }
     }
 
@@ -119,5 +133,28 @@ async fn mark(database: &Database) {
     let _work = at_work();
     if let Err(error) = database.mark_position().await {
         tracing::debug!(error = &error as &dyn std::error::Error, "cannot mark the position of a database");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{coordination::EtcdOp, desk::tests::nowhere, store::tests::fixture, working_set::failures::tests::Log};
+
+    #[tokio::test]
+    async fn refusals_of_etcd_have_one_line_in_the_log_until_it_takes_something() {
+        let log = Log::keep();
+        let mut keeper = SeenKeeper::new(fixture::unreachable_database("main"), nowhere());
+        let op = EtcdOp::SeenWrite;
+        let lines = || log.count("etcd does not take what was seen of a database");
+        keeper.report(&Err(Error::Unanswered { op, source: None }));
+        assert_eq!(lines(), 0, "the client says it");
+        for _ in 0..10 {
+            keeper.report(&Err(Error::Contended { op }));
+        }
+        assert_eq!(lines(), 1);
+        keeper.report(&Ok(()));
+        keeper.report(&Err(Error::Contended { op }));
+        assert_eq!(lines(), 2);
     }
 }
