@@ -61,6 +61,9 @@ const DATABASE_PATIENCE: Duration = Duration::from_secs(5);
 /// The broker's patience is longer: it may take a while to restart, and all nodes lose it together.
 const BROKER_PATIENCE: Duration = Duration::from_secs(15);
 
+/// The most reasons that the log has of one time in which a database cannot be used. Their texts may differ each time.
+const REASONS_LOGGED: usize = 10;
+
 /// The stores that this node can reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFitness {
@@ -139,6 +142,7 @@ impl Prober {
         let mut last_answer: Option<Instant> = None;
         let mut last_warning: Option<Instant> = None;
         let (mut checked, mut is_warm) = (false, false);
+        let mut logged = LoggedReasons::default();
         let mut guard = Guard::new(self.realm.clone());
         let look_out_every = if self.database.sql.has_several_servers() { LOOK_OUT_EVERY } else { LONE_LOOK_OUT_EVERY };
         let mut look_out_at = Instant::now() + look_out_every;
@@ -154,7 +158,7 @@ impl Prober {
             match probed {
                 Ok(answered) => {
                     last_answer = Some(answered);
-                    self.report(None);
+                    self.report(None, &mut logged);
                 }
                 Err(ProbeFailure::Misfit(misfit)) => {
                     // The receiver stops the node. The end of this loop would stop it too, with another reason.
@@ -167,15 +171,16 @@ impl Prober {
                         last_warning = Some(Instant::now());
                         tracing::warn!(database = %self.database.name(), why, "this node waits for the migration");
                     }
-                    self.report(Some(Unfit { awaits_migration: true, ..Unfit::away(why) }));
+                    self.report(Some(Unfit { awaits_migration: true, ..Unfit::away(why) }), &mut logged);
                 }
-                Err(ProbeFailure::Shut(why)) => self.report(Some(Unfit::away(why))),
+                Err(ProbeFailure::Shut(why)) => self.report(Some(Unfit::away(why)), &mut logged),
                 Err(ProbeFailure::Away(why)) => {
                     self.metrics.database_up.with_label_values(&[self.database.name().as_str()]).set(0);
                     if let Some(loss) = self.database.sql.loss() {
-                        self.report(Some(Unfit { is_behind: true, ..Unfit::away(loss.refusal.to_string()) }));
+                        let unfit = Unfit { is_behind: true, ..Unfit::away(loss.refusal.to_string()) };
+                        self.report(Some(unfit), &mut logged);
                     } else if last_answer.is_none_or(|answer| answer.elapsed() > DATABASE_PATIENCE) {
-                        self.report(Some(Unfit::away(why)));
+                        self.report(Some(Unfit::away(why)), &mut logged);
                     }
                 }
             }
@@ -280,7 +285,8 @@ impl Prober {
         if found == expected { Ok(()) } else { Err(Misfit::Shards { database, found, expected }) }
     }
 
-    fn report(&self, unfit: Option<Unfit>) {
+    /// The node's fitness has the newest reason, and the log has each reason once.
+    fn report(&self, unfit: Option<Unfit>, logged: &mut LoggedReasons) {
         let name = self.database.name();
         self.metrics.database_up.with_label_values(&[name.as_str()]).set(i64::from(unfit.is_none()));
         let mut hearing = self.database.hearing.lock();
@@ -293,14 +299,17 @@ impl Prober {
         self.fitness.send_if_modified(|fitness| match unfit {
             Some(unfit) if fitness.unfit.get(name) != Some(&unfit) => {
                 // The loop logs by itself that it waits for a migration.
-                if !unfit.awaits_migration {
+                if !unfit.awaits_migration && logged.is_news(&unfit.why) {
                     tracing::warn!(database = %name, why = unfit.why, "the database cannot be used");
+                } else {
+                    tracing::debug!(database = %name, why = unfit.why, "another reason why it cannot be used");
                 }
                 fitness.unfit.insert(name.clone(), unfit);
                 true
             }
             Some(_) => false,
             None => {
+                logged.clear();
                 let was_unfit = fitness.unfit.remove(name).is_some();
                 if was_unfit {
                     tracing::info!(database = %name, "the database can be used");
@@ -308,6 +317,22 @@ impl Prober {
                 fitness.used.insert(name.clone()) || was_unfit
             }
         });
+    }
+}
+
+/// The reasons that the log has since a database could be used the last time. While it is away, its errors may
+/// alternate with each probe.
+#[derive(Debug, Default)]
+struct LoggedReasons(BTreeSet<String>);
+
+impl LoggedReasons {
+    /// Whether the log needs a line for this reason.
+    fn is_news(&mut self, why: &str) -> bool {
+        self.0.len() < REASONS_LOGGED && self.0.insert(why.to_owned())
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
     }
 }
 
@@ -391,5 +416,51 @@ pub async fn watch_broker(
             () = patience => {}
             () = stop.cancelled() => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Registry;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::{desk::tests::fresh, working_set::failures::tests::Log};
+
+    #[tokio::test]
+    async fn each_reason_why_a_database_cannot_be_used_has_one_line_in_the_log() {
+        let log = Log::keep();
+        let (counter, _test) = fresh().await;
+        let database = counter.databases.all()[0].clone();
+        let fitness = Arc::new(watch::Sender::new(NodeFitness::unproven([database.name().clone()])));
+        let prober = Prober {
+            database,
+            is_home: true,
+            places: counter.store.places().clone(),
+            stated_shards: None,
+            cluster: watch::Sender::default(),
+            realm: watch::channel(RealmStanding::default()).1,
+            admitted: watch::Sender::default(),
+            fitness: Arc::clone(&fitness),
+            metrics: Arc::new(Metrics::register(&Registry::new()).expect("a fresh registry takes them")),
+            misfit: mpsc::channel(1).0,
+        };
+        let mut logged = LoggedReasons::default();
+        let lines = || log.count("the database cannot be used");
+        for _ in 0..10 {
+            for why in ["connection refused", "no answer"] {
+                prober.report(Some(Unfit::away(why.to_owned())), &mut logged);
+                let shown = fitness.borrow().unfit.values().map(|unfit| unfit.why.clone()).collect::<Vec<_>>();
+                assert_eq!(shown, [why], "the newest reason is shown");
+            }
+        }
+        assert_eq!(lines(), 2);
+        for attempt in 0..50 {
+            prober.report(Some(Unfit::away(format!("attempt {attempt} failed"))), &mut logged);
+        }
+        assert_eq!(lines(), REASONS_LOGGED);
+        prober.report(None, &mut logged);
+        prober.report(Some(Unfit::away("no answer".to_owned())), &mut logged);
+        assert_eq!(lines(), REASONS_LOGGED + 1, "it could be used meanwhile");
     }
 }
