@@ -10,6 +10,7 @@ use common::{
     shard::range::ShardRange,
     time::UnixMicros,
 };
+use futures::future::join_all;
 use integration_tests::sandbox::shared;
 use prometheus::Registry;
 use sqlx::{
@@ -17,7 +18,7 @@ use sqlx::{
 };
 use tokio::sync::OnceCell;
 
-use crate::store::{Database, Store, StoreMetrics, connect, migrate};
+use crate::store::{Database, PoolKind, Store, StoreMetrics, connect, migrate};
 
 pub(crate) const SHARDS: u16 = 128;
 
@@ -134,7 +135,8 @@ impl RowLock {
     }
 }
 
-/// An empty database with shards 0 to 127 and the archive's partitions for the next weeks.
+/// An empty database with shards 0 to 127 and the archive's partitions for the next weeks. Each pool of the node has a
+/// connection.
 pub(crate) async fn database() -> TestDatabase {
     let (server, template) = template_url().await.rsplit_once('/').expect("a URL of a database");
     let name = format!("{}_{}", shared::unique("store"), std::process::id());
@@ -146,7 +148,36 @@ pub(crate) async fn database() -> TestDatabase {
     let pool = PgPoolOptions::new().max_connections(8).connect(&url).await.expect("the copy can be opened");
     let renew = "UPDATE duetime.identity SET id = gen_random_uuid()";
     sqlx::query(renew).execute(&pool).await.expect("the copy becomes a database of its own");
-    TestDatabase { database: open(&url), pool, url }
+    let database = open(&url);
+    let pools = database.pools.load_full();
+    join_all(PoolKind::ALL.map(|kind| until_one_is_idle(pools.of(kind)))).await;
+    TestDatabase { database, pool, url }
+}
+
+/// Opens the first connection of a node's pool, however slow the machine is. A statement that found no connection
+/// would open one itself, and fail if that took longer than two seconds.
+async fn until_one_is_idle(pool: &PgPool) {
+    let idle = async {
+        drop(acquired(pool).await);
+        // It returns to the pool in the background. A statement that came before would open another one.
+        while pool.num_idle() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(super::LONG, idle).await.expect("the connection returns to its pool");
+}
+
+/// A connection of a node's pool, for which the pool itself would wait two seconds only.
+async fn acquired(pool: &PgPool) -> PoolConnection<Postgres> {
+    let acquired = async {
+        loop {
+            if let Ok(connection) = pool.acquire().await {
+                return connection;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(super::LONG, acquired).await.expect("the server takes a connection of a node")
 }
 
 /// Makes partitions as the archiver does: a pass that a lock or a slow server has cut short comes again.
