@@ -9,7 +9,11 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
 use super::{Counter, claim, fresh, request, with_one_of_two_gone, with_two_databases};
-use crate::{coordination::tests::soon, store::tests::fixture, supervise::spawn_child};
+use crate::{
+    coordination::tests::soon,
+    store::{PoolKind, tests::fixture},
+    supervise::spawn_child,
+};
 
 async fn bulk(counter: &Counter, json: &str) -> Result<BulkAnswer, Problem> {
     counter.desk.bulk(BulkRequest::parse(json).expect("a request")).await
@@ -115,6 +119,7 @@ async fn a_task_that_is_claimed_meanwhile_is_refused_and_one_whose_claim_is_undo
         for _ in 0..3 {
             ids.push(submitted(&counter, r#"{"queue":"a","delay_ms":60000}"#).await);
         }
+        test.be_patient(PoolKind::Write).await;
         let mut claiming = test.pool.acquire().await.unwrap();
         sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
         sqlx::query(CLAIM).bind(ids[1].uuid()).execute(&mut *claiming).await.unwrap();
@@ -146,6 +151,7 @@ async fn a_client_that_hangs_up_stops_the_work_after_the_batch_at_hand() {
     .unwrap();
     let first: uuid::Uuid =
         sqlx::query_scalar("SELECT id FROM duetime.task ORDER BY due_at LIMIT 1").fetch_one(&test.pool).await.unwrap();
+    test.be_patient(PoolKind::Write).await;
     let lock = test.lock_row(TaskId::from_uuid(first)).await;
     let desk = counter.desk.clone();
     let request = BulkRequest::parse(r#"{"action":"cancel","all":true}"#).expect("a request");
@@ -230,6 +236,7 @@ async fn a_shift_that_an_outage_ends_early_goes_on_behind_what_it_has_shifted() 
     let (counter, test) = fresh().await;
     let (ids, lock) = one_of_three_held(&counter, &test).await;
     let before = due_at(&counter, &ids).await;
+    test.be_patient(PoolKind::Write).await;
     // The disk is full when it is the turn of the task that was locked.
     test.fail_with("53100", "UPDATE", "task", "id", &ids[1].uuid().to_string()).await;
     let json = format!(r#"{{"action":"move","filter":{{"queue":"a"}},"shift_ms":{SHIFT_MS}}}"#);

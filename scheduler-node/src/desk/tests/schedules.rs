@@ -16,6 +16,7 @@ use crate::{
     loops::{cluster::elector::Mastership, submit::firer::Firer, upkeep::prober::NodeFitness},
     metrics::Metrics,
     store::{
+        PoolKind,
         settle::{Finish, Report},
         tests::fixture::{self, TestDatabase},
     },
@@ -193,6 +194,7 @@ async fn two_firers_at_the_same_moment_make_one_task_for_each_fire_time() {
     let (counter, test) = fresh().await;
     counter.desk.schedule_put(name("s"), hourly(r#","overlap":"allow""#)).await.expect("put");
     set_back(&test, 5).await;
+    test.be_patient(PoolKind::Fire).await;
     let held = hold_schedules(&test).await;
     let firers = [firer(&counter, true), firer(&counter, true)];
     let looks = firers.clone().map(|(firer, _)| spawn_child(async move { look(&firer).await }));
@@ -269,6 +271,8 @@ async fn a_change_at_the_moment_of_a_fire_time_neither_loses_nor_doubles_it() {
         let (counter, test) = fresh().await;
         counter.desk.schedule_put(name("s"), hourly(r#","overlap":"allow""#)).await.expect("put");
         set_back(&test, 1).await;
+        test.be_patient(PoolKind::Fire).await;
+        test.be_patient(PoolKind::Write).await;
         let held = hold_schedules(&test).await;
         let (firer, _) = firer(&counter, true);
         let firing = || {

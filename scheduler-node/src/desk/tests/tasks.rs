@@ -12,9 +12,12 @@ use sqlx::Connection;
 
 use super::{PLAIN, claim, counter, fresh, request, with_one_of_two_gone};
 use crate::{
-    store::tests::{
-        failover::{TASKS, migrated, pair},
-        fixture,
+    store::{
+        PoolKind,
+        tests::{
+            failover::{TASKS, migrated, pair},
+            fixture,
+        },
     },
     supervise::spawn_child,
 };
@@ -153,6 +156,7 @@ async fn a_report_about_an_attempt_that_is_over_is_stale() {
 async fn a_client_that_hangs_up_does_not_stop_what_it_asked_for() {
     let (counter, test) = fresh().await;
     let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted").id;
+    test.be_patient(PoolKind::Write).await;
     let lock = test.lock_row(id).await;
     let desk = counter.desk.clone();
     let asking = spawn_child(async move { desk.cancel(id).await });

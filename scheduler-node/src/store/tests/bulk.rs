@@ -17,6 +17,7 @@ use sqlx::AssertSqlSafe;
 use super::{claim, fixture, fixture::TestDatabase, lapse, new_task, own, state_of, submitted, until_waiting};
 use crate::{
     store::{
+        PoolKind,
         bulk::{BulkChange, FoundTask, Walk},
         change::{Guarded, Keep},
         settle::{Finish, Report},
@@ -283,6 +284,7 @@ async fn a_key_that_is_taken_while_dead_tasks_are_revived_loses_none_of_them() {
     let test = fixture::database().await;
     let (keyed, plain) = (dead(&test, Some("k")).await, dead(&test, None).await);
     let seen = found(&test, FAILED, &TaskFilter::default()).await;
+    test.be_patient(PoolKind::Read).await;
     let mut taking = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *taking).await.unwrap();
     sqlx::query(

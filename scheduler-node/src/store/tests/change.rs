@@ -19,6 +19,7 @@ use common::{
 use super::{claim, fixture, fixture::TestDatabase, lapse, new_task, own, pick, state_of, submitted, until_waiting};
 use crate::{
     store::{
+        PoolKind,
         bulk::Walk,
         change::{Cancelled, Guarded, Keep},
         settle::{Deliver, Finish, Report, Retry},
@@ -350,6 +351,7 @@ const CLAIM: &str =
 async fn a_cancel_or_change_that_waited_for_a_claim_finds_the_task_in_flight() {
     let test = fixture::database().await;
     let ids = submitted(&test, 3).await;
+    test.be_patient(PoolKind::Write).await;
     let mut claiming = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
     for id in &ids {
@@ -374,6 +376,7 @@ async fn a_cancel_or_change_that_waited_for_a_claim_finds_the_task_in_flight() {
 async fn a_claim_that_is_undone_leaves_the_task_to_the_cancel_that_waited_for_it() {
     let test = fixture::database().await;
     let id = submitted(&test, 1).await[0];
+    test.be_patient(PoolKind::Write).await;
     let mut claiming = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
     sqlx::query(CLAIM).bind(id.uuid()).execute(&mut *claiming).await.unwrap();
@@ -423,6 +426,7 @@ async fn a_cancel_that_waited_for_the_end_of_a_task_says_how_it_ended() {
     let id = submitted(&test, 1).await[0];
     claim(&test, &[id], &fences).await;
     retry_later(&test, id).await;
+    test.be_patient(PoolKind::Write).await;
     // The late success of the first attempt finishes the task while the second attempt waits for its time.
     let mut ending = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *ending).await.unwrap();

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     store::{
+        PoolKind,
         inbox::{CancelledRow, InboxScope, LeavingRow},
         put::{PutOutcome, Retention},
     },
@@ -109,6 +110,7 @@ async fn two_that_send_a_row_at_once_make_one_task() {
     let name = DatabaseName::new("east");
     let id = submit(&source, "'mail', '{}'").await;
     let tasks = waiting(&source).await;
+    target.be_patient(PoolKind::Write).await;
     let mut first = target.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *first).await.unwrap();
     sqlx::query("SELECT duetime.receive_begin($1, 'east')").bind(id.uuid()).execute(&mut *first).await.unwrap();

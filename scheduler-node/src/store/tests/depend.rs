@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     store::{
+        PoolKind,
         depend::Succeeded,
         put::{PutOutcome, Retention},
         settle::{Finish, Finished, Report},
@@ -232,6 +233,7 @@ async fn a_long_chain_is_looked_through_only_for_a_task_that_another_one_waits_f
 /// the first transaction takes the partition's lock.
 async fn circle_at_one_moment(locked: bool) -> PutOutcome {
     let test = database().await;
+    test.be_patient(PoolKind::Write).await;
     let mut connection = test.pool.acquire().await.unwrap();
     connection.execute("BEGIN").await.unwrap();
     if locked {

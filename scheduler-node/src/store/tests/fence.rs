@@ -7,7 +7,7 @@ use sqlx::Row;
 use super::{
     FENCE_LOCK, acquire_begun, claim, commit_during, fixture::database, node, own, submitted, unlocked, until_waiting,
 };
-use crate::supervise::spawn_child;
+use crate::{store::PoolKind, supervise::spawn_child};
 
 /// The claim as the store runs it. The tests also run it without its lock on the fence.
 fn claim_text() -> String {
@@ -37,6 +37,7 @@ async fn acquire_during_claim(sql: String) -> (usize, usize) {
     let test = database().await;
     let fences = own(&test, "old").await;
     let ids = submitted(&test, 3).await;
+    test.be_patient(PoolKind::Fire).await;
     let waits = sql.contains(FENCE_LOCK);
     let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
     let mut claiming = test.pool.acquire().await.unwrap();
@@ -97,6 +98,7 @@ async fn a_rescue_waits_for_an_acquire_in_flight_and_takes_nothing() {
     let fences = own(&test, "old").await;
     let ids = submitted(&test, 3).await;
     claim(&test, &ids, &fences).await;
+    test.be_patient(PoolKind::Fire).await;
     let acquiring = acquire_begun(&test).await;
     let waits = statement!("task_rescue").contains(FENCE_LOCK);
     let database = test.database.clone();
@@ -142,6 +144,7 @@ async fn claims_that_overlap_do_not_starve_an_acquire() {
     const CLAIM: &str = "SELECT FROM duetime.shard WHERE id = 0 FOR SHARE";
     let test = database().await;
     // Without a timeout, the test decides how long the acquire waits.
+    test.be_patient(PoolKind::Fire).await;
     let patient = "ALTER FUNCTION duetime.acquire_in_turn(integer[], text, uuid, integer[]) SET lock_timeout = 0";
     sqlx::query(patient).execute(&test.pool).await.unwrap();
     let mut first = test.pool.acquire().await.unwrap();

@@ -61,6 +61,21 @@ impl TestDatabase {
         RowLock { connection }
     }
 
+    /// Lets the node's statements of a pool wait for locks as long as the test decides, up to the ten seconds in which
+    /// a node wants an answer. A test needs this where the holder of a lock commits and the statement that waited has
+    /// to see what was committed. A function that sets a `lock_timeout` of its own keeps it.
+    pub(crate) async fn be_patient(&self, kind: PoolKind) {
+        let pools = self.database.pools.load_full();
+        let pool = pools.of(kind);
+        // With all connections open, no statement opens another one, which would begin with the node's limits.
+        let mut all = Vec::new();
+        for _ in 0..pool.options().get_max_connections() {
+            let mut connection = acquired(pool).await;
+            connection.execute("SET lock_timeout = 0; SET statement_timeout = 0").await.unwrap();
+            all.push(connection);
+        }
+    }
+
     /// Makes the database refuse `event` (such as `INSERT OR UPDATE`) on rows of `table` whose `column` is `value`.
     pub(crate) async fn refuse(&self, event: &str, table: &str, column: &str, value: &str) {
         self.fail_with("22023", event, table, column, value).await;

@@ -12,6 +12,7 @@ use sqlx::{Executor, PgConnection};
 use super::{changed, fixture, fixture::TestDatabase, new_task, node, own, state_of, until_waiting};
 use crate::{
     store::{
+        PoolKind,
         claim::Claimed,
         lane::{LaneCounts, LaneEnds, Pick},
         settle::{Finish, Report, Retry},
@@ -358,6 +359,7 @@ async fn an_acquire_waits_for_a_pick_in_flight() {
     let test = fixture::database().await;
     let picker = Picker::new(&test).await;
     ready(&test, &["a"]).await;
+    test.be_patient(PoolKind::Fire).await;
     let mut picking = test.pool.acquire().await.unwrap();
     picking.execute("BEGIN").await.unwrap();
     sqlx::query(statement!("task_pick"))

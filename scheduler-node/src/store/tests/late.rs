@@ -12,7 +12,7 @@ use common::{
 use super::{acquire_begun, changed, claim, commit_during, fixture, new_task, own, state_of, until_waiting};
 use crate::{
     store::{
-        Effect, Fault,
+        Effect, Fault, PoolKind,
         bulk::Walk,
         lane::Pick,
         put::{PutOutcome, Retention},
@@ -47,6 +47,7 @@ fn windows(until: UnixMicros) -> [Window; 2] {
 async fn a_first_sending_that_executes_after_its_task_has_finished_does_not_insert_it_anew() {
     let test = fixture::database().await;
     let epoch = own(&test, "a").await[&ShardId::new(0)];
+    test.be_patient(PoolKind::Write).await;
     let task = new_task(fixture::fresh_id_of(ShardId::new(0)));
     let [first, again] = windows(fixture::now(&test.pool).await);
     // The insert waits for the fence, which another node is acquiring. Its sender gives up and sends again.
@@ -87,6 +88,7 @@ async fn a_sending_again_does_nothing_before_the_time_of_the_first_is_over() {
 #[tokio::test]
 async fn a_sending_again_that_waits_for_the_first_sees_that_the_task_has_finished_meanwhile() {
     let test = fixture::database().await;
+    test.be_patient(PoolKind::Write).await;
     let task = new_task(fixture::fresh_id());
     let [_, again] = windows(fixture::now(&test.pool).await);
     let mut first = test.pool.acquire().await.unwrap();
@@ -251,6 +253,7 @@ async fn a_revival_waits_for_a_newer_version_that_is_being_written() {
     let test = fixture::database().await;
     let old = keyed("old", 1, OnDuplicate::Version);
     die(&test, &old).await;
+    test.be_patient(PoolKind::Write).await;
     let mut putting = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *putting).await.unwrap();
     sqlx::query("SELECT duetime.task_put(gen_random_uuid(), 0, 'orders', now(), true, 3::smallint, '', 'x', NULL, NULL, NULL, NULL, NULL, NULL, 'k', 2, 'version', '1 d', 1, NULL)")

@@ -12,7 +12,7 @@ use super::{
     new_task, until_waiting,
 };
 use crate::{
-    store::{change::Keep, put::Retention, submit::Sending},
+    store::{PoolKind, change::Keep, put::Retention, submit::Sending},
     supervise::spawn_child,
 };
 
@@ -78,6 +78,7 @@ async fn a_task_that_is_revived_during_a_look_up_is_found() {
     let task = keyed(&test).await;
     let keep = Keep { default_ms: DAY_MS, others: std::sync::Arc::default() };
     test.database.task_cancel(task.id, &keep).await.unwrap();
+    test.be_patient(PoolKind::Read).await;
     let mut lock = locked_archive(&test).await;
     let (reader, finder, queue) = (test.database.clone(), test.database.clone(), task.queue.clone());
     let read = spawn_child(async move { reader.task_read(task.id).await });

@@ -70,7 +70,7 @@ use common::{
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 use tokio::task::JoinHandle;
 
-use super::lane::Pick;
+use super::{PoolKind, lane::Pick};
 use crate::supervise::spawn_child;
 use fixture::TestDatabase;
 
@@ -160,6 +160,7 @@ async fn acquire_begun(test: &TestDatabase) -> PoolConnection<Postgres> {
 /// holds up still runs. `waits` says whether the acquire has to wait for that statement. Returns how
 /// many tasks the node took over.
 async fn takeover_during(test: &TestDatabase, mut blocker: PoolConnection<Postgres>, waits: bool) -> usize {
+    test.be_patient(PoolKind::Fire).await;
     until_waiting(&test.pool, 1).await;
     let database = test.database.clone();
     let acquiring = spawn_child(async move {

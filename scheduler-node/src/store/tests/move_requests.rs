@@ -11,6 +11,7 @@ use sqlx::{AssertSqlSafe, Executor};
 use super::{fixture, node};
 use crate::{
     store::{
+        PoolKind,
         move_requests::{AskedMove, ENDED_SHOWN, MoveNote, MovesAdded},
         move_rows::PageCursor,
     },
@@ -50,6 +51,7 @@ async fn moves_are_added_as_a_whole_and_an_overlap_adds_none() {
 #[tokio::test]
 async fn of_two_overlapping_requests_at_one_moment_one_is_carried_out() {
     let test = fixture::database().await;
+    test.be_patient(PoolKind::Write).await;
     // The first request is in a transaction that is not committed yet.
     let mut first = test.pool.acquire().await.unwrap();
     first.execute("BEGIN").await.unwrap();
@@ -72,6 +74,7 @@ async fn of_two_overlapping_requests_at_one_moment_one_is_carried_out() {
 #[tokio::test]
 async fn a_move_and_a_drain_of_its_target_wait_for_one_another() {
     let test = fixture::database().await;
+    test.be_patient(PoolKind::Write).await;
     let drain = include_str!("../queries/database_standing_put.sql");
     let mut draining = test.pool.acquire().await.unwrap();
     draining.execute("BEGIN").await.unwrap();
@@ -165,6 +168,7 @@ async fn what_comes_late_of_a_move_that_has_ended_does_nothing_to_the_next_one_o
 async fn a_cut_that_begins_first_is_not_called_off() {
     let test = fixture::database().await;
     test.database.move_add(&asked("0", "west"), "ann").await.unwrap();
+    test.be_patient(PoolKind::Write).await;
     let mut cutting = test.pool.acquire().await.unwrap();
     cutting.execute("BEGIN; UPDATE duetime.move SET step = 'cutting' WHERE shard = 0").await.unwrap();
     let database = test.database.clone();

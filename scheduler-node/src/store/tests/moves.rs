@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     store::{
-        Fault,
+        Fault, PoolKind,
         move_rows::{MoveRows, PageCursor},
         moves::CloseWait,
     },
@@ -122,6 +122,7 @@ impl Pair {
 
     /// Lets closes wait as long as a test needs.
     async fn patient(&self) {
+        self.source.be_patient(PoolKind::Fire).await;
         let patient = "ALTER FUNCTION duetime.move_close SET lock_timeout = 0";
         sqlx::query(patient).execute(&self.source.pool).await.unwrap();
     }

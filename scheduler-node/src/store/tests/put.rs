@@ -15,6 +15,7 @@ use super::{
 use crate::{
     coordination::tests::soon,
     store::{
+        PoolKind,
         change::Keep,
         lane::Pick,
         put::{Put, PutOutcome, Retention},
@@ -309,6 +310,7 @@ async fn second_during_first(locked: bool) -> Option<PutOutcome> {
         assert_eq!(without.lines().count() + 1, source.lines().count(), "the lock is written as this test expects");
         sqlx::query(sqlx::AssertSqlSafe(without)).execute(&test.pool).await.unwrap();
     }
+    test.be_patient(PoolKind::Write).await;
     let (first, second) = (keyed(OnDuplicate::Keep, 0), keyed(OnDuplicate::Keep, 0));
     let mut connection = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Executor};
 
 use super::{claim, fixture, own, submitted, until_waiting};
 use crate::{
-    store::{queues::QueueQuota, rows::Seen},
+    store::{PoolKind, queues::QueueQuota, rows::Seen},
     supervise::spawn_child,
 };
 
@@ -99,6 +99,7 @@ async fn there_are_no_more_queues_than_the_quota_allows() {
 async fn a_change_by_a_caller_who_saw_another_state_does_nothing_also_when_the_other_change_is_under_way() {
     let test = fixture::database().await;
     test.pool.execute("ALTER FUNCTION duetime.await_claims() SET lock_timeout = '1min'").await.unwrap();
+    test.be_patient(PoolKind::Write).await;
     let policy = QueuePolicy { max_attempts: 3, ..QueuePolicy::default() };
     let insert = "INSERT INTO duetime.queue (name, policy) VALUES ('a', '{}')";
     for (other, is_there) in [

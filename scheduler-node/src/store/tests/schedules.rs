@@ -13,7 +13,10 @@ use super::{
     until_waiting,
 };
 use crate::{
-    store::schedules::{ScheduleContents, ScheduleCount, ScheduleQuota, ScheduleRecord, ScheduleWrite},
+    store::{
+        PoolKind,
+        schedules::{ScheduleContents, ScheduleCount, ScheduleQuota, ScheduleRecord, ScheduleWrite},
+    },
     supervise::spawn_child,
 };
 
@@ -117,6 +120,7 @@ async fn a_schedule_reads_back_and_pages_go_by_name() {
 async fn of_two_that_decide_the_same_fire_time_at_the_same_moment_one_does() {
     let test = database().await;
     let read = added(&test, "s").await;
+    test.be_patient(PoolKind::Fire).await;
     let mut blocker = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *blocker).await.unwrap();
     sqlx::query("SELECT FROM duetime.schedule FOR UPDATE").execute(&mut *blocker).await.unwrap();

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     store::{
-        Error,
+        Error, PoolKind,
         change::{Cancelled, Guarded, Keep},
         rows::TaskRecord,
         submit::Sending,
@@ -53,6 +53,7 @@ async fn until_gathered(test: &TestDatabase, cancels: usize, changes: usize) {
 async fn a_task_that_a_client_holds_delays_no_other_cancel_or_change() {
     let test = fixture::database().await;
     let ids = submitted(&test, 4).await;
+    test.be_patient(PoolKind::Write).await;
     let mut client = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *client).await.unwrap();
     sqlx::query("SELECT FROM duetime.task WHERE id = ANY($1) FOR UPDATE")

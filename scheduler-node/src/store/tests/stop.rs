@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     store::{
+        PoolKind,
         change::Guarded,
         settle::{Finish, Report, Retry},
     },
@@ -55,6 +56,7 @@ async fn at_the_moment_of_the_stop(
     id: TaskId,
     failing: impl Future<Output = Vec<TaskId>> + Send + 'static,
 ) -> Vec<TaskId> {
+    test.be_patient(PoolKind::Fire).await;
     let mut stopping = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *stopping).await.unwrap();
     sqlx::query(include_str!("../queries/task_stop.sql")).bind(id.uuid()).execute(&mut *stopping).await.unwrap();

@@ -10,7 +10,10 @@ use common::{
 use sqlx::Executor;
 
 use super::fixture;
-use crate::{clock, store::tokens::TokenAdded};
+use crate::{
+    clock,
+    store::{PoolKind, tokens::TokenAdded},
+};
 
 fn token(name: &str) -> ValidToken {
     let queues = Scope::of(Some(vec!["shop.*".to_owned()])).expect("a scope");
@@ -92,6 +95,7 @@ async fn a_token_expires_by_the_clock_of_its_database() {
 async fn of_two_revocations_at_one_moment_one_is_done() {
     let test = fixture::database().await;
     test.database.token_add(&token("shop"), &[7; 32], "ops").await.unwrap();
+    test.be_patient(PoolKind::Write).await;
     let mut barrier = test.pool.acquire().await.unwrap();
     barrier.execute("BEGIN; SELECT FROM duetime.token WHERE name = 'shop' FOR UPDATE").await.unwrap();
     let both = async { tokio::join!(test.database.token_revoke("shop", "a"), test.database.token_revoke("shop", "b")) };

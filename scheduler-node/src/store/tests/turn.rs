@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     store::{
+        PoolKind,
         lane::Pick,
         put::{PutOutcome, Retention},
         queues::QueueRevisions,
@@ -346,6 +347,7 @@ async fn a_task_with_a_key_that_is_sent_again_after_a_new_placement_is_the_one_t
 async fn a_change_of_the_placement_waits_for_the_inserts_in_flight() {
     let test = fixture::database().await;
     test.pool.execute("ALTER FUNCTION duetime.await_claims() SET lock_timeout = '1min'").await.unwrap();
+    test.be_patient(PoolKind::Write).await;
     for is_keyed in [false, true] {
         let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
         task.keyed = is_keyed.then(|| BusinessKey { key: "a".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
