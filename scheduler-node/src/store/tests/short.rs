@@ -20,11 +20,11 @@ use crate::store::{
 
 impl Database {
     pub(crate) async fn task_submit(&self, tasks: &[NewTask], sending: Sending) -> Result<UnixMicros, Error> {
-        self.task_submit_within(tasks, sending, Window::first(self), i64::MAX).await.map(|written| written.asked_at)
+        self.task_submit_within(tasks, sending, Window::OPEN, i64::MAX).await.map(|written| written.asked_at)
     }
 
     pub(crate) async fn task_put(&self, tasks: &[NewTask], holds: &[Retention]) -> Result<Vec<Put>, Error> {
-        self.task_put_within(tasks, holds, Window::first(self), i64::MAX).await
+        self.task_put_within(tasks, holds, Window::OPEN, i64::MAX).await
     }
 
     pub(crate) async fn queue_put(
@@ -36,6 +36,11 @@ impl Database {
     ) -> Result<Option<PutQueue>, Error> {
         self.queue_put_seen(name, policy, paused, most, None).await
     }
+}
+
+impl Window {
+    /// The window of a first sending without an end: it is executed however late it comes.
+    pub(crate) const OPEN: Self = Self { after: None, until: UnixMicros::LAST };
 }
 
 impl<'a> Pick<'a> {

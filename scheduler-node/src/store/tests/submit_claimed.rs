@@ -117,10 +117,9 @@ async fn what_an_insert_claims_is_a_first_attempt_like_any_other() {
     let epoch = own(&test, "a").await[&ShardId::new(0)];
     let tasks = [0, 0, 1].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
     let epochs = [Some(epoch), None, Some(epoch)];
-    let window = Window::first(&test.database);
     let written = test
         .database
-        .task_submit_claimed(&tasks, &epochs, KnownRevisions { claims: i64::MAX, routes: i64::MAX }, window)
+        .task_submit_claimed(&tasks, &epochs, KnownRevisions { claims: i64::MAX, routes: i64::MAX }, Window::OPEN)
         .await
         .unwrap();
     assert_eq!(written.held, [ShardId::new(0)].into(), "shard 1 has no owner");

@@ -116,7 +116,7 @@ async fn an_insert_claims_nothing_of_a_queue_whose_newest_policy_it_does_not_kno
     let revision = paused(&test).await;
     for (known, state) in [(revision - 1, "scheduled"), (revision, "dispatching")] {
         let task = new_task(fixture::fresh_id_of(ShardId::new(0)));
-        let (tasks, window) = (std::slice::from_ref(&task), Window::first(&test.database));
+        let (tasks, window) = (std::slice::from_ref(&task), Window::OPEN);
         let written = test
             .database
             .task_submit_claimed(tasks, &[Some(epoch)], KnownRevisions { claims: known, routes: i64::MAX }, window)
@@ -297,8 +297,7 @@ async fn nothing_is_written_of_a_queue_that_was_placed_anew_since_its_tasks_were
         let mut tasks = tasks.to_vec();
         tasks[1].queue = QueueName::new("mails");
         let known = KnownRevisions { claims: i64::MAX, routes };
-        let window = Window::first(&test.database);
-        let written = test.database.task_submit_claimed(&tasks, &[None, None], known, window).await.unwrap();
+        let written = test.database.task_submit_claimed(&tasks, &[None, None], known, Window::OPEN).await.unwrap();
         assert_eq!(written.moved.contains(&orders()), !is_there);
         let found =
             [state_of(&test.pool, tasks[0].id).await.is_some(), state_of(&test.pool, tasks[1].id).await.is_some()];
@@ -307,8 +306,8 @@ async fn nothing_is_written_of_a_queue_that_was_placed_anew_since_its_tasks_were
         let mut keyed = new_task(fixture::fresh_id_of(ShardId::new(0)));
         keyed.keyed = Some(BusinessKey { key: "a".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
         let hold = Retention { window_ms: 1_000, keep_ms: 1_000 };
-        let window = Window::first(&test.database);
-        let put = test.database.task_put_within(&[keyed.clone()], &[hold], window, routes).await.unwrap().remove(0);
+        let put =
+            test.database.task_put_within(&[keyed.clone()], &[hold], Window::OPEN, routes).await.unwrap().remove(0);
         assert_eq!(put.outcome, if is_there { PutOutcome::Created } else { PutOutcome::Moved });
         assert_eq!(state_of(&test.pool, keyed.id).await.is_some(), is_there);
     }
@@ -329,8 +328,7 @@ async fn a_task_with_a_key_that_is_sent_again_after_a_new_placement_is_the_one_t
     let [live, finished, new] = tasks;
     let holds = [Retention { window_ms: 1_000, keep_ms: 1_000 }; 4];
     let send = async |tasks: &[NewTask]| {
-        let window = Window::first(&test.database);
-        test.database.task_put_within(tasks, &holds[..tasks.len()], window, routes).await.unwrap()
+        test.database.task_put_within(tasks, &holds[..tasks.len()], Window::OPEN, routes).await.unwrap()
     };
     send(&[live.clone(), finished.clone(), waiting.clone()]).await;
     test.database.task_cancel(finished.id, &super::change::keep()).await.unwrap();
@@ -359,12 +357,11 @@ async fn a_change_of_the_placement_waits_for_the_inserts_in_flight() {
         sqlx::query(same).bind(task.id.uuid()).execute(&mut *other).await.unwrap();
         let (database, sent) = (test.database.clone(), task.clone());
         let inserting = spawn_child(async move {
-            let window = Window { after: None, until: common::time::UnixMicros::LAST };
             if is_keyed {
                 let hold = Retention { window_ms: 1_000, keep_ms: 1_000 };
-                database.task_put_within(&[sent], &[hold], window, i64::MAX).await.map(drop)
+                database.task_put_within(&[sent], &[hold], Window::OPEN, i64::MAX).await.map(drop)
             } else {
-                database.task_submit_within(&[sent], Sending::First, window, i64::MAX).await.map(drop)
+                database.task_submit_within(&[sent], Sending::First, Window::OPEN, i64::MAX).await.map(drop)
             }
         });
         until_waiting(&test.pool, 1).await;
