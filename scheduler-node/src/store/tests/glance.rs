@@ -10,8 +10,11 @@ use super::{
     fixture,
 };
 use crate::{
-    coordination::tests::SOON,
-    store::glance::{FIRES, Glance, SCHEDULES},
+    coordination::tests::{SOON, soon},
+    store::{
+        Database,
+        glance::{FIRES, Glance, SCHEDULES},
+    },
     supervise::spawn_child,
 };
 
@@ -20,6 +23,20 @@ fn facts(glance: Glance) -> (i64, i64, i64, [bool; 4]) {
     let Glance { queue_revision, token_revision, map_revision, has_moves, .. } = glance;
     let (schedule, fire) = (glance.schedule_wake_at.is_some(), glance.fire_wake_at.is_some());
     (queue_revision, token_revision, map_revision, [has_moves, glance.inbox_oldest.is_some(), schedule, fire])
+}
+
+/// Glances until one is relied on: on a busy machine a glance may be too old at its arrival. After a slow one the next
+/// ones begin at the marks, a minute before the oldest row.
+async fn relied_on(database: &Database) -> Glance {
+    let relied_on = async {
+        loop {
+            let glance = database.look().await.unwrap();
+            if database.glance() == Some(glance) {
+                return glance;
+            }
+        }
+    };
+    soon("a glance is relied on", relied_on).await
 }
 
 #[tokio::test]
@@ -47,9 +64,8 @@ async fn a_glance_shows_each_change_that_a_loop_follows() {
     let fire = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
                 SELECT gen_random_uuid(), name, now(), false, rules, payload, now() FROM duetime.schedule";
     sqlx::query(fire).execute(&test.pool).await.unwrap();
-    let glance = test.database.look().await.unwrap();
+    let glance = relied_on(&test.database).await;
     assert_eq!(facts(glance).3, [true, false, true, true], "a refused row waits for nothing");
-    assert_eq!(test.database.glance(), Some(glance));
 }
 
 #[tokio::test]
@@ -73,8 +89,7 @@ async fn a_glance_that_is_held_up_leaves_the_last_one_to_grow_too_old() {
     test.database.token_revision().await.unwrap();
     sqlx::query("ROLLBACK").execute(&mut *lock).await.unwrap();
     let _ = held_up.await.unwrap();
-    test.database.look().await.unwrap();
-    assert!(test.database.glance().is_some());
+    relied_on(&test.database).await;
 }
 
 #[tokio::test]
