@@ -8,17 +8,19 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{LONG, claim, fixture, own, submitted};
 use crate::store::{Connections, Database, Effect, PoolKind, StoreOp};
 
-/// Runs many more statements than there are connections. Each holds its connection for
-/// nearly as long as the server allows.
+/// Runs many more statements than there are connections, one after another until the returned set is dropped. Each
+/// holds its connection for nearly as long as the server allows.
 async fn fill(database: &Arc<Database>, op: StoreOp) -> JoinSet<()> {
     let mut slow = JoinSet::new();
     for _ in 0..40 {
         let database = Arc::clone(database);
         slow.spawn(async move {
-            let asleep =
-                database.run(op, |pool| async move { sqlx::query("SELECT pg_sleep(4.5)").execute(&pool).await });
-            // Most of the statements get no connection.
-            let _ = asleep.await;
+            loop {
+                let asleep =
+                    database.run(op, |pool| async move { sqlx::query("SELECT pg_sleep(4.5)").execute(&pool).await });
+                // Most of the statements get no connection.
+                let _ = asleep.await;
+            }
         });
     }
     until(database, op, |now| now.open == now.most && now.idle == 0).await;
