@@ -129,13 +129,15 @@ fn keyed(payload: &str, version: i64, on_duplicate: OnDuplicate) -> NewTask {
 async fn a_replace_that_executes_late_does_not_overwrite_what_came_after_it() {
     let test = fixture::database().await;
     test.database.task_put(&[keyed("1", 0, OnDuplicate::Keep)], &[HOLD]).await.unwrap();
-    let [first, again] = windows(fixture::now(&test.pool).await.plus(Duration::from_millis(300)));
+    test.be_patient(PoolKind::Write).await;
     // Another session holds the lock of the key. The sender gives up and sends again.
     let mut holder = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
     let late = keyed("2", 0, OnDuplicate::Replace);
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('orders 0 k', 0))").execute(&mut *holder).await.unwrap();
     let (database, sent) = (test.database.clone(), late.clone());
+    // The sending has to come to the lock within its window.
+    let [first, again] = windows(fixture::now(&test.pool).await.plus(Duration::from_secs(3)));
     let sending = spawn_child(async move { database.task_put_within(&[sent], &[HOLD], first, i64::MAX).await });
     until_waiting(&test.pool, 1).await;
     while fixture::now(&test.pool).await <= first.until {
