@@ -25,7 +25,11 @@ use crate::supervise::spawn_child;
 /// A generous limit, because the machine may be busy. No healthy step takes that long.
 pub(crate) const SOON: Duration = Duration::from_secs(40);
 
+/// The time to live of a lease that is to run out within a test.
 pub(crate) const TTL: Duration = Duration::from_secs(3);
+
+/// The time to live of every other lease: longer than a busy machine stands still.
+const KEPT: Duration = Duration::from_secs(30);
 
 /// The etcd that the tests share, and a prefix of this test's own.
 pub(crate) async fn shared_etcd() -> (Vec<String>, String) {
@@ -43,8 +47,12 @@ pub(crate) async fn coordination(endpoints: &[String], prefix: &str) -> Coordina
     connect(settings(endpoints, prefix)).await
 }
 
+pub(crate) async fn coordination_for(endpoints: &[String], prefix: &str, lease_ttl: Duration) -> Coordination {
+    connect(EtcdSettings { lease_ttl, ..settings(endpoints, prefix) }).await
+}
+
 fn settings(endpoints: &[String], prefix: &str) -> EtcdSettings {
-    EtcdSettings { endpoints: endpoints.to_vec(), prefix: prefix.to_owned(), lease_ttl: TTL, user: None, tls: None }
+    EtcdSettings { endpoints: endpoints.to_vec(), prefix: prefix.to_owned(), lease_ttl: KEPT, user: None, tls: None }
 }
 
 async fn connect(settings: EtcdSettings) -> Coordination {
@@ -86,7 +94,7 @@ pub(crate) async fn kept_lease(coordination: &Coordination) -> LeaseId {
     let coordination = coordination.clone();
     spawn_child(async move {
         loop {
-            tokio::time::sleep(TTL / 6).await;
+            tokio::time::sleep(coordination.lease_ttl() / 6).await;
             // The next renewal makes up for a failed one.
             let _ = coordination.lease_renew(lease).await;
         }

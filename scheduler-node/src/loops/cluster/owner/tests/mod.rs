@@ -36,7 +36,7 @@ use crate::{
     by_database::ByDatabase,
     coordination::{
         Coordination, Mirror, Views,
-        tests::{TTL, coordination, eventually, member, node, own_etcd, shared_etcd, soon},
+        tests::{TTL, coordination, coordination_for, eventually, member, node, own_etcd, shared_etcd, soon},
     },
     loops::cluster::{
         assigner::Assigner,
@@ -156,7 +156,7 @@ impl World {
     }
 
     async fn start_as(&self, me: NodeId, slow: Option<Semaphore>) -> TestNode {
-        let coordination = coordination(&self.endpoints, &self.prefix).await;
+        let coordination = coordination_for(&self.endpoints, &self.prefix, TTL).await;
         let database = main_database();
         let owned_shards = Arc::new(OwnedShards::new(100));
         let line =
