@@ -29,7 +29,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(40);
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 
 /// The time to live of every other lease: longer than a busy machine stands still.
-const KEPT: Duration = Duration::from_secs(30);
+pub(crate) const KEPT: Duration = Duration::from_secs(30);
 
 /// The etcd that the tests share, and a prefix of this test's own.
 pub(crate) async fn shared_etcd() -> (Vec<String>, String) {

@@ -12,7 +12,7 @@ async fn whatever_happens_in_the_end_every_shard_has_one_owner() {
     println!("seed {seed}");
     let mut dice = StdRng::seed_from_u64(seed);
     let (etcd, _) = own_etcd(1).await;
-    let world = World::on(etcd.endpoints());
+    let world = World::on(etcd.endpoints()).with_short_leases();
     let mut nodes = vec![world.start("node-0").await, world.start("node-1").await];
     for step in 0..STEPS {
         let what = turn(&mut dice, &world, &etcd, &mut nodes, step).await;

@@ -18,7 +18,7 @@ use std::{
 
 use common::{
     cluster::ClusterView,
-    ids::{DatabaseName, Epoch, NodeId, ShardId},
+    ids::{DatabaseName, Epoch, NodeId, ShardId, Term},
     shard::ShardRange,
     time::UnixMicros,
 };
@@ -36,7 +36,7 @@ use crate::{
     by_database::ByDatabase,
     coordination::{
         Coordination, Mirror, Views,
-        tests::{TTL, coordination, coordination_for, eventually, member, node, own_etcd, shared_etcd, soon},
+        tests::{KEPT, TTL, coordination_for, eventually, member, node, own_etcd, shared_etcd, soon},
     },
     loops::cluster::{
         assigner::Assigner,
@@ -138,17 +138,25 @@ struct TestNode {
 struct World {
     endpoints: Vec<String>,
     prefix: String,
+    /// The time to live of the nodes' leases.
+    lease_ttl: Duration,
     fences: Arc<Fences>,
 }
 
 impl World {
     async fn shared() -> Self {
         let (endpoints, prefix) = shared_etcd().await;
-        Self { endpoints, prefix, fences: Arc::default() }
+        Self { endpoints, prefix, lease_ttl: KEPT, fences: Arc::default() }
     }
 
     fn on(endpoints: Vec<String>) -> Self {
-        Self { endpoints, prefix: "/duetime".to_owned(), fences: Arc::default() }
+        Self { endpoints, prefix: "/duetime".to_owned(), lease_ttl: KEPT, fences: Arc::default() }
+    }
+
+    /// The leases of crashed nodes run out within the test. So can those of living ones, when a busy machine stands
+    /// still.
+    fn with_short_leases(self) -> Self {
+        Self { lease_ttl: TTL, ..self }
     }
 
     async fn start(&self, name: &str) -> TestNode {
@@ -156,7 +164,7 @@ impl World {
     }
 
     async fn start_as(&self, me: NodeId, slow: Option<Semaphore>) -> TestNode {
-        let coordination = coordination_for(&self.endpoints, &self.prefix, TTL).await;
+        let coordination = coordination_for(&self.endpoints, &self.prefix, self.lease_ttl).await;
         let database = main_database();
         let owned_shards = Arc::new(OwnedShards::new(100));
         let line =
@@ -230,6 +238,13 @@ impl TestNode {
         drop(self);
     }
 
+    /// Ends the node without leaving, and its lease at once, as if its time were up.
+    async fn vanish(self) {
+        let (coordination, lease) = (self.coordination.clone(), self.session.borrow().lease());
+        drop(self);
+        coordination.lease_revoke(lease.expect("the node has joined")).await.unwrap();
+    }
+
     /// Stops the node as SIGTERM does.
     async fn leave(mut self) -> bool {
         let helds = [Arc::clone(&self.owned_shards)];
@@ -259,6 +274,11 @@ impl TestNode {
 
     fn has_joined(&self) -> bool {
         self.session.borrow().joined().is_some()
+    }
+
+    /// Its place in the queue for master.
+    fn term(&self) -> Option<Term> {
+        self.session.borrow().candidacy()
     }
 
     fn keyed(&self) -> usize {

@@ -175,7 +175,7 @@ async fn a_drained_node_stays_and_owns_nothing_through_a_change_of_master_until_
     }
     // A master may be drained too, and a node that was away when the operator asked for it knows all the same.
     assert!(one.is_master() && two.has_joined());
-    one.crash();
+    one.vanish().await;
     let four = world.start("four").await;
     balanced(&[&three, &four]).await;
     assert!(two.owned().is_empty() && two.is_master(), "{:?}", two.view().candidates);

@@ -1,14 +1,13 @@
 //! Owners that start with something to do while etcd refuses connections, or while the view is old.
 
-use common::{
-    cluster::AssignmentRecord,
-    ids::{TaskId, Term},
-    shard::assign::Assignment,
-};
+use common::{cluster::AssignmentRecord, ids::TaskId, shard::assign::Assignment};
 use futures::StreamExt;
 
 use super::*;
-use crate::coordination::{AssignmentWrite, LeaseId, tests::kept_lease};
+use crate::coordination::{
+    AssignmentWrite, LeaseId,
+    tests::{coordination, kept_lease},
+};
 
 /// Requests without an answer in a second of an outage. A request is two of them, as a lone endpoint is tried twice.
 const FAILURES_MOST: u64 = 10;
