@@ -170,6 +170,12 @@ impl Bench {
     }
 }
 
+/// A share of the server, and the server. No other test disturbs it while the share lives.
+pub(super) async fn server() -> (RwLockReadGuard<'static, ()>, &'static Rabbit) {
+    let share = SERVER.read().await;
+    (share, shared::rabbit().await.expect("a private RabbitMQ starts"))
+}
+
 /// Runs `test` on a bench with the server to itself, which takes messages of at most 1,000 bytes.
 pub(crate) async fn with_small_messages(test: impl AsyncFnOnce(&Bench)) {
     let bench = Bench::alone(CONFIRM_WITHIN).await;

@@ -8,7 +8,7 @@ use integration_tests::sandbox::{Rabbit, shared};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use uuid::Uuid;
 
-use super::bench::{LONG, batch, route};
+use super::bench::{LONG, batch, route, server};
 use crate::{
     broker::{AmqpSettings, Broker, BrokerMetrics, BrokerState, ClusterGate, Login},
     supervise::spawn_child,
@@ -40,7 +40,7 @@ async fn queues(rabbit: &Rabbit, vhost: &str) -> String {
 
 #[tokio::test]
 async fn a_virtual_host_of_another_cluster_is_neither_read_nor_written() {
-    let rabbit = shared::rabbit().await.unwrap();
+    let (_share, rabbit) = server().await;
     let vhost = shared::unique("cluster");
     let url = rabbit.add_vhost(&vhost).await.unwrap();
     let (ours, theirs) = (ClusterId::new(Uuid::from_u128(1)), ClusterId::new(Uuid::from_u128(2)));

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, Outgoing, Published, Route, lost::DOUBTED_AFTER},
-    bench::{Bench, Hand, LONG, Tally, batch, route, tally},
+    bench::{Bench, Hand, LONG, Tally, batch, route, server, tally},
     refused::forward,
 };
 
@@ -352,8 +352,8 @@ async fn a_broker_that_is_not_there_is_down_with_a_reason_that_holds_no_password
 #[tokio::test]
 async fn a_dead_broker_in_the_url_delays_no_connection_to_the_next_one() {
     let dead = integration_tests::sandbox::free_port();
-    let url = integration_tests::sandbox::shared::rabbit().await.unwrap().url("/");
-    let url = url.replace("@127.0.0.1:", &format!("@127.0.0.1:{dead},127.0.0.1:"));
+    let (_share, rabbit) = server().await;
+    let url = rabbit.url("/").replace("@127.0.0.1:", &format!("@127.0.0.1:{dead},127.0.0.1:"));
     let settings =
         AmqpSettings { login: Login::new(url.into()), consume: false, delay_exchanges: Vec::new(), cluster: None };
     let metrics = BrokerMetrics::register(&prometheus::Registry::new()).unwrap();
