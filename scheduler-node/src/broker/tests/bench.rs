@@ -120,6 +120,24 @@ impl Bench {
         taken.unwrap_or_else(|_| panic!("`{queue}` accepts no messages: {last}"))
     }
 
+    /// Publishes the batch, and again as long as nothing of it was sent: a busy broker may need longer to declare a
+    /// queue than a batch waits for it.
+    pub(crate) async fn publish_once_ready(&self, route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
+        let mut last = String::new();
+        let published = async {
+            loop {
+                let published = self.broker.publish(route, batch.clone()).await;
+                if tally(&published).unknown == 0 || published.iter().any(|of| of.sent_at.is_some()) {
+                    return published;
+                }
+                last = format!("{:?}", published[0]);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let published = timeout(LONG, published).await;
+        published.unwrap_or_else(|_| panic!("nothing is sent: {last}"))
+    }
+
     pub(crate) async fn until_up(&self) {
         self.until(|state| matches!(state, BrokerState::Up { blocked: false })).await;
     }

@@ -295,7 +295,7 @@ async fn the_rest_of_a_batch_is_not_sent_when_the_confirm_of_the_first_message_t
 async fn a_broker_that_is_killed_is_found_again_and_has_kept_what_was_done() {
     let bench = Bench::alone(Duration::from_secs(10)).await;
     let route = route("mail");
-    assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 100)).await).done, 100);
+    assert_eq!(tally(&bench.publish_once_ready(&route, batch("mail", 100)).await).done, 100);
     // RabbitMQ saves the register of its quorum queues every half second. A queue killed before that never
     // starts again.
     tokio::time::sleep(Duration::from_secs(2)).await;

@@ -31,7 +31,7 @@ async fn a_rejected_message_comes_back_with_its_id_and_the_reason() {
     let mut bench = Bench::new().await;
     let sent = outgoing("mail");
     let id = sent.delivery.id;
-    bench.broker.publish(&route("mail"), vec![sent]).await;
+    bench.publish_once_ready(&route("mail"), vec![sent]).await;
     let hand = bench.hand().await;
     let got = hand.channel.basic_get("mail".into(), BasicGetOptions::default()).await.unwrap().unwrap();
     got.reject(BasicRejectOptions { requeue: false }).await.unwrap();
