@@ -101,7 +101,7 @@ impl Archiver {
             if Instant::now() >= forget_at && self.forget(&stop).await {
                 forget_at = Instant::now() + FORGET_EVERY;
             }
-            if let Err(error) = self.expire(&mut aside, &mut searches).await {
+            if let Err(error) = self.expire(&mut aside, &mut searches, &stop).await {
                 tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not archive expired tasks; retrying");
             }
             tokio::select! {
@@ -176,7 +176,13 @@ impl Archiver {
         forget_all("audit", stop, deeds).await && is_done
     }
 
-    async fn expire(&self, aside: &mut Vec<TaskId>, searches: &mut Searches) -> Result<(), Error> {
+    /// Archives expired tasks a page at a time, until none is left or `stop`: a stop waits for the page under way only.
+    async fn expire(
+        &self,
+        aside: &mut Vec<TaskId>,
+        searches: &mut Searches,
+        stop: &CancellationToken,
+    ) -> Result<(), Error> {
         let database = &self.database.sql;
         let shards = self.database.owned_shards.claimable_shards();
         if shards.is_empty() {
@@ -201,7 +207,7 @@ impl Archiver {
             for task in &expired {
                 self.metrics.finished(&task.queue, "expired", 1);
             }
-            if i64::try_from(expired.len()).unwrap_or(0) < EXPIRED_PER_PASS {
+            if stop.is_cancelled() || i64::try_from(expired.len()).unwrap_or(0) < EXPIRED_PER_PASS {
                 return Ok(());
             }
         }

@@ -1,10 +1,15 @@
 //! The archiver over a database with a partition that does not go.
 
+use common::task::NewTask;
 use sqlx::{Executor, Postgres, pool::PoolConnection};
 
 use super::*;
 use crate::{
     loops::tests::{Loops, until},
+    store::{
+        submit::Sending,
+        tests::{changed, fixture, new_task},
+    },
     supervise::spawn_child,
     working_set::failures::tests::Log,
 };
@@ -74,4 +79,24 @@ async fn one_run_brings_the_quarantine_of_every_database_back_to_its_bound() {
         let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.quarantine").fetch_one(pool).await.unwrap();
         assert_eq!(kept, quarantine::KEEP_ROWS);
     }
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_one_page_of_expired_tasks_at_most() {
+    let loops = Loops::new().await;
+    let task = |_| {
+        let new = new_task(fixture::fresh_id_of(ShardId::new(0)));
+        changed(new, |task| task.expires_at = Some(UnixMicros::new(1)))
+    };
+    for _ in 0..3 {
+        let page: Vec<NewTask> = (0..EXPIRED_PER_PASS).map(task).collect();
+        loops.test.database.task_submit(&page, Sending::First).await.unwrap();
+    }
+    let (archiver, stop) = (archiver(&loops), CancellationToken::new());
+    let (mut aside, mut searches) = (Vec::new(), Searches::default());
+    stop.cancel();
+    archiver.expire(&mut aside, &mut searches, &stop).await.unwrap();
+    assert_eq!(loops.test.live().await, 2 * EXPIRED_PER_PASS);
+    archiver.expire(&mut aside, &mut searches, &CancellationToken::new()).await.unwrap();
+    assert_eq!(loops.test.live().await, 0, "without a stop, none is left");
 }
