@@ -18,6 +18,7 @@ use super::{
     output::{Form, say},
     print, progress,
     shard::{LOAD_HEAD, LOOK_INTERVAL, load, show},
+    wait::answered,
 };
 
 /// The subcommands that act on databases.
@@ -143,7 +144,8 @@ async fn emptied(
     progress: &ProgressBar,
 ) -> Result<DatabaseView, Error> {
     loop {
-        let list: MoveList = client.send(&Request::get(&["v1", "shards", "moves"])).await?.read()?;
+        let moves = Request::get(&["v1", "shards", "moves"]);
+        let list: MoveList = answered(client, &moves, LOOK_INTERVAL).await?;
         let concern: Vec<&MoveView> = list.moves.iter().filter(|it| concerns(it, &view.name)).collect();
         if view.standing != Standing::Draining {
             return Err(Error::Refused(format!("{} does not drain any more: an operator undrained it", view.name)));
@@ -156,13 +158,13 @@ async fn emptied(
         view = looked(client, &view.name).await?;
         // A move that was called off leaves its shard behind.
         if view.standing == Standing::Draining && view.shards.count() > view.leaving.count() {
-            view = sent(client, &Request::post(drain)).await?;
+            view = answered(client, &Request::post(drain), LOOK_INTERVAL).await?;
         }
     }
 }
 
 async fn looked(client: &Client, name: &DatabaseName) -> Result<DatabaseView, Error> {
-    let list: DatabaseList = client.send(&Request::get(&["v1", "databases"])).await?.read()?;
+    let list: DatabaseList = answered(client, &Request::get(&["v1", "databases"]), LOOK_INTERVAL).await?;
     let gone = || Error::Refused(format!("{name} is not in the configuration of the node any more"));
     list.databases.into_iter().find(|view| view.name == *name).ok_or_else(gone)
 }
@@ -190,6 +192,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cli::wait::tests::client_of;
 
     fn view(standing: &str, shards: &str, up: bool) -> DatabaseView {
         let view = json!({
@@ -209,5 +212,16 @@ mod tests {
             assert!(shown.contains(words), "{words}: {shown}");
         }
         assert!(!standing(&view("removed", "", false)).contains("reached"));
+    }
+
+    #[tokio::test]
+    async fn a_wait_for_an_empty_database_outlasts_a_node_that_restarts() {
+        let (moves, empty) = (json!({ "moves": [], "ended": [] }), view("draining", "", true));
+        let databases = json!({ "databases": [empty] });
+        let answers = vec![None, Some((200, moves.clone())), None, Some((200, databases)), Some((200, moves))];
+        let client = client_of(answers).await;
+        let path = ["v1", "databases", "west", "drain"];
+        let emptied = emptied(&client, &path, view("draining", "7", true), &ProgressBar::hidden()).await;
+        assert!(emptied.expect("it is empty").shards.is_empty());
     }
 }

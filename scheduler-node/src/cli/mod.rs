@@ -34,6 +34,7 @@ mod submit;
 mod task;
 mod token;
 mod top;
+mod wait;
 
 use std::process::ExitCode;
 

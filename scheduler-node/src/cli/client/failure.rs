@@ -41,6 +41,15 @@ impl Failure {
         matches!(self, Self::Refused(_) | Self::Unreachable(_))
     }
 
+    /// Whether the same request may be answered a moment later: no node answered, or one could not serve it.
+    pub(in crate::cli) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Unknown { .. } => true,
+            Self::Failed(response) => response.status.is_server_error(),
+            Self::Refused(_) | Self::Unreadable { .. } => false,
+        }
+    }
+
     /// The problem document as the node wrote it.
     pub(in crate::cli) fn problem(&self) -> Option<&str> {
         match self {

@@ -15,6 +15,7 @@ use crate::cli::{
     invocation::Invocation,
     output::{Form, say},
     progress,
+    wait::answered,
 };
 
 /// Shards move within a second or two; this interval lets a person watch them go.
@@ -76,7 +77,7 @@ fn shown(node: &NodeReport) -> String {
 /// Waits until the node has no shard left, and returns its last report.
 async fn emptied(client: &Client, node: NodeReport, progress: &ProgressBar) -> Result<NodeReport, Error> {
     loop {
-        let report: ClusterReport = client.send(&Request::get(&["v1", "cluster"])).await?.read()?;
+        let report: ClusterReport = answered(client, &Request::get(&["v1", "cluster"]), LOOK_INTERVAL).await?;
         match left(&report, &node) {
             Left::Nothing => return Ok(NodeReport { shards_owned: 0, ..node }),
             Left::Some(count) => progress.set_position(count),
@@ -121,6 +122,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cli::wait::tests::client_of;
 
     fn node(incarnation: u8, drained: bool) -> Value {
         json!({
@@ -130,14 +132,28 @@ mod tests {
         })
     }
 
-    fn left_in(nodes: &[Value], shard: (&str, &str), notes: &[&str]) -> Left {
-        let report = json!({
+    fn report(nodes: &[Value], shard: (&str, &str), notes: &[&str]) -> Value {
+        json!({
             "node": { "name": "b", "incarnation": "0199f3a0-0000-7000-8000-000000000009" }, "nodes": nodes, "master": null,
             "shards": [{ "shard": 0, "database": "main", "assigned": shard.0, "owner": shard.1, "epoch": 4 }],
             "frozen_until": null, "lag": {}, "notes": notes,
-        });
-        let drained = serde_json::from_value(node(1, true)).expect("a node");
-        left(&serde_json::from_value(report).expect("a report"), &drained)
+        })
+    }
+
+    fn drained() -> NodeReport {
+        serde_json::from_value(node(1, true)).expect("a node")
+    }
+
+    fn left_in(nodes: &[Value], shard: (&str, &str), notes: &[&str]) -> Left {
+        left(&serde_json::from_value(report(nodes, shard, notes)).expect("a report"), &drained())
+    }
+
+    #[tokio::test]
+    async fn a_wait_for_a_drain_outlasts_a_node_that_restarts() {
+        let report = report(&[node(1, true)], ("b", "b"), &[]);
+        let client = client_of(vec![None, Some((200, report))]).await;
+        let emptied = emptied(&client, drained(), &ProgressBar::hidden()).await;
+        assert_eq!(emptied.expect("it is empty").shards_owned, 0);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::cli::{
     moment,
     print::printable,
     progress,
+    wait::answered,
 };
 
 /// A move takes seconds to hours; this interval shows its progress.
@@ -31,7 +32,7 @@ pub(super) async fn moved(client: &Client, wanted: &[Wanted<'_>]) -> Result<(), 
     let ended = none_left(client, &shards, &progress).await;
     progress.finish_and_clear();
     ended?;
-    let places: ShardList = client.send(&Request::get(&["v1", "shards"])).await?.read()?;
+    let places: ShardList = answered(client, &Request::get(&["v1", "shards"]), LOOK_INTERVAL).await?;
     let stayed = stayed(&places, wanted);
     if stayed.is_empty() {
         return Ok(());
@@ -41,7 +42,8 @@ pub(super) async fn moved(client: &Client, wanted: &[Wanted<'_>]) -> Result<(), 
 
 async fn none_left(client: &Client, shards: &ShardSet, progress: &ProgressBar) -> Result<(), Error> {
     loop {
-        let list: MoveList = client.send(&Request::get(&["v1", "shards", "moves"])).await?.read()?;
+        let moves = Request::get(&["v1", "shards", "moves"]);
+        let list: MoveList = answered(client, &moves, LOOK_INTERVAL).await?;
         let left: Vec<&MoveView> = list.moves.iter().filter(|it| is_on_its_way(it, shards)).collect();
         if left.is_empty() {
             return Ok(());
@@ -85,6 +87,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cli::wait::tests::client_of;
 
     fn view(shard: u16, step: &str, copied: i64, total: Option<i64>, left_ms: Option<i64>) -> MoveView {
         let view = json!({
@@ -126,5 +129,12 @@ mod tests {
         {
             assert_eq!(is_on_its_way(&view(shard, step, 0, None, None), &shards), expected, "{shard} {step}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_wait_for_moves_outlasts_a_node_that_restarts() {
+        let (moves, places) = (json!({ "moves": [], "ended": [] }), json!({ "shards": [] }));
+        let client = client_of(vec![None, Some((200, moves)), None, Some((200, places))]).await;
+        moved(&client, &[]).await.expect("the moves are over");
     }
 }
