@@ -139,7 +139,8 @@ impl SqlIntake {
     }
 
     /// Refuses rows that the desk judged not to be tasks. A row that an earlier judgement sent to another database
-    /// may already be a task there; then the task counts.
+    /// may already be a task there; then the task counts. If that database does not tell, its rows wait, and the pass
+    /// goes on with the others.
     pub(super) async fn refuse_judged(
         &self,
         refused: Vec<(&InboxRow, Problem)>,
@@ -156,7 +157,11 @@ impl SqlIntake {
         for (index, part) in parts {
             let ids: Vec<TaskId> = part.iter().map(|(id, _)| *id).collect();
             let database = &self.databases[index].sql;
-            let not_there = database.received_refuse(&ids, self.source().name()).await?;
+            let told = self.logged(database.received_refuse(&ids, self.source().name()).await);
+            let Some(not_there) = told else {
+                passed.avoided.insert(index, Instant::now());
+                continue;
+            };
             let arrived: Vec<TaskId> = ids.into_iter().filter(|id| !not_there.contains(id)).collect();
             self.source().inbox_delete(&arrived).await?;
             let refused = part.into_iter().filter(|(id, _)| not_there.contains(id)).collect();

@@ -3,7 +3,7 @@ use prometheus::Registry;
 
 use super::*;
 use crate::{
-    desk::tests::fresh,
+    desk::tests::{Counter, fresh, with_two_databases},
     loops::nudger::Nudger,
     store::tests::fixture::{self, TestDatabase},
 };
@@ -14,13 +14,10 @@ async fn replace(test: &TestDatabase, payload: i32) -> TaskId {
     TaskId::from_uuid(sqlx::query_scalar(submit).bind(payload).fetch_one(&test.pool).await.unwrap())
 }
 
-#[tokio::test]
-async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
-    let (counter, test) = fresh().await;
-    let database = &counter.databases.all()[0];
-    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
+/// The intake of the first database's inbox, on a node that knows the queue `orders`.
+fn intake(counter: &Counter) -> SqlIntake {
     counter.books.store(Arc::new(QueueBook::new(1, [Queue::with_defaults(QueueName::new("orders"))])));
-    let intake = SqlIntake {
+    SqlIntake {
         index: DatabaseIndex::HOME,
         databases: counter.databases.clone(),
         desk: counter.desk.clone(),
@@ -28,8 +25,15 @@ async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
         fitness: watch::channel(NodeFitness::default()).1,
         releaser: Releaser { nudger: Nudger::new(counter.databases.clone(), Duration::from_secs(10)) },
         metrics: Arc::new(Metrics::register(&Registry::new()).unwrap()),
-    };
-    let mut passed = Passed::default();
+    }
+}
+
+#[tokio::test]
+async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
+    let (counter, test) = fresh().await;
+    let database = &counter.databases.all()[0];
+    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
+    let (intake, mut passed) = (intake(&counter), Passed::default());
     let task = replace(&test, 0).await;
     intake.collect(&mut passed).await.unwrap();
     let lock = test.lock_row(task).await;
@@ -46,6 +50,34 @@ async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
     assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"2".as_slice()), 1));
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.inbox").fetch_one(&test.pool).await.unwrap();
     assert_eq!(left, 0);
+}
+
+/// The database of the refused row's shard may have it as a task, and has to say so first.
+#[tokio::test]
+async fn a_refused_row_whose_database_takes_no_writes_keeps_no_other_row_waiting() {
+    let (counter, [main, east]) = with_two_databases().await;
+    sqlx::raw_sql(
+        "INSERT INTO duetime.inbox (id, shard, request, submitted_at, leaving_at)
+         SELECT duetime.mint(now(), r.shard), r.shard, r.request, now() - interval '1 minute', r.leaving_at
+           FROM (VALUES (100, '{\"queue\": \"orders\", \"priority\": 9}'::jsonb, now()),
+                        (0, '{\"queue\": \"orders\"}'::jsonb, NULL)) AS r (shard, request, leaving_at)",
+    )
+    .execute(&main.pool)
+    .await
+    .unwrap();
+    east.fill_disk("INSERT", "received").await;
+    let (intake, mut passed) = (intake(&counter), Passed::default());
+    intake.collect(&mut passed).await.unwrap();
+    assert_eq!(main.live().await, 1);
+    assert_eq!(passed.avoided.len(), 1, "the refused row is not the first one of each pass");
+    intake.collect(&mut passed).await.unwrap();
+
+    sqlx::raw_sql("DROP FUNCTION public.fill_disk() CASCADE").execute(&east.pool).await.unwrap();
+    // As if the pause of its database had passed.
+    passed.avoided.clear();
+    intake.collect(&mut passed).await.unwrap();
+    let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
+    assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 1);
 }
 
 #[test]
