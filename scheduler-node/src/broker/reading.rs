@@ -1,8 +1,8 @@
 //! The reading of one queue: by one consumer, and by a second one while the node holds more messages than usual.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{sync::watch, task::JoinHandle, time::Instant};
 
 use super::{
     connection::Link,
@@ -16,6 +16,10 @@ use crate::supervise::spawn_child;
 /// their bytes.
 pub(super) const EXTRA_PREFETCH: u16 = 20_000;
 
+/// The pause before a queue that did not answer is asked for a second consumer again. The first one is not read while
+/// the node waits for that answer.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
 pub(super) struct Reading {
     link: Arc<Link>,
     queue: String,
@@ -24,6 +28,8 @@ pub(super) struct Reading {
     extra: Option<Subscription>,
     /// The end of the last second consumer. The next one waits for it, so that no third one's messages are held.
     ending: Option<JoinHandle<()>>,
+    /// When the queue is asked again for a second consumer. Present while the last answer is missing.
+    ask_at: Option<Instant>,
     holds_more: watch::Receiver<bool>,
 }
 
@@ -36,7 +42,8 @@ impl Reading {
     ) -> Result<Self, Error> {
         let usual = Subscription::open(link, queue.clone(), prefetch).await?;
         let holds_more = holds_more.subscribe();
-        let mut this = Self { link: Arc::clone(link), queue, usual, extra: None, ending: None, holds_more };
+        let link = Arc::clone(link);
+        let mut this = Self { link, queue, usual, extra: None, ending: None, ask_at: None, holds_more };
         this.follow().await?;
         Ok(this)
     }
@@ -45,13 +52,17 @@ impl Reading {
     /// this node does not read.
     pub(super) async fn follow(&mut self) -> Result<(), Error> {
         let holds_more = *self.holds_more.borrow_and_update();
+        let was_silent = self.ask_at.take().is_some();
         if holds_more && self.extra.is_none() && self.ending.is_none() {
             self.extra = match Subscription::open(&self.link, self.queue.clone(), EXTRA_PREFETCH).await {
                 Ok(extra) => Some(extra),
-                // A queue without a leader keeps silent. The connection serves others; the next change tries again.
+                // A queue without a leader keeps silent. The connection serves others.
                 Err(silence @ Error::Silent { .. }) if self.link.is_connected() => {
-                    let (queue, why) = (&self.queue, silence.explained());
-                    tracing::warn!(queue, why, "cannot read more of a queue, although a database is away");
+                    if !was_silent {
+                        let (queue, why) = (&self.queue, silence.explained());
+                        tracing::warn!(queue, why, "a database is away, but more of a queue cannot be read; retrying");
+                    }
+                    self.ask_at = Some(Instant::now() + ASK_AGAIN);
                     None
                 }
                 Err(error) => return Err(error),
@@ -71,6 +82,7 @@ impl Reading {
             biased;
             Ok(()) = self.holds_more.changed() => Ok(None),
             () = end_of(&mut self.ending) => Ok(None),
+            () = reached(self.ask_at) => Ok(None),
             arrived = self.usual.next() => arrived.map(Some),
             arrived = next_of(self.extra.as_mut()) => arrived.map(Some),
         }
@@ -91,6 +103,14 @@ async fn end_of(ending: &mut Option<JoinHandle<()>>) {
         None => std::future::pending().await,
     }
     *ending = None;
+}
+
+/// Waits for a moment; without one it never comes. Cancel safe.
+async fn reached(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The next message of a subscription; without one it never comes.

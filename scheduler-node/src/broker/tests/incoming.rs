@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::{
-    super::{Incoming, Source, consumer::PREFETCH},
+    super::{Incoming, Source, connection::ANSWER_WITHIN, consumer::PREFETCH},
     bench::{Bench, Hand, LONG, batch, outgoing, route},
 };
 
@@ -165,8 +165,8 @@ async fn acks_right_before_an_orderly_close_are_not_forgotten() {
 /// The messages that a node of these tests holds beyond the usual ones.
 const MORE: usize = 100;
 
-/// Makes the node hold as many messages as usual, and then [`MORE`], which come by the second consumer.
-async fn hold_more(bench: &mut Bench, hand: &Hand) -> Vec<Incoming> {
+/// Makes the node hold as many messages as usual, while [`MORE`] wait at the broker.
+async fn hold_usual(bench: &mut Bench, hand: &Hand) -> Vec<Incoming> {
     for number in 0..usize::from(PREFETCH) + MORE {
         hand.publish(RESULTS, b"{}", report(&format!("task-{number}"), AMQPValue::LongInt(1))).await;
     }
@@ -175,6 +175,12 @@ async fn hold_more(bench: &mut Bench, hand: &Hand) -> Vec<Incoming> {
         held.push(bench.next().await);
     }
     until_listed(bench, &READY_AND_HELD, &format!("{MORE}\t{PREFETCH}")).await;
+    held
+}
+
+/// Makes the node hold as many messages as usual, and then [`MORE`], which come by the second consumer.
+async fn hold_more(bench: &mut Bench, hand: &Hand) -> Vec<Incoming> {
+    let mut held = hold_usual(bench, hand).await;
     bench.broker.hold_more(true);
     for _ in 0..MORE {
         held.push(bench.next().await);
@@ -222,6 +228,24 @@ async fn the_second_consumer_comes_again_once_the_messages_of_the_last_one_are_a
         message.ack.ack().await;
     }
     assert_eq!(bench.next().await.correlation_id.as_deref(), Some("last"));
+}
+
+/// RabbitMQ and a database may fail together, so the queue answers at some time of the database's outage.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_that_kept_silent_is_asked_for_more_again() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    let mut held = hold_usual(&mut bench, &hand).await;
+    // As if the queue had no leader.
+    let process = |verb: &str| [format!("sys:{verb}('{}_{RESULTS}')", bench.vhost)];
+    bench.rabbit.eval(&process("suspend")).await.unwrap();
+    bench.broker.hold_more(true);
+    // The node has given up its first try by now.
+    tokio::time::sleep(2 * ANSWER_WITHIN).await;
+    bench.rabbit.eval(&process("resume")).await.unwrap();
+    for _ in 0..MORE {
+        held.push(bench.next().await);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
