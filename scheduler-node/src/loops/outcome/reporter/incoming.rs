@@ -17,7 +17,7 @@ use futures::{StreamExt, stream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{AWAY_LONGEST, AttemptEvent, Reporter, Sender};
+use super::{AWAY_LONGEST, AttemptEvent, HELD_LONGEST, Reporter, Sender};
 use crate::{
     audit::AuditEvent,
     broker::{Incoming, MOST_HELD, Source},
@@ -32,6 +32,10 @@ const WAITING: usize = MOST_HELD;
 
 /// The most messages of one insert into the quarantine: 8 MiB, as 80 KiB are kept of each at most.
 const ASIDE_BATCH: usize = 100;
+
+/// How long messages that nothing vouches for wait for the quarantine, before they go back to the broker: another node
+/// may reach its database. Each time that they come again, they are noted in the audit again.
+const UNTRUSTED_LONGEST: Duration = Duration::from_secs(30);
 
 const BY_NAME: &str = "it came through the default exchange, which `amqp.default_door` = `false` forbids";
 
@@ -70,15 +74,17 @@ impl<S: Statements> Reporter<S> {
         let (waiting, without_place) = mpsc::channel(WAITING);
         let reading = self.read_all(incoming, waiting, aside.clone());
         let placing = self.place_all(without_place, aside);
+        let setting_aside = self.set_all_aside(self.databases.home(), set_aside, UNTRUSTED_LONGEST);
         tokio::select! {
-            _ = async { tokio::join!(reading, placing, self.set_all_aside(self.databases.home(), set_aside)) } => {}
+            _ = async { tokio::join!(reading, placing, setting_aside) } => {}
             () = stop.cancelled() => {}
         }
     }
 
     /// Opens the line of the next database, and returns the loop that applies its reports until `stop`. Each database
     /// has its own, so that an outage of one delays no reports of others. Each also sets its messages aside beside the
-    /// line: in its own database what counts without a value, and in the first one what nothing vouches for.
+    /// line: in its own database what counts without a value, and in the first one what nothing vouches for. The former
+    /// has more time: each time that it comes again, it is applied once more.
     pub fn add_line(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<S> {
         let (line, end) = mpsc::channel(WAITING);
         let (aside, set_aside) = mpsc::channel(WAITING);
@@ -90,8 +96,8 @@ impl<S: Statements> Reporter<S> {
                 _ = async {
                     tokio::join!(
                         this.apply_all(index, end, (aside, incomplete)),
-                        this.set_all_aside(this.databases.home(), set_aside),
-                        this.set_all_aside(&this.databases[index], to_keep_whole),
+                        this.set_all_aside(this.databases.home(), set_aside, UNTRUSTED_LONGEST),
+                        this.set_all_aside(&this.databases[index], to_keep_whole, HELD_LONGEST),
                     )
                 } => {}
                 () = stop.cancelled() => {}
@@ -252,46 +258,66 @@ impl<S: Statements> Reporter<S> {
         self.audit.record(AuditEvent::refused_message(message.user.as_deref(), target, why));
     }
 
-    /// Sets messages aside, as many together as have come meanwhile.
-    async fn set_all_aside(&self, database: &NodeDatabase<S>, mut line: mpsc::Receiver<ToQuarantine>) {
+    /// Sets messages aside, as many together as have come meanwhile. If the database does not take some of them within
+    /// `patience`, they go back to the broker, and so do those that wait behind them.
+    pub(super) async fn set_all_aside(
+        &self,
+        database: &NodeDatabase<S>,
+        mut line: mpsc::Receiver<ToQuarantine>,
+        patience: Duration,
+    ) {
         let mut batch = Vec::with_capacity(ASIDE_BATCH);
         while line.recv_many(&mut batch, ASIDE_BATCH).await > 0 {
-            self.set_aside(database, std::mem::take(&mut batch)).await;
+            if self.set_aside(database, std::mem::take(&mut batch), patience).await {
+                continue;
+            }
+            while let Ok((message, _)) = line.try_recv() {
+                message.ack.requeue().await;
+            }
         }
     }
 
-    /// Keeps messages in the quarantine of a database and acks them. Those whose connection is gone come again.
-    async fn set_aside(&self, database: &NodeDatabase<S>, mut messages: Vec<ToQuarantine>) {
+    /// Keeps messages in the quarantine of a database and acks them. Those whose connection is gone come again, and so
+    /// do all if the database does not take them within `patience`. Of what it has taken then, it gets a second copy.
+    /// Returns whether it has taken them.
+    async fn set_aside(&self, database: &NodeDatabase<S>, mut messages: Vec<ToQuarantine>, patience: Duration) -> bool {
         let _work = at_work();
         messages.retain(|(message, _)| !message.ack.is_lost());
-        if let Some((first, reason)) = messages.first() {
-            let (messages, source) = (messages.len(), first.source.text());
-            tracing::warn!(
-                messages,
-                source,
-                reason,
-                "storing messages that cannot be trusted or read in full in the quarantine table; the first one has this reason"
-            );
-        }
-        let (mut copies, mut acks) = (Vec::with_capacity(messages.len()), Vec::with_capacity(messages.len()));
+        let Some((first, first_reason)) = messages.first() else { return true };
+        let (count, first_source, first_reason) = (messages.len(), first.source.text(), first_reason.clone());
+        let (mut copies, mut acks, mut troubles) = (Vec::with_capacity(count), Vec::with_capacity(count), Vec::new());
         for (message, reason) in messages {
             let (source, name) = (message.source.text(), name_of(&message));
             let Incoming { headers, body, trouble, ack, .. } = message;
             let mut copy = Quarantined::new(source, &reason, name.as_deref(), headers, body);
             if let Some(trouble) = trouble {
-                database.set_aside.note(trouble.kind.into(), source, &reason);
+                troubles.push((trouble.kind, source, reason));
                 copy = copy.with_properties(trouble.properties);
             }
             copies.push(copy);
             acks.push((source, ack));
         }
-        if !copies.is_empty() {
-            database.set_aside.quarantine(&database.sql, copies).await;
+        if tokio::time::timeout(patience, database.set_aside.quarantine(&database.sql, copies)).await.is_err() {
+            tracing::debug!(database = %database.name(), messages = count, "the quarantine table takes no writes; giving these messages back to the broker");
+            for (_, ack) in acks {
+                ack.requeue().await;
+            }
+            return false;
+        }
+        tracing::warn!(
+            messages = count,
+            source = first_source,
+            reason = first_reason,
+            "stored messages that cannot be trusted or read in full in the quarantine table; the first one has this reason"
+        );
+        for (kind, source, reason) in troubles {
+            database.set_aside.note(kind.into(), source, &reason);
         }
         for (source, ack) in acks {
             self.metrics.quarantined.with_label_values(&[source]).inc();
             ack.ack().await;
         }
+        true
     }
 }
 

@@ -17,7 +17,7 @@ use common::{ids::TaskId, task::report::ReportStatus};
 use tokio::sync::mpsc;
 
 use super::{
-    AWAY_LONGEST, AttemptEvent, Reported, Reporter, finished,
+    AWAY_LONGEST, AttemptEvent, HELD_LONGEST, Reported, Reporter, finished,
     incoming::{ReadReport, ToQuarantine, name_of},
 };
 use crate::{
@@ -38,10 +38,6 @@ const BATCH: usize = 500;
 /// for all databases. Those beyond it go back to the broker once in each pause: they may come again as often as
 /// `OWN_DELIVERY_LIMIT` says, which is more than a week at this pace.
 const HELD_MOST: usize = 100;
-
-/// The longest time that such a report stays here without an ack. RabbitMQ closes the channel of a consumer that has
-/// not acked a message for half an hour (`consumer_timeout`).
-pub(super) const HELD_LONGEST: Duration = Duration::from_secs(600);
 
 /// How long reports behind a batch wait for a database that is away, before they go back to the broker with it: another
 /// node may reach it by now. While none does, most of them go and come only once in this time.

@@ -19,7 +19,7 @@ use super::*;
 use crate::{
     audit::AuditMetrics,
     broker::{Incoming, tests::bench},
-    loops::tests::{Loops, POISON, until},
+    loops::tests::{LONG, Loops, POISON, until},
     store::{Places, tests::fixture},
     supervise::spawn_child,
 };
@@ -227,6 +227,29 @@ async fn a_node_without_the_keys_of_receipts_gives_reports_back_and_applies_them
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_cannot_be_trusted_go_back_to_the_broker_while_the_quarantine_takes_no_writes() {
+    let loops = Loops::new().await;
+    let (mut bench, reporter) = (bench::Bench::new().await, loops.reporter());
+    let hand = bench.hand().await;
+    loops.test.fill_disk("INSERT", "quarantine").await;
+    let set_aside = async |message: Incoming, patience: Duration| {
+        let (line, end) = mpsc::channel(1);
+        line.send((message, "nothing vouches for it".to_owned())).await.expect("the line has room");
+        drop(line);
+        reporter.set_all_aside(loops.database(), end, patience).await;
+    };
+    hand.publish(RESULTS, b"no JSON", BasicProperties::default()).await;
+    set_aside(bench.next().await, Duration::from_millis(100)).await;
+    let again = bench.next().await;
+    assert!(loops.test.quarantine().await.is_empty());
+
+    sqlx::raw_sql("DROP FUNCTION public.fill_disk() CASCADE").execute(&loops.test.pool).await.unwrap();
+    set_aside(again, LONG).await;
+    assert!(!loops.test.quarantine().await.is_empty());
+    until_unacked(&bench, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_that_is_held_for_ten_minutes_goes_back_to_the_broker() {
     let (mut bench, id) = (bench::Bench::new().await, fixture::fresh_id());
     bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
@@ -235,7 +258,7 @@ async fn a_report_that_is_held_for_ten_minutes_goes_back_to_the_broker() {
     line::return_surplus(&mut held).await;
     assert_eq!(held.len(), 1, "it has just come");
     let arrived_at = &mut held[0].message.arrived_at;
-    *arrived_at = arrived_at.checked_sub(line::HELD_LONGEST).expect("a moment");
+    *arrived_at = arrived_at.checked_sub(HELD_LONGEST).expect("a moment");
     line::return_surplus(&mut held).await;
     assert!(held.is_empty());
     assert_eq!(bench.next().await.correlation_id, Some(id.to_string()), "it comes again");
