@@ -126,6 +126,7 @@ impl Shared {
             nudge: Arc::default(),
             unstored: Default::default(),
             hearing: Arc::new(Mutex::new(Hearing::away())),
+            unwritten: Arc::default(),
         }
     }
 }

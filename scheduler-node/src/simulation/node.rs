@@ -120,6 +120,7 @@ impl Node {
             nudge: Arc::default(),
             unstored: Default::default(),
             hearing: Default::default(),
+            unwritten: Default::default(),
         };
         let databases = NodeDatabases::new(vec![database.clone()], places.clone());
         let books: Books = Arc::new(ArcSwap::from_pointee(QueueBook::new(1, Rule::ALL.map(queue))));

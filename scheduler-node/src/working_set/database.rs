@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Index,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 pub use common::ids::DatabaseIndex;
@@ -43,6 +43,10 @@ const HELD_AGAIN: Duration = Duration::from_secs(1);
 /// The pause before a refused row is tried again: an operator who removes the cause need not tell the node.
 pub const LEFT_ALONE: Duration = Duration::from_secs(600);
 
+/// A database counts as one that leaves reports unwritten for this long after the last of them: longer than one more
+/// try of them takes.
+const UNWRITTEN_FOR: Duration = Duration::from_secs(60);
+
 /// Whether an attempt is set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aside {
@@ -73,11 +77,23 @@ pub struct NodeDatabase<S = Arc<Database>> {
     pub unstored: Failures,
     /// Whether deadlines wait for messages.
     pub hearing: Arc<Mutex<Hearing>>,
+    /// When consumers' reports went back to the broker the last time, because it did not take them.
+    pub unwritten: Arc<Mutex<Option<Instant>>>,
 }
 
 impl<S: Statements> NodeDatabase<S> {
     pub fn name(&self) -> &DatabaseName {
         self.sql.name()
+    }
+
+    /// Notes that consumers' reports go back to the broker, because the database does not take them.
+    pub fn leave_reports(&self) {
+        *self.unwritten.lock() = Some(clock::instant());
+    }
+
+    /// Whether the database has left reports unwritten lately.
+    pub fn leaves_reports(&self) -> bool {
+        self.unwritten.lock().is_some_and(|last| clock::instant().saturating_duration_since(last) < UNWRITTEN_FOR)
     }
 
     /// Leaves tasks with an unknown outcome to a rescue after `pause`. Without a clock, as after a failover, it comes

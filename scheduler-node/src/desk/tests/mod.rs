@@ -125,6 +125,7 @@ fn counter_in(
         nudge: Arc::default(),
         unstored: Default::default(),
         hearing: Default::default(),
+        unwritten: Default::default(),
     };
     let databases = stores.iter().map(database).collect();
     let store = fixture::store(stores);

@@ -77,6 +77,8 @@ pub struct NodeFitness {
     pub broker_unfit: Option<String>,
     /// Databases that accept no task because commits are not replicated, each with the reason.
     pub unreplicated: BTreeMap<DatabaseName, Arc<str>>,
+    /// Databases that left consumers' reports unwritten lately. Those of them that are fit answer, and take no writes.
+    pub unwritable: BTreeSet<DatabaseName>,
 }
 
 /// The reason why a database cannot be used.
@@ -215,6 +217,7 @@ impl Prober {
         let answered = self.answered().await.map_err(|error| ProbeFailure::of_error(&error))?;
         self.database.sql.look_for_standby().await.map_err(|error| ProbeFailure::of_error(&error))?;
         self.report_replication();
+        self.report_writes();
         Ok(answered)
     }
 
@@ -246,6 +249,13 @@ impl Prober {
                 None => fitness.unreplicated.remove(name),
             };
             before != why
+        });
+    }
+
+    fn report_writes(&self) {
+        let (name, leaves_reports) = (self.database.name(), self.database.leaves_reports());
+        self.fitness.send_if_modified(|fitness| {
+            if leaves_reports { fitness.unwritable.insert(name.clone()) } else { fitness.unwritable.remove(name) }
         });
     }
 

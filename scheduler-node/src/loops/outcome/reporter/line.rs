@@ -6,7 +6,8 @@
 //! has it whole, beside the line.
 //!
 //! In an outage of the database the reports go back to the broker after a while: another node may reach the database.
-//! While none does, the node holds more of them than usual, so that reports on tasks of other databases come too.
+//! While none does, or none can write to it, the node holds more of them than usual, so that reports on tasks of other
+//! databases come too.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -114,6 +115,7 @@ impl<S: Statements> Reporter<S> {
             let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete)).await;
             held.extend(pass.held);
             if pass.is_away {
+                self.databases[index].leave_reports();
                 return_old(&mut line, &mut batch).await;
             }
         }

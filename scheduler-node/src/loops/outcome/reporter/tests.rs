@@ -250,6 +250,17 @@ async fn messages_that_cannot_be_trusted_go_back_to_the_broker_while_the_quarant
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_answers_and_takes_no_report_is_noted() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    loops.test.fill_disk("INSERT", "archive").await;
+    let hand = bench.hand().await;
+    start(loops.reporter(), bench.take_incoming());
+    hand.publish(RESULTS, SUCCEEDED, about(ids[0])).await;
+    until(|| async { loops.database().leaves_reports() }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_that_is_held_for_ten_minutes_goes_back_to_the_broker() {
     let (mut bench, id) = (bench::Bench::new().await, fixture::fresh_id());
     bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
