@@ -84,7 +84,13 @@ pub async fn run(settings: Settings, stop: CancellationToken) {
         if since.elapsed() > LONGEST_WAIT {
             wait = FIRST_WAIT;
         }
-        tracing::warn!(queue = %relay.settings.queue, reason, "no tasks can be received; retrying");
+        let queue = &relay.settings.queue;
+        if relay.logged.as_ref() == Some(&reason) {
+            tracing::debug!(%queue, reason, "the next try failed too; retrying");
+        } else if !stop.is_cancelled() {
+            tracing::warn!(%queue, reason, "no tasks can be received; retrying");
+            relay.logged = Some(reason);
+        }
         tokio::select! {
             () = stop.cancelled() => {}
             () = relay.pass(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
@@ -112,6 +118,8 @@ struct Relay {
     answers: JoinSet<(Key, bool)>,
     /// The handle for reports over the present connection.
     reports: watch::Sender<Option<Reports>>,
+    /// The reason of the present outage that the log has. Most tries of an outage fail for the same one.
+    logged: Option<String>,
 }
 
 impl Relay {
@@ -123,6 +131,7 @@ impl Relay {
             places: Arc::new(Semaphore::new(settings.concurrency.into())),
             answers: JoinSet::new(),
             reports: watch::channel(None).0,
+            logged: None,
             settings: Arc::new(settings),
         }
     }
@@ -136,7 +145,12 @@ impl Relay {
         if let Some(former) = self.reports.send_replace(Some(worker.reports())) {
             former.end();
         }
-        self.take(&mut worker, stop).await?;
+        let since = Instant::now();
+        let taken = self.take(&mut worker, stop).await;
+        if since.elapsed() > LONGEST_WAIT {
+            self.logged = None;
+        }
+        taken?;
         worker.unsubscribe().await?;
         self.finish().await;
         worker.close().await;

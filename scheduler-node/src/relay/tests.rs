@@ -7,6 +7,7 @@ use common::{
     wire::amqp::{HEADER_ATTEMPT, HEADER_MESSAGE_ID, IN, RESULTS, result_key},
 };
 use futures::future::join_all;
+use integration_tests::sandbox::free_port;
 use lapin::{
     BasicProperties,
     options::QueueBindOptions,
@@ -15,9 +16,12 @@ use lapin::{
 use tokio::time::timeout;
 
 use super::*;
-use crate::broker::{
-    Source,
-    tests::bench::{Bench, Hand, LONG},
+use crate::{
+    broker::{
+        Source,
+        tests::bench::{Bench, Hand, LONG},
+    },
+    working_set::failures::tests::Log,
 };
 
 const QUEUE: &str = "jobs";
@@ -98,6 +102,21 @@ async fn messages_whose_reports_are_refused_are_rejected_and_hold_up_no_other_ta
     stop.cancel();
     timeout(LONG, relay).await.expect("the relay stops").unwrap();
     assert_eq!(hand.depth(QUEUE).await, 0, "no message came back to the queue");
+}
+
+#[tokio::test]
+async fn an_outage_of_the_broker_is_one_warning_in_the_log() {
+    let (log, stop) = (Log::keep(), CancellationToken::new());
+    let url = format!("amqp://guest:guest@127.0.0.1:{}", free_port());
+    let tries = async {
+        while log.count("the next try failed too") < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        stop.cancel();
+    };
+    let relay = run(settings(url, "true", 1), stop.clone());
+    timeout(LONG, async { tokio::join!(relay, tries) }).await.expect("the relay tries again, and stops");
+    assert_eq!(log.count("no tasks can be received"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
