@@ -15,7 +15,10 @@ mod tls;
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::Router;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::Instant,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(super) use self::paced::TooSlow;
@@ -31,6 +34,10 @@ const FINISH_WITHIN: Duration = Duration::from_secs(5);
 /// The pause after an `accept` that failed for lack of memory or file descriptors; an immediate retry would fail
 /// again.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
+
+/// A failed `accept` this long after the last one begins a new trouble, which is logged. Within one, each connection
+/// that ends lets another one in.
+const TROUBLE_OVER: Duration = Duration::from_secs(60);
 
 /// Limits on clients' use of a node's connections and time.
 #[derive(Clone, Copy, Debug)]
@@ -123,13 +130,14 @@ impl Server {
         let connections = TaskTracker::new();
         let slots = Arc::new(ConnectionSlots::new(limits.all, limits.per_address, metrics.clone()));
         let handler = Arc::new(ConnectionHandler::new(router, limits, metrics, stop.clone()));
+        let mut last_failed = None;
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = stop.cancelled() => break,
             };
             let _work = at_work();
-            let Some((stream, from)) = accepted_or_pause(accepted).await else { continue };
+            let Some((stream, from)) = accepted_or_pause(accepted, &mut last_failed).await else { continue };
             // Without a slot that is free or idle the connection is dropped here, which closes it.
             let Some(slot) = ConnectionSlots::take(&slots, from.ip()) else { continue };
             let handler = Arc::clone(&handler);
@@ -149,7 +157,10 @@ impl Server {
     }
 }
 
-async fn accepted_or_pause(accepted: io::Result<(TcpStream, SocketAddr)>) -> Option<(TcpStream, SocketAddr)> {
+async fn accepted_or_pause(
+    accepted: io::Result<(TcpStream, SocketAddr)>,
+    last_failed: &mut Option<Instant>,
+) -> Option<(TcpStream, SocketAddr)> {
     match accepted {
         Ok((stream, from)) => {
             // Answers are small and complete: waiting to fill a packet would only delay them.
@@ -168,7 +179,12 @@ async fn accepted_or_pause(accepted: io::Result<(TcpStream, SocketAddr)>) -> Opt
             None
         }
         Err(error) => {
-            tracing::error!(%error, "cannot accept connections; retrying");
+            let now = Instant::now();
+            if last_failed.replace(now).is_none_or(|last| now - last >= TROUBLE_OVER) {
+                tracing::error!(%error, "cannot accept connections; retrying");
+            } else {
+                tracing::debug!(%error, "the next accept failed too; retrying");
+            }
             tokio::time::sleep(ACCEPT_AGAIN).await;
             None
         }

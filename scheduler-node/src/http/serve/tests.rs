@@ -17,6 +17,7 @@ use super::*;
 use crate::{
     http::reached::Encrypted,
     supervise::{LoopKind, Pulse},
+    working_set::failures::tests::Log,
 };
 
 /// Much longer than a test takes.
@@ -188,6 +189,20 @@ async fn rest(client: &mut TcpStream) -> String {
     let _ = read.expect("the server closes the connection");
     // HTTP/2 begins with frames, which are not text.
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lack_of_file_descriptors_is_one_error_in_the_log() {
+    let (log, mut last_failed) = (Log::keep(), None);
+    // EMFILE
+    let mut fail = async || accepted_or_pause(Err(io::Error::from_raw_os_error(24)), &mut last_failed).await;
+    for _ in 0..10 {
+        assert!(fail().await.is_none());
+    }
+    assert_eq!(log.count("cannot accept connections"), 1);
+    tokio::time::advance(TROUBLE_OVER).await;
+    assert!(fail().await.is_none());
+    assert_eq!(log.count("cannot accept connections"), 2);
 }
 
 #[tokio::test]
