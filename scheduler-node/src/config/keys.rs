@@ -1,4 +1,5 @@
-//! Every key of the configuration, as `duetime node --help` lists them. A test compares this table with the structs.
+//! Every key of the configuration, as `duetime node --help` and docs/configuration.md list them. Tests compare this
+//! table with the structs and with the page.
 
 use std::fmt::Write;
 
@@ -236,4 +237,23 @@ pub fn table() -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KEYS, Key};
+
+    fn row(key: &Key) -> String {
+        let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
+        let reloaded = if key.reloads { "yes" } else { "" };
+        format!("| `{}` | {default} | {reloaded} | {} |", key.path, key.meaning)
+    }
+
+    #[test]
+    fn the_page_on_the_configuration_lists_every_key_as_the_help_does() {
+        let page = include_str!("../../../docs/configuration.md");
+        let listed: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+        let known: Vec<String> = KEYS.iter().map(row).collect();
+        assert_eq!(listed, known);
+    }
 }
