@@ -264,6 +264,21 @@ mod tests {
     use super::*;
     use crate::working_set::failures::tests::Log;
 
+    /// Another alert has a page of its own for what is unroutable.
+    #[test]
+    fn the_runbook_explains_every_kind_that_its_alert_counts() {
+        let page = include_str!("../../../docs/runbooks/DuetimeSetAside.md");
+        let table = page.split_once("| kind | what was refused |").expect("the table of kinds").1;
+        let table = table.split_once("\n\n").expect("its end").0;
+        let cells = table.lines().filter_map(|line| line.split('|').nth(1));
+        let mut listed: Vec<&str> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+        let mut counted: Vec<&str> =
+            Kind::ALL.into_iter().filter(|kind| *kind != Kind::Unroutable).map(Kind::text).collect();
+        listed.sort_unstable();
+        counted.sort_unstable();
+        assert_eq!(listed, counted);
+    }
+
     #[test]
     fn the_log_names_the_database_the_task_and_the_attempt() {
         let (log, id) = (Log::keep(), TaskId::from_uuid(uuid::Uuid::from_u128(7)));
