@@ -15,6 +15,6 @@ delivered() {
 dead=$(delivered)
 duetime result "$dead" --attempt 1 --status discard --status-msg "no route"
 ID=()
-# get, cancel three, stop, move, run, retry, result
+# get, cancel three, stop, move, run, retry, two results
 for queue in mails mails mails mails mails mails notes; do ID+=("$(later $queue)"); done
-ID+=("$dead" "$(delivered)")
+ID+=("$dead" "$(delivered)" "$(delivered)")
