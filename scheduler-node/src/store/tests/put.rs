@@ -8,7 +8,7 @@ use common::{
 };
 
 use super::{
-    changed, claim,
+    LONG, changed, claim,
     fixture::{self, TestDatabase, database},
     lapse, new_task, own, state_of, until_waiting,
 };
@@ -374,12 +374,12 @@ async fn sent_until_answered(database: &crate::store::Database, task: NewTask) -
 /// Waits until a session sleeps between two tries for a row, which is how `task_put` waits.
 async fn until_asleep(pool: &sqlx::PgPool) {
     let asleep = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'";
-    for _ in 0..10_000 {
-        if sqlx::query_scalar::<_, i64>(asleep).fetch_one(pool).await.unwrap() > 0 {
-            return;
+    let sleeps = async {
+        while sqlx::query_scalar::<_, i64>(asleep).fetch_one(pool).await.unwrap() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
-    }
-    panic!("a session was to wait for a row");
+    };
+    tokio::time::timeout(LONG, sleeps).await.expect("a session waits for a row");
 }
 
 #[tokio::test]
