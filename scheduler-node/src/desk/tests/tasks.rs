@@ -12,6 +12,7 @@ use sqlx::Connection;
 
 use super::{PLAIN, claim, counter, fresh, request, with_one_of_two_gone};
 use crate::{
+    coordination::tests::soon,
     store::{
         PoolKind,
         tests::{
@@ -168,13 +169,12 @@ async fn a_client_that_hangs_up_does_not_stop_what_it_asked_for() {
 }
 
 async fn until_cancelled(desk: &super::Desk, id: TaskId) {
-    for _ in 0..2_000 {
-        if desk.get(id).await.expect("it is there").state == TaskState::Cancelled {
-            return;
+    let cancelled = async {
+        while desk.get(id).await.expect("it is there").state != TaskState::Cancelled {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("the task was to be cancelled");
+    };
+    soon("the task is cancelled", cancelled).await;
 }
 
 #[tokio::test]
