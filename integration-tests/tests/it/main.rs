@@ -68,7 +68,13 @@ mod unready;
 mod unroutable;
 mod up;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc, Once,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
@@ -88,6 +94,8 @@ const DRAINED_WITHIN: Duration = Duration::from_secs(90);
 /// Plays a story on a fresh cluster and ends with the judge. A failure prints the last lines of the nodes' logs.
 async fn scenario(builder: Builder, story: impl AsyncFnOnce(&mut Sandbox) -> Result<()>) {
     let mut sandbox = builder.start().await.expect("the sandbox starts");
+    held_up_ms();
+    HELD_UP_MS.store(0, Ordering::Relaxed);
     if let Err(error) = story(&mut sandbox).await {
         panic!("{error:?}\n{}", sandbox.ledger.judge());
     }
@@ -136,6 +144,26 @@ fn load(sandbox: &Sandbox, nodes: &[usize], load: Load, time: Duration) -> JoinH
     let clients: Vec<Client> = nodes.iter().map(|number| sandbox.client(*number)).collect();
     let ledger = Arc::clone(&sandbox.ledger);
     tokio::spawn(async move { load.run(&clients, &ledger, time).await })
+}
+
+static HELD_UP_MS: AtomicU64 = AtomicU64::new(0);
+
+/// How long the machine has held this process up since the scenario began, in all. Scenarios add it to their bounds of
+/// lateness: it held the nodes up as well. Stalls of 150 ms and less do not count. The first call starts the watch.
+fn held_up_ms() -> u64 {
+    const NAP: Duration = Duration::from_millis(50);
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        std::thread::spawn(|| {
+            loop {
+                let began = std::time::Instant::now();
+                std::thread::sleep(NAP);
+                let late = began.elapsed().saturating_sub(NAP * 4);
+                HELD_UP_MS.fetch_add(late.as_millis() as u64, Ordering::Relaxed);
+            }
+        });
+    });
+    HELD_UP_MS.load(Ordering::Relaxed)
 }
 
 /// Waits until `check` returns a value.
