@@ -19,7 +19,7 @@ use tokio::{
     sync::{Semaphore, mpsc},
 };
 
-use crate::{command::Terminal, confirm, id_of, in_state, scenario, submit};
+use crate::{command::Terminal, confirm, held_up_ms, id_of, in_state, scenario, submit};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -140,7 +140,7 @@ async fn tasks_moved_and_run_together_arrive_on_time_whoever_owns_them() {
         ensure!(bulk(sandbox, &request).await? == (1_000, 1_000, 0), "all are run, once");
         ensure!(ledger.wait_all(SOON).await, "tasks are outstanding");
         let lateness = ledger.judge().lateness;
-        ensure!(lateness.p99_ms < 5_000.0, "{lateness}");
+        ensure!(lateness.p99_ms < 5_000.0 + held_up_ms() as f64, "{lateness}");
         Ok(())
     })
     .await;

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use integration_tests::{clock::now_ms, load::Load, sandbox::Sandbox};
 use serde_json::{Value, json};
 
-use crate::{confirm, id_of, in_state, lasts, load, scenario, submit, submit_now};
+use crate::{confirm, held_up_ms, id_of, in_state, lasts, load, scenario, submit, submit_now};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -21,7 +21,7 @@ async fn a_steady_stream_arrives_on_time_and_once() {
         ensure!(sandbox.ledger.wait_all(SOON).await, "tasks are outstanding");
         let lateness = sandbox.ledger.judge().lateness;
         // Checks progress, not speed: a machine that runs tests is busy with other things. `make bench` measures.
-        ensure!(lateness.p99_ms < 5_000.0, "{lateness}");
+        ensure!(lateness.p99_ms < 5_000.0 + held_up_ms() as f64, "{lateness}");
         Ok(())
     })
     .await;
@@ -47,7 +47,7 @@ async fn tasks_due_later_than_nodes_read_ahead_arrive_on_time_in_a_quiet_cluster
         load(sandbox, &[0, 1, 2], stream, Duration::from_secs(1)).await?;
         ensure!(sandbox.ledger.wait_all(SOON * 2).await, "tasks are outstanding");
         let lateness = sandbox.ledger.judge().lateness;
-        ensure!(lateness.p99_ms < 5_000.0, "{lateness}");
+        ensure!(lateness.p99_ms < 5_000.0 + held_up_ms() as f64, "{lateness}");
         Ok(())
     })
     .await;
@@ -190,7 +190,7 @@ async fn a_changed_task_arrives_at_its_new_time_with_its_new_payload() {
         }
         ensure!(ledger.wait_all(SOON).await, "tasks are outstanding");
         let lateness = ledger.judge().lateness;
-        ensure!(lateness.max_ms < 5_000.0, "{lateness}");
+        ensure!(lateness.max_ms < 5_000.0 + held_up_ms() as f64, "{lateness}");
         Ok(())
     })
     .await;
