@@ -12,7 +12,7 @@ use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use tokio::process::Command;
 
-use crate::{confirm, held_up_ms, id_of, in_state, load, scenario, until};
+use crate::{confirm, held_up_ms, id_of, in_state, lasts, load, scenario, stream::Stream, until};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -197,14 +197,16 @@ async fn when_etcd_loses_its_data_while_nodes_run_and_start_nothing_stops() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         // No fault window is opened: no loss of etcd may cause a copy.
-        let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(14));
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 100));
         wipe_etcd(sandbox).await?;
         let third = sandbox.add_node().await?;
         sandbox.restart(third).await?;
         sandbox.settled().await?;
         wipe_etcd(sandbox).await?;
-        stream.await?;
+        // Each node has noticed by the end of its lease.
+        lasts(sandbox.lease_ttl()).await;
         sandbox.settled().await?;
+        stream.end().await?;
         ensure!(sandbox.ledger.wait_all(Duration::from_secs(20)).await, "tasks are outstanding");
         let lateness = sandbox.ledger.judge().lateness;
         ensure!(lateness.max_ms <= GAP_MS + held_up_ms() as f64, "{lateness}");
