@@ -155,6 +155,7 @@ async fn a_second_cluster_on_the_same_virtual_host_publishes_nothing_and_says_wh
         check_refuses(&node, &["virtual host belongs to another cluster"]).await?;
         // The task stays in its database.
         let id = node.client().submit(&json!({ "queue": "foreign" })).await?.id;
+        lasts(Duration::from_secs(3)).await;
         stream.await?;
         let state = node.client().get(&id).await?.state;
         ensure!(["scheduled", "ready"].contains(&state.as_str()), "{state}");
