@@ -241,8 +241,11 @@ async fn a_rate_is_kept_and_used() {
             let earliest_us = begun_us + (before.saturating_sub(RATE / 20) * 1_000_000 / RATE) as i64;
             ensure!(*at_us >= earliest_us, "task {before} came {} us before the rate allows it", earliest_us - at_us);
         }
-        let took_s = (at_us[at_us.len() - 1] - at_us[0]) as f64 / 1e6;
-        ensure!(took_s < 1.5 * SECONDS as f64, "{} tasks at {RATE} a second took {took_s} s", at_us.len());
+        // A machine that stands still for some seconds spoils one half of them at the most.
+        let half = RATE * SECONDS / 2;
+        let best_us = at_us.windows(half).map(|part| part[half - 1] - part[0]).min().context("they have arrived")?;
+        let best_s = best_us as f64 / 1e6;
+        ensure!(best_s < 1.5 * SECONDS as f64 / 2.0, "{half} tasks at {RATE} a second took {best_s} s or longer");
         Ok(())
     })
     .await;
