@@ -162,14 +162,14 @@ async fn silence_past_the_deadline_is_a_failed_attempt() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn heartbeats_keep_an_attempt_alive_beyond_its_deadline() {
-    // Beats 1 s apart for 7 s: a stall of 4 s ends no attempt.
-    const DEADLINE_MS: i64 = 5_000;
+    // Beats 1 s apart for 12 s: a stall of 8 s ends no attempt.
+    const DEADLINE_MS: i64 = 9_000;
     const PAUSE: Duration = Duration::from_secs(1);
     scenario(Sandbox::builder(), async |sandbox| {
         let beat = |progress: i32| Step::Report(json!({ "status": "running", "progress": progress, "worker": "w1" }));
         let mut steps = Vec::new();
-        for progress in [10, 20, 30, 40, 50, 60, 70] {
-            steps.extend([beat(progress), Step::Wait(PAUSE)]);
+        for nth in 1..=12 {
+            steps.extend([beat(nth * 8), Step::Wait(PAUSE)]);
         }
         steps.extend([Step::Report(json!({ "status": "succeeded" })), Step::Ack]);
         let script = move |_: &_| Answer(steps.clone());
