@@ -12,7 +12,7 @@ use integration_tests::{
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::{flows, in_state, scenario, stream::Stream};
+use crate::{flows, in_state, moves, scenario, stream::Stream};
 
 /// An id that no task has.
 const NOBODY: &str = "0199f3a0-0000-7000-8000-000000000005";
@@ -290,6 +290,8 @@ async fn shards_are_asked_to_move_and_databases_are_drained_by_hand() {
         let shown = terminal.text(&["shard", "rebalance", "--dry-run"]).await?;
         ensure!(shown.contains("64 -> 64") && shown.contains("no shard has to move"), "{shown}");
 
+        // Each command takes its time, and no move may reach its cut meanwhile.
+        let _held_up = (moves::hold_up(sandbox, 0).await?, moves::hold_up(sandbox, 1).await?);
         let shown = terminal.text(&["shard", "move", "0-3,64", "--to", "db2"]).await?;
         ensure!(shown == "0-3  moves to db2\n64  already in db2\n", "{shown}");
         let moves = terminal.json(&["shard", "moves", "--ended"]).await?;

@@ -47,6 +47,14 @@ pub(crate) async fn ask_for(sandbox: &Sandbox, from: usize, shards: Vec<i32>) ->
     Ok(i64::try_from(shards.len())?)
 }
 
+/// An open transaction that has written tasks of a database, as far as its locks tell. No move gets to its copy there
+/// as long as the connection is open.
+pub(crate) async fn hold_up(sandbox: &Sandbox, database: usize) -> Result<PgConnection> {
+    let mut application = PgConnection::connect(&sandbox.database_url(database)).await?;
+    sqlx::raw_sql("BEGIN; UPDATE duetime.task SET progress = 1 WHERE false").execute(&mut application).await?;
+    Ok(application)
+}
+
 /// Checks that each row is in one database only, and in the one that has its shard. The traffic must have ended.
 pub(crate) async fn each_row_once(sandbox: &Sandbox) -> Result<()> {
     let elsewhere = "SELECT (SELECT count(*) FROM duetime.move_change) + count(*)
@@ -238,8 +246,7 @@ async fn a_move_waits_for_an_open_transaction_and_says_so_and_is_called_off_mean
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = Stream::start(sandbox, &[0], Load::new("mail", 50));
         flows(sandbox, 50).await?;
-        let mut application = PgConnection::connect(&sandbox.database_url(0)).await?;
-        sqlx::raw_sql("BEGIN; UPDATE duetime.task SET progress = 1 WHERE false").execute(&mut application).await?;
+        let mut application = hold_up(sandbox, 0).await?;
         ask(sandbox, 0, 2).await?;
         until("the move names the open transaction", MOVED_WITHIN, || async {
             let held_up = "SELECT count(*) FROM duetime.move WHERE problem LIKE '%open transaction%'";
