@@ -262,15 +262,15 @@ async fn nodes_that_die_before_and_after_the_due_time_lose_no_message() {
     scenario(delaying("topic"), async |sandbox| {
         let shop = Shop::open(sandbox, ExchangeKind::Topic).await?;
         let mut queue = shop.queue("a", "#", FieldTable::default()).await?;
-        shop.publish_delayed("k", "during", delay(6_000)).await?;
-        shop.publish_delayed("k", "after", delay(15_000)).await?;
+        shop.publish_delayed("k", "during", delay(12_000)).await?;
+        shop.publish_delayed("k", "after", delay(25_000)).await?;
         listed(sandbox, 2).await?;
         for number in 0..3 {
             sandbox.kill(number);
         }
         // The broker accepts it while no node is running.
         shop.publish_delayed("k", "meanwhile", delay(2_000)).await?;
-        lasts(Duration::from_secs(7)).await;
+        lasts(Duration::from_secs(13)).await;
         for number in 0..3 {
             sandbox.restart(number).await?;
         }
@@ -291,12 +291,12 @@ async fn a_delayed_message_is_listed_and_cancelled_like_any_task() {
         // Half a year: beyond the plugin's limit.
         let far = AMQPValue::LongLongInt(15_552_000_000);
         shop.publish_delayed("k", "far", headers(&[("x-delay", far)])).await?;
-        shop.publish_delayed("k", "cancelled", delay(8_000)).await?;
+        shop.publish_delayed("k", "cancelled", delay(15_000)).await?;
         let tasks = listed(sandbox, 2).await?;
         let client = sandbox.client(1);
         ensure!(client.cancel(&tasks[0].id).await? == "cancelled");
         client.run(&tasks[1].id).await?;
-        ensure!(text(&next(&mut queue).await?) == "far" && is_silent(&mut queue, Duration::from_secs(9)).await);
+        ensure!(text(&next(&mut queue).await?) == "far" && is_silent(&mut queue, Duration::from_secs(16)).await);
         Ok(())
     })
     .await;

@@ -150,7 +150,7 @@ async fn a_delay_exchange_comes_and_goes_while_tasks_flow_and_no_message_is_lost
             shop.publish("orders.delayed", "a", body.as_bytes(), delay(delay_ms)).await
         };
         publish("soon", 200).await?;
-        publish("later", 8_000).await?;
+        publish("later", 15_000).await?;
         ensure!(text(&next(&mut paid).await?) == "soon");
         let listed = operator.list("queue=orders.delayed").await?;
         ensure!(listed.iter().any(|task| task.state == "scheduled"), "the later one waits: {listed:?}");

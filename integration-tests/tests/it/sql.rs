@@ -113,7 +113,7 @@ async fn an_open_transaction_that_cancels_delays_its_own_tasks_and_no_others() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         // The requests take less time, on a busy machine too.
-        let due_ms = now_ms() + 10_000;
+        let due_ms = now_ms() + 20_000;
         let mut numbers = Vec::new();
         for _ in 0..TASKS {
             numbers.push(crate::submit(&sandbox.client(0), &sandbox.ledger, "mail", due_ms, &json!({})).await?);
@@ -127,7 +127,7 @@ async fn an_open_transaction_that_cancels_delays_its_own_tasks_and_no_others() {
                 .await?;
         }
         for number in &numbers[HELD..] {
-            sandbox.ledger.wait_delivered(*number, 1, SOON).await.context("while the transaction is open")?;
+            sandbox.ledger.wait_delivered(*number, 1, SOON * 2).await.context("while the transaction is open")?;
         }
         let early = numbers[..HELD].iter().filter(|number| !sandbox.ledger.deliveries(**number).is_empty()).count();
         ensure!(early == 0, "{early} tasks were delivered that an open transaction holds");
