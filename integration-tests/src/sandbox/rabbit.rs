@@ -20,7 +20,7 @@ use super::{
 };
 
 const GREETS_WITHIN: Duration = Duration::from_secs(5);
-const START_WITHIN: Duration = Duration::from_secs(90);
+const START_WITHIN: Duration = Duration::from_secs(240);
 const PACKAGED: &str = "/usr/lib/rabbitmq/bin";
 
 /// Erlang's schedulers spin while they wait, which they must not on a shared machine. The distribution port listens

@@ -113,15 +113,7 @@ async fn kill(mut scene: Scene) -> Result<()> {
     let broker = broker(&mut scene);
     broker.kill();
     scene.hold().await;
-    restart(broker).await
-}
-
-async fn restart(broker: &Rabbit) -> Result<()> {
-    // On a busy machine a start takes longer than one wait; the second call waits for the same process.
-    match broker.restart().await {
-        Ok(()) => Ok(()),
-        Err(_) => broker.restart().await,
-    }
+    broker.restart().await
 }
 
 async fn freeze(mut scene: Scene) -> Result<()> {
@@ -212,7 +204,7 @@ async fn cut_broker(mut scene: Scene) -> Result<()> {
     scene.hold().await;
     let alone = broker.ctl(&["eval", "nodes()."]).await;
     broker.kill();
-    restart(broker).await?;
+    broker.restart().await?;
     ensure!(alone?.trim() == "[]", "the broker was not cut off");
     Ok(())
 }
