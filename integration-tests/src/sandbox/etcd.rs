@@ -222,7 +222,7 @@ impl Member {
 
     async fn post(&self, path: &str, body: &Value) -> Result<Value> {
         let url = format!("{}/v3/{path}", self.url());
-        let answer = http::plain().post(&url).body(body.to_string()).timeout(Duration::from_secs(5)).send().await?;
+        let answer = http::plain().post(&url).body(body.to_string()).timeout(Duration::from_secs(30)).send().await?;
         let (status, text) = (answer.status(), answer.text().await?);
         anyhow::ensure!(status.is_success(), "{url}: {status} {text}");
         Ok(serde_json::from_str(&text)?)

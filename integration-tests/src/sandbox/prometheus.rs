@@ -19,7 +19,7 @@ use super::{
 use crate::http;
 
 const START_WITHIN: Duration = Duration::from_secs(60);
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// One server on a fresh folder. It scrapes each second, as one job, and evaluates its rules as often.
 #[derive(Debug)]

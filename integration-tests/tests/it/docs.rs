@@ -149,7 +149,8 @@ async fn the_queries_of_the_runbooks_are_answered() {
         loop {
             sandbox.client(0).submit(&json!({ "queue": "mails" })).await?;
             for query in silent.clone() {
-                if prometheus.count(query).await? > 0 || trouble(query) {
+                // One that Prometheus refuses is never answered.
+                if prometheus.count(query).await.is_ok_and(|count| count > 0 || trouble(query)) {
                     silent.remove(query);
                 }
             }
