@@ -86,7 +86,7 @@ async fn crash_under(failpoint: &str, work: Load) {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let fault = sandbox.ledger.fault(failpoint);
         let stream = Stream::start(sandbox, &[0, 1, 2], work);
-        sandbox.node(0).wait_ended(Duration::from_secs(20)).await?;
+        sandbox.node(0).wait_ended(Duration::from_secs(60)).await?;
         sandbox.ledger.heal(fault);
         sandbox.settled().await?;
         sandbox.restart(0).await?;
@@ -105,7 +105,7 @@ async fn a_crash_between_the_fence_and_the_recovery_loses_nothing() {
         let fault = sandbox.ledger.fault("after_fence");
         let third = sandbox.add_node().await?;
         sandbox.node(third).start_with_failpoints("after_fence=return")?;
-        sandbox.node(third).wait_ended(Duration::from_secs(20)).await?;
+        sandbox.node(third).wait_ended(Duration::from_secs(60)).await?;
         sandbox.ledger.heal(fault);
         sandbox.settled().await?;
         stream.end().await?;

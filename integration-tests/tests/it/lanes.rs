@@ -66,7 +66,7 @@ async fn turn(sandbox: &Sandbox, queue: &str, what: &str) -> Result<()> {
 
 /// Waits until `count` tasks of the queue are `ready`.
 pub(crate) async fn until_ready(sandbox: &Sandbox, queue: &str, count: i64) -> Result<()> {
-    until("they wait for room", Duration::from_secs(20), || async {
+    until("they wait for room", Duration::from_secs(60), || async {
         let view = sandbox.client(0).queue(queue).await.ok()?;
         (view["counts"]["ready"].as_i64()? == count).then_some(())
     })
@@ -141,7 +141,7 @@ async fn an_ordered_queue_keeps_its_order_across_retries_and_the_death_of_an_own
         for (place, number) in numbers.iter().enumerate() {
             sandbox.ledger.expect_order(*number, &key(*number), u64::try_from(place)?);
         }
-        sandbox.ledger.wait_delivered(numbers[12], 1, Duration::from_secs(40)).await?;
+        sandbox.ledger.wait_delivered(numbers[12], 1, Duration::from_secs(60)).await?;
         let victim = owner_of(sandbox, &id_of(&sandbox.ledger, numbers[13])?).await?;
         sandbox.kill(victim);
         ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
@@ -173,7 +173,7 @@ async fn a_new_policy_is_in_force_for_what_other_nodes_accept_right_after_its_an
             };
             // Every node knows the queue, as one without an order.
             sandbox.consume(&queue, &policy(false), script).await?;
-            ensure!(sandbox.ledger.wait_all(Duration::from_secs(20)).await, "the first task is outstanding");
+            ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "the first task is outstanding");
             *order.lock().expect("no script panics") = Order::default();
             sandbox.client(0).put_queue(&queue, &policy(true)).await?;
             let key = |number: Number| format!("k{}", number % KEYS);

@@ -213,7 +213,7 @@ async fn among_two_million_tasks_everything_answers_within_a_bound() {
         run_sql(sandbox, &two_million()).await?;
         println!("filled in {:?}", started.elapsed());
         let client = sandbox.client(0);
-        until("the queues are known", Duration::from_secs(10), || async { client.queue("q199").await.ok() }).await?;
+        until("the queues are known", Duration::from_secs(60), || async { client.queue("q199").await.ok() }).await?;
         lists(asker).await?;
         walks(asker).await?;
         keys(asker).await?;
@@ -420,7 +420,7 @@ async fn among_fifty_thousand_queues_everything_answers_within_a_bound() {
     played(builder, async |asker, sandbox| {
         run_sql(sandbox, &many_queues()).await?;
         let client = sandbox.client(0);
-        until("the queues are known", Duration::from_secs(20), || async {
+        until("the queues are known", Duration::from_secs(60), || async {
             client.list("limit=1000").await.ok().filter(|tasks| tasks.len() == 1_000)
         })
         .await?;
@@ -474,7 +474,7 @@ async fn changes(asker: &mut Asker, sandbox: &Sandbox) -> Result<()> {
             .ask(Method::POST, "/v1/tasks", Some(&json!({ "queue": format!("own-{nth}"), "delay_ms": 86_400_000 })))
             .await?;
     }
-    until("the other node knows the queue", Duration::from_secs(10), || async {
+    until("the other node knows the queue", Duration::from_secs(60), || async {
         let task = other.submit(&json!({ "queue": "new-19" })).await.ok()?;
         other.get(&task.id).await.ok().filter(|task| task.state == "ready")
     })

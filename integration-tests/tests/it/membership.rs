@@ -69,7 +69,7 @@ async fn tasks_that_come_due_while_no_node_runs_fire_when_one_is_back() {
         })
         .await?;
         sandbox.restart(0).await?;
-        ensure!(sandbox.ledger.wait_all(Duration::from_secs(15)).await, "tasks are outstanding");
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
         Ok(())
     })
     .await;

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{confirm, flows, load, scenario, until};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 const MANY: u32 = 4_096;
 
 /// A node of the same cluster whose configuration states something else about the shards, or nothing.

@@ -371,7 +371,7 @@ async fn a_port_in_use_is_told_before_anything_is_touched() {
         let port = sandbox.node(0).config().port;
         let node = lone_node(sandbox, "late", |config| config.port = port)?;
         node.start()?;
-        let status = node.wait_ended(Duration::from_secs(20)).await?;
+        let status = node.wait_ended(Duration::from_secs(60)).await?;
         ensure!(!status.success() && node.tail(20).contains("http.listen"), "{status}: {}", node.tail(20));
         Ok(())
     })
