@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::http;
 
+/// The longest time for one answer, unless the client has another.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why a call did not succeed.
@@ -74,11 +75,17 @@ pub struct Client {
     http: reqwest::Client,
     base: String,
     token: Option<String>,
+    within: Duration,
 }
 
 impl Client {
     pub fn new(base: &str, token: Option<&str>) -> Self {
-        Self { http: http::plain(), base: base.trim_end_matches('/').into(), token: token.map(Into::into) }
+        Self {
+            http: http::plain(),
+            base: base.trim_end_matches('/').into(),
+            token: token.map(Into::into),
+            within: ANSWER_WITHIN,
+        }
     }
 
     pub fn base(&self) -> &str {
@@ -98,6 +105,11 @@ impl Client {
     /// The same address with another token, or none.
     pub fn with_token(&self, token: Option<&str>) -> Self {
         Self { token: token.map(Into::into), ..self.clone() }
+    }
+
+    /// The same client with another time for each answer.
+    pub fn answered_within(self, within: Duration) -> Self {
+        Self { within, ..self }
     }
 
     pub async fn submit(&self, task: &Value) -> Result<Task, Failure> {
@@ -207,7 +219,7 @@ impl Client {
 
     /// Sends `body` byte for byte; it need not even be JSON.
     pub async fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<reqwest::Response, Failure> {
-        let mut request = self.http.request(method, format!("{}{path}", self.base)).timeout(ANSWER_WITHIN);
+        let mut request = self.http.request(method, format!("{}{path}", self.base)).timeout(self.within);
         if let Some(token) = &self.token {
             request = request.bearer_auth(token);
         }

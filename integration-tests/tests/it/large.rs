@@ -106,7 +106,8 @@ struct Asker {
 
 impl Asker {
     async fn new(sandbox: &Sandbox) -> Result<Self> {
-        let client = sandbox.client(0);
+        // The bound is what fails, with the request and its time.
+        let client = sandbox.client(0).answered_within(ANSWERED_WITHIN * 3);
         let browser = integration_tests::http::stepwise();
         let sign_in = browser
             .post(format!("{}/console/sign-in", client.base()))
