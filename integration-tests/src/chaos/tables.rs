@@ -15,7 +15,7 @@ use crate::{clock::now_ms, ledger::Row};
 const FINISHED_WITHIN: Duration = Duration::from_secs(240);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// A message may be on its way to its consumer after its row is finished.
-const ARRIVED_WITHIN: Duration = Duration::from_secs(15);
+const ARRIVED_WITHIN: Duration = Duration::from_secs(60);
 
 const ROWS: &str = "
 SELECT live, id::text AS task, shard, queue, state::text AS state, attempt,

@@ -415,7 +415,7 @@ impl Drop for Postgres {
             && let Some(process) = self.process.lock().take()
             && process.signal(Signal::Quit).is_ok()
         {
-            for _ in 0..200 {
+            for _ in 0..1_000 {
                 if process.ended().is_some() {
                     break;
                 }

@@ -12,7 +12,7 @@ use super::{
     programs,
 };
 
-const START_WITHIN: Duration = Duration::from_secs(20);
+const START_WITHIN: Duration = Duration::from_secs(60);
 const PROGRAM: &str = "redis-server";
 
 /// Appended to disk once a second, as Redis recommends for data that matters. A crash loses the last second.

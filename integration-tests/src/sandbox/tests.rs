@@ -66,7 +66,7 @@ async fn three_etcd_members_survive_the_loss_of_one() {
     assert_eq!(cluster.endpoints().len(), 3);
     cluster.kill(0);
     let health = format!("{}/health", cluster.endpoints()[1]);
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     while !crate::http::plain().get(&health).send().await.is_ok_and(|answer| answer.status().is_success()) {
         assert!(tokio::time::Instant::now() < deadline, "two of three members found no leader");
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -155,6 +155,8 @@ async fn how_soon(sandbox: &Sandbox) -> Result<()> {
                 break;
             }
             ensure!(committed.elapsed() < SOON, "task {id} was not collected");
+            // Leaves the cores to the nodes.
+            lasts(Duration::from_millis(1)).await;
         }
         took_ms.push(committed.elapsed().as_secs_f64() * 1e3);
     }
