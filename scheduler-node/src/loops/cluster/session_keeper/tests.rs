@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     coordination::{
         Mirror, Registered,
-        tests::{coordination, eventually, kept_lease, member, node, shared_etcd},
+        tests::{coordination, eventually, kept_lease, member, node, shared_etcd, soon},
     },
     store::{
         tests::fixture::{self, TestDatabase},
@@ -53,19 +53,40 @@ impl Scene {
         let keeper = keeper.replacing(FormerStart::new(Arc::clone(&self.test.database)));
         let stop = CancellationToken::new();
         let tasks = vec![spawn_child(mirror.run(stop.clone())), spawn_child(keeper.run(stop))];
-        Started { session, _nudges: nudges, tasks }
+        Started { me, session, _nudges: nudges, tasks }
     }
 
     async fn waits(&self, started: &Started) {
-        let taken = SessionState::NameTaken { by: Some(self.former.clone()) };
-        eventually("the name is taken", || started.standing() == taken).await;
+        eventually("the name is taken", || started.standing() == self.taken()).await;
         tokio::time::sleep(LOOKS).await;
-        assert_eq!(started.standing(), taken);
+        self.assert_waiting(started);
+    }
+
+    fn assert_waiting(&self, started: &Started) {
+        assert_eq!(started.standing(), self.taken());
         assert_eq!(self.coordination.metrics().revocations.get(), 0);
+    }
+
+    fn taken(&self) -> SessionState {
+        SessionState::NameTaken { by: Some(self.former.clone()) }
+    }
+
+    /// Waits until the database shows no session of the former start. As long as it shows one, that alone keeps the
+    /// next start out.
+    async fn session_ends(&self, next: &Started) {
+        let former = [self.former.incarnation];
+        let ended = async {
+            let present = async || self.test.database.present(next.me.incarnation, &former).await;
+            while !matches!(present().await, Ok(Some(present)) if present.is_empty()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon("the former session ends", ended).await;
     }
 }
 
 struct Started {
+    me: NodeId,
     session: watch::Receiver<Session>,
     _nudges: Nudges,
     tasks: Vec<JoinHandle<()>>,
@@ -116,7 +137,14 @@ async fn a_second_node_of_one_name_waits_while_the_first_listens_elsewhere() {
     let mut scene = Scene::new(elsewhere, true).await;
     scene.session = None;
     let second = scene.start_again(url()).await;
-    scene.waits(&second).await;
+    // The port is asked only once the session has ended. With the second knock the first one has been judged.
+    let knocks = async {
+        for _ in 0..2 {
+            listener.accept().await.unwrap();
+        }
+    };
+    soon("two knocks", knocks).await;
+    scene.assert_waiting(&second);
     drop(listener);
     eventually("joined", || second.has_joined()).await;
 }
@@ -126,6 +154,7 @@ async fn a_former_start_of_a_version_without_presence_is_left_to_its_lease() {
     let mut scene = Scene::new(url(), false).await;
     scene.session = None;
     let again = scene.start_again(url()).await;
+    scene.session_ends(&again).await;
     scene.waits(&again).await;
 }
 
