@@ -154,16 +154,27 @@ async fn two_copies_of_an_attempt_that_come_while_its_command_runs_are_both_acke
     for _ in 0..2 {
         publish(&hand, &task, QUEUE).await;
     }
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let line = format!("echo begun >> {}; sleep 1", file.path().display());
-    let stop = CancellationToken::new();
-    let relay = crate::supervise::spawn_child(run(settings(url, &line, CONCURRENCY), stop.clone()));
-    let back = bench.next().await;
-    assert_eq!((back.source, back.correlation_id), (Source::Results, Some(task)));
-    back.ack.ack().await;
-    stop.cancel();
-    timeout(LONG, relay).await.expect("the relay stops").unwrap();
-    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "begun\n");
+    let folder = tempfile::tempdir().unwrap();
+    let (runs, may_end) = (folder.path().join("runs"), folder.path().join("may-end"));
+    let wait = format!("until [ -e {} ]; do sleep 0.05; done", may_end.display());
+    let line = format!("echo begun >> {}; {wait}", runs.display());
+    let (log, stop) = (Log::keep(), CancellationToken::new());
+    let test = async {
+        // Only the log shows that the relay has the second copy.
+        while log.count("received before; not called again") == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        std::fs::write(&may_end, "").unwrap();
+        let back = bench.next().await;
+        assert_eq!((back.source, back.correlation_id), (Source::Results, Some(task)));
+        back.ack.ack().await;
+        stop.cancel();
+    };
+    // Not spawned, because the log has only the lines of this thread.
+    let relay = run(settings(url, &line, CONCURRENCY), stop.clone());
+    let ended = timeout(LONG, async { tokio::join!(relay, test) }).await;
+    ended.expect("the relay sees that the second is a copy, and stops");
+    assert_eq!(std::fs::read_to_string(runs).unwrap(), "begun\n");
     assert_eq!(hand.depth(QUEUE).await, 0, "no copy came back to the queue");
 }
 
