@@ -1,6 +1,6 @@
 //! `duetime migrate`: brings a database to the schema of this version.
 
-use std::{pin::pin, time::Duration};
+use std::time::Duration;
 
 use common::{
     ids::{ClusterId, DatabaseId, DatabaseName},
@@ -137,18 +137,19 @@ pub async fn build_indexes(
         return Err(Misfit::Version { database: name.clone(), found: fit.version, needed: schema_version() });
     }
     let refused = |source| Misfit::Migration { database: name.clone(), source: MigrateError::Execute(source) };
-    let mut look = tokio::time::interval(PROGRESS_INTERVAL);
-    let mut build = pin!(indexes::build(&pool, Effort::Any));
-    loop {
-        tokio::select! {
-            built = &mut build => return built.map(drop).map_err(refused),
-            // The build has a connection of its own, and goes on without its progress.
-            _ = look.tick() => {
-                if let Ok(Some(progress)) = indexes::progress(&pool).await {
-                    tell(progress);
-                }
+    // Beside the build, not in its turn: the pool has one connection, until the build has taken it out.
+    let watch = async {
+        let mut look = tokio::time::interval(PROGRESS_INTERVAL);
+        loop {
+            look.tick().await;
+            if let Ok(Some(progress)) = indexes::progress(&pool).await {
+                tell(progress);
             }
         }
+    };
+    tokio::select! {
+        built = indexes::build(&pool, Effort::Any) => built.map(drop).map_err(refused),
+        () = watch => unreachable!("it never ends"),
     }
 }
 

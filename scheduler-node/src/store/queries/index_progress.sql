@@ -1,4 +1,4 @@
--- How far this cluster's build of an index of the table of tasks is. No row: none is under way.
+-- How far this database's build of an index of the table of tasks is. No row: none is under way.
 -- A phase that counts nothing has no share. `waits_for` is the process of the transaction that the build waits for.
 -- It reads the table that PostgreSQL keeps of such builds; no lock, no index.
 SELECT index_relid::regclass::text AS index,
@@ -7,4 +7,5 @@ SELECT index_relid::regclass::text AS index,
             WHEN tuples_total > 0 THEN (100 * tuples_done / tuples_total)::int END AS done_percent,
        nullif(current_locker_pid, 0)::int AS waits_for
   FROM pg_stat_progress_create_index
- WHERE relid = 'duetime.task'::regclass
+ WHERE datname = current_database()
+   AND relid = 'duetime.task'::regclass
