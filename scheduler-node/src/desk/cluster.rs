@@ -30,15 +30,16 @@ impl Desk {
     /// Reports the cluster. The owner of a shard comes from the shard's own database, whose fence decides it. While a
     /// database cannot be reached, the owners of its shards are unknown: the report shows none and a note says why.
     pub(crate) async fn cluster(&self) -> Result<ClusterReport, Problem> {
-        let map = self.parts().store.places().load();
         let databases = self.parts().store.databases();
         let names: Vec<DatabaseName> = databases.iter().map(|database| database.name().clone()).collect();
+        let parts = futures::future::join_all(databases.iter().map(|database| database.shards_read())).await;
+        // A node that has just started waits above for its databases, and has the map after that.
+        let map = self.parts().store.places().load();
         let view = self.parts().views.borrow().clone();
         let frozen_until = self.parts().frozen_until.borrow().filter(|until| *until > clock::now());
         let mut report = ClusterReport::of(&self.parts().me, Some(&view), &map.divided(&names), frozen_until);
         let mut fences: HashMap<ShardId, ShardRow> = HashMap::new();
-        let parts = databases.iter().map(|database| database.shards_read());
-        for (index, part) in futures::future::join_all(parts).await.into_iter().enumerate() {
+        for (index, part) in parts.into_iter().enumerate() {
             match part {
                 Ok(rows) => {
                     let place = Some(DatabaseIndex::new(index));
@@ -54,6 +55,9 @@ impl Desk {
                     report.notes.push(note);
                 }
             }
+        }
+        if report.notes.is_empty() && !map.is_whole() {
+            report.notes.push("this node has not read the places of all shards yet".to_owned());
         }
         show_owners(&mut report, &fences);
         let view_age_ms = self.parts().coordination.metrics().view_age().as_millis();

@@ -98,7 +98,7 @@ enum Left {
     Nothing,
     /// This many shards are owned by the node or assigned to it.
     Some(u64),
-    /// A database does not answer, so the owners of its shards are unknown.
+    /// A database or etcd is not read, so the owners of some shards are unknown.
     NotKnown,
     /// The node has been undrained.
     Undrained,
@@ -111,7 +111,8 @@ fn left(report: &ClusterReport, node: &NodeReport) -> Left {
         return Left::Undrained;
     }
     match report.shards.iter().filter(|shard| is_it(&shard.owner) || is_it(&shard.assigned)).count() {
-        0 if report.notes.is_empty() => Left::Nothing,
+        // A node that has just started has not read the cluster yet.
+        0 if report.notes.is_empty() && !report.nodes.is_empty() => Left::Nothing,
         0 => Left::NotKnown,
         count => Left::Some(u64::try_from(count).unwrap_or(u64::MAX)),
     }
@@ -164,7 +165,10 @@ mod tests {
         assert_eq!(left_in(&there, ("a", "b"), &[]), Left::Some(1));
         assert_eq!(left_in(&there, ("b", "b"), &["database `x` cannot be reached"]), Left::NotKnown);
         assert_eq!(left_in(&there, ("b", "b"), &[]), Left::Nothing);
-        assert_eq!(left_in(&[], ("b", "b"), &[]), Left::Nothing, "it has left, and owns no shard");
+        let mut other = node(3, false);
+        other["name"] = json!("b");
+        assert_eq!(left_in(&[other], ("b", "b"), &[]), Left::Nothing, "it has left, and owns no shard");
+        assert_eq!(left_in(&[], ("b", "b"), &[]), Left::NotKnown, "the node that answers has just started");
     }
 
     #[test]
