@@ -275,7 +275,8 @@ impl Desk {
         tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, revision = to.revision, "could not announce a queue's new policy to a database");
         let detail = format!(
             "the change is stored, but database `{}` could not be notified; its nodes follow once they reread the \
-             queues; send it again to be certain, or after a change of `settle` tasks there may be delivered again",
+             queues; send it again to be certain: until they follow, tasks there may be delivered again if `settle` \
+             was changed",
             error.database
         );
         Err(Problem::unavailable(detail))

@@ -157,10 +157,13 @@ impl SqlIntake {
         for (index, part) in parts {
             let ids: Vec<TaskId> = part.iter().map(|(id, _)| *id).collect();
             let database = &self.databases[index].sql;
-            let told = self.logged(database.received_refuse(&ids, self.source().name()).await);
-            let Some(not_there) = told else {
-                passed.avoided.insert(index, Instant::now());
-                continue;
+            let not_there = match database.received_refuse(&ids, self.source().name()).await {
+                Err(error) if index != self.index => {
+                    self.logged(Err::<(), _>(error));
+                    passed.avoided.insert(index, Instant::now());
+                    continue;
+                }
+                answer => answer?,
             };
             let arrived: Vec<TaskId> = ids.into_iter().filter(|id| !not_there.contains(id)).collect();
             self.source().inbox_delete(&arrived).await?;
