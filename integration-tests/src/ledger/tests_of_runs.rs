@@ -347,6 +347,7 @@ fn a_submission_that_is_two_tasks_is_a_violation_even_if_one_never_arrives() {
     let story = Story::new();
     let first = story.finished();
     let second = with_state(Row { task: "other".into(), ..first.clone() }, "cancelled");
+    story.ledger.cancel_unknown(0);
     only(&story.ends_with(vec![first, second]), |verdict| &mut verdict.tables);
 }
 
@@ -372,8 +373,9 @@ fn a_success_that_never_arrived_is_a_violation_unless_its_queue_loses_messages()
 #[test]
 fn an_arrival_of_a_task_that_was_never_claimed_is_a_violation() {
     let story = Story::new();
-    let superseded = with_state(story.finished(), "superseded");
-    only(&story.ends_with(vec![superseded]), |verdict| &mut verdict.tables);
+    let expired = with_state(story.finished(), "expired");
+    story.ledger.may_lapse(0);
+    only(&story.ends_with(vec![expired]), |verdict| &mut verdict.tables);
 }
 
 #[test]
@@ -381,7 +383,26 @@ fn a_cancelled_task_whose_row_says_otherwise_is_a_violation() {
     let story = Story::new();
     let number = story.task();
     story.ledger.cancelled(number, "cancelled");
-    only(&story.ends_with(vec![with_state(row(number), "superseded")]), |verdict| &mut verdict.tables);
+    only(&story.ends_with(vec![with_state(row(number), "expired")]), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn a_task_that_is_taken_back_between_two_attempts_is_a_violation_unless_a_client_asked_for_it() {
+    for state in ["cancelled", "expired"] {
+        let story = Story::new();
+        let taken_back = Row { attempt: 1, ..with_state(story.finished(), state) };
+        only(&story.ends_with(vec![taken_back]), |verdict| &mut verdict.tables);
+        story.ledger.cancel_unknown(0);
+        story.ledger.judge().assert_holds();
+    }
+}
+
+#[test]
+fn a_task_that_may_lapse_may_expire() {
+    let story = Story::new();
+    let number = story.task();
+    story.ledger.may_lapse(number);
+    story.ends_with(vec![with_state(row(number), "expired")]).assert_holds();
 }
 
 #[test]

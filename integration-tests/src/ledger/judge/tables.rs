@@ -86,4 +86,11 @@ fn judge_entry(number: Number, entry: &Entry, rows: &[&Row], may_be_two: bool, v
     {
         verdict.tables.add(|| format!("task {number} was cancelled and is {}", row.state));
     }
+    if entry.cancel == Cancel::Never
+        && !entry.may_lapse
+        && entry.answer != Answer::Refused
+        && let Some(row) = rows.iter().find(|row| TAKEN_BACK.contains(&row.state.as_str()))
+    {
+        verdict.tables.add(|| format!("task {number} is {}, and no client asked for that", row.state));
+    }
 }
