@@ -360,6 +360,23 @@ fn two_tasks_of_one_key_and_version_are_a_violation() {
 }
 
 #[test]
+fn a_superseded_task_without_a_newer_version_is_a_violation() {
+    let story = Story::new();
+    let superseded = |number, version| Row { key: Some("k".into()), version, ..with_state(row(number), "superseded") };
+    let (first, second) = (story.task(), story.finished());
+    story.ledger.cancel_unknown(first);
+    let newer = |key: &str| Row { key: Some(key.into()), version: 2, ..second.clone() };
+    story.ends_with(vec![superseded(first, 1), newer("k")]).assert_holds();
+    for (version, key) in [(1, "other"), (2, "k")] {
+        let story = Story::new();
+        let first = story.task();
+        story.ledger.cancel_unknown(first);
+        story.finished();
+        only(&story.ends_with(vec![superseded(first, version), newer(key)]), |verdict| &mut verdict.tables);
+    }
+}
+
+#[test]
 fn a_success_that_never_arrived_is_a_violation_unless_its_queue_loses_messages() {
     let story = Story::new();
     let number = story.task();

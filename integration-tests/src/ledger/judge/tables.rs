@@ -33,10 +33,20 @@ pub(super) fn judge_tables(history: &History, grace_us: i64, verdict: &mut Verdi
     }
 }
 
-/// Each task has one row in all databases together, and a key and version one task that was not taken back.
+/// Each task has one row in all databases together, and a key and version one task that was not taken back. A
+/// superseded task has a successor.
 fn judge_places(rows: &[Row], verdict: &mut Verdict) {
     let (mut tasks, mut keys) = (BTreeSet::new(), BTreeSet::new());
+    let mut newest: BTreeMap<_, i64> = BTreeMap::new();
     for row in rows {
+        let version = newest.entry((&row.queue, &row.partition_key, &row.key)).or_insert(row.version);
+        *version = row.version.max(*version);
+    }
+    for row in rows {
+        let is_newest = newest.get(&(&row.queue, &row.partition_key, &row.key)) == Some(&row.version);
+        if row.state == "superseded" && is_newest {
+            verdict.tables.add(|| format!("task {} is superseded, and no newer version is there", row.task));
+        }
         if !tasks.insert(&row.task) {
             verdict.tables.add(|| format!("task {} has two rows", row.task));
         }
