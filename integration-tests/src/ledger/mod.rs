@@ -24,6 +24,8 @@ mod tests;
 #[cfg(test)]
 mod tests_of_answers;
 #[cfg(test)]
+mod tests_of_rows;
+#[cfg(test)]
 mod tests_of_runs;
 
 use std::{collections::BTreeSet, fs::File, io::Write, path::Path, sync::OnceLock, time::Duration};

@@ -1,4 +1,4 @@
-//! Tests of the questions that long runs add: limits, fire times, rows at the end, and the journal.
+//! Tests of the questions that long runs add: limits, fire times, the load, clocks, and the journal.
 
 use super::{
     tests::{DUE_MS, Story, only},
@@ -7,13 +7,13 @@ use super::{
 
 impl Story {
     /// A task that has arrived, and the row that it left.
-    fn finished(&self) -> Row {
+    pub(super) fn finished(&self) -> Row {
         let number = self.task();
         self.arrives(number, 1, DUE_MS + 10);
         row(number)
     }
 
-    fn ends_with(&self, rows: Vec<Row>) -> Verdict {
+    pub(super) fn ends_with(&self, rows: Vec<Row>) -> Verdict {
         self.ledger.tables(rows);
         self.ledger.judge()
     }
@@ -32,7 +32,7 @@ impl Story {
     }
 }
 
-fn row(number: Number) -> Row {
+pub(super) fn row(number: Number) -> Row {
     Row {
         task: format!("t{number}"),
         queue: "q".into(),
@@ -42,10 +42,6 @@ fn row(number: Number) -> Row {
         number: Some(number),
         ..Row::default()
     }
-}
-
-fn with_state(row: Row, state: &str) -> Row {
-    Row { state: state.into(), attempt: 0, ..row }
 }
 
 #[test]
@@ -289,137 +285,6 @@ fn a_clock_that_is_ahead_later_or_was_long_before_excuses_nothing() {
         story.ledger.delivered(Delivery { at_us, due_ms: Some(due_ms), ..story.message(number, 1, 0) });
         only(&story.ends_with(vec![Row { shard: 3, ..row(number) }]), |verdict| &mut verdict.early);
     }
-}
-
-#[test]
-fn rows_that_agree_with_answers_and_arrivals_hold() {
-    let story = Story::new();
-    let finished = story.finished();
-    let cancelled = story.task();
-    story.ledger.cancelled(cancelled, "cancelled");
-    let refused = story.ledger.submitting("q", DUE_MS);
-    story.ledger.refused(refused);
-    let rows = vec![finished, with_state(row(cancelled), "cancelled")];
-    story.ends_with(rows).assert_holds();
-}
-
-#[test]
-fn an_unfinished_row_is_a_violation() {
-    let story = Story::new();
-    let row = Row { live: true, state: "dispatching".into(), ..story.finished() };
-    only(&story.ends_with(vec![row]), |verdict| &mut verdict.tables);
-}
-
-#[test]
-fn an_accepted_task_without_a_row_is_a_violation() {
-    let story = Story::new();
-    story.finished();
-    only(&story.ends_with(Vec::new()), |verdict| &mut verdict.tables);
-}
-
-#[test]
-fn a_row_of_a_submission_that_was_rolled_back_is_a_violation() {
-    let story = Story::new();
-    let number = story.ledger.submitting("q", DUE_MS);
-    story.ledger.refused(number);
-    only(&story.ends_with(vec![with_state(row(number), "cancelled")]), |verdict| &mut verdict.tables);
-}
-
-#[test]
-fn a_row_without_a_submission_is_a_violation() {
-    let story = Story::new();
-    only(&story.ends_with(vec![with_state(row(7), "cancelled")]), |verdict| &mut verdict.tables);
-}
-
-#[test]
-fn a_task_with_two_rows_is_a_violation() {
-    let story = Story::new();
-    let number = story.ledger.submitting("q", DUE_MS);
-    story.ledger.unknown(number);
-    story.ledger.may_repeat(number);
-    story.window(0, None);
-    story.arrives(number, 1, DUE_MS + 10);
-    only(&story.ends_with(vec![row(number), Row { database: 1, ..row(number) }]), |verdict| &mut verdict.tables);
-}
-
-#[test]
-fn a_submission_that_is_two_tasks_is_a_violation_even_if_one_never_arrives() {
-    let story = Story::new();
-    let first = story.finished();
-    let second = with_state(Row { task: "other".into(), ..first.clone() }, "cancelled");
-    story.ledger.cancel_unknown(0);
-    only(&story.ends_with(vec![first, second]), |verdict| &mut verdict.tables);
-}
-
-#[test]
-fn two_tasks_of_one_key_and_version_are_a_violation() {
-    let story = Story::new();
-    let keyed = |row: Row, version: i64| Row { key: Some("k".into()), version, ..row };
-    let (first, second, third) = (story.finished(), story.finished(), story.finished());
-    only(&story.ends_with(vec![keyed(first, 1), keyed(second, 2), keyed(third, 2)]), |verdict| &mut verdict.tables);
-}
-
-#[test]
-fn a_superseded_task_without_a_newer_version_is_a_violation() {
-    let story = Story::new();
-    let superseded = |number, version| Row { key: Some("k".into()), version, ..with_state(row(number), "superseded") };
-    let (first, second) = (story.task(), story.finished());
-    story.ledger.cancel_unknown(first);
-    let newer = |key: &str| Row { key: Some(key.into()), version: 2, ..second.clone() };
-    story.ends_with(vec![superseded(first, 1), newer("k")]).assert_holds();
-    for (version, key) in [(1, "other"), (2, "k")] {
-        let story = Story::new();
-        let first = story.task();
-        story.ledger.cancel_unknown(first);
-        story.finished();
-        only(&story.ends_with(vec![superseded(first, version), newer(key)]), |verdict| &mut verdict.tables);
-    }
-}
-
-#[test]
-fn a_success_that_never_arrived_is_a_violation_unless_its_queue_loses_messages() {
-    let story = Story::new();
-    let number = story.task();
-    story.ledger.may_lapse(number);
-    let rows = vec![row(number)];
-    only(&story.ends_with(rows), |verdict| &mut verdict.tables);
-    story.ledger.loses_messages("q");
-    story.ledger.judge().assert_holds();
-}
-
-#[test]
-fn an_arrival_of_a_task_that_was_never_claimed_is_a_violation() {
-    let story = Story::new();
-    let expired = with_state(story.finished(), "expired");
-    story.ledger.may_lapse(0);
-    only(&story.ends_with(vec![expired]), |verdict| &mut verdict.tables);
-}
-
-#[test]
-fn a_cancelled_task_whose_row_says_otherwise_is_a_violation() {
-    let story = Story::new();
-    let number = story.task();
-    story.ledger.cancelled(number, "cancelled");
-    only(&story.ends_with(vec![with_state(row(number), "expired")]), |verdict| &mut verdict.tables);
-}
-
-#[test]
-fn a_task_that_is_taken_back_between_two_attempts_is_a_violation_unless_a_client_asked_for_it() {
-    for state in ["cancelled", "expired"] {
-        let story = Story::new();
-        let taken_back = Row { attempt: 1, ..with_state(story.finished(), state) };
-        only(&story.ends_with(vec![taken_back]), |verdict| &mut verdict.tables);
-        story.ledger.cancel_unknown(0);
-        story.ledger.judge().assert_holds();
-    }
-}
-
-#[test]
-fn a_task_that_may_lapse_may_expire() {
-    let story = Story::new();
-    let number = story.task();
-    story.ledger.may_lapse(number);
-    story.ends_with(vec![with_state(row(number), "expired")]).assert_holds();
 }
 
 #[test]
