@@ -224,7 +224,6 @@ pub(super) struct History {
     pub(super) calms: Vec<Calm>,
     pub(super) ahead: Vec<Ahead>,
     pub(super) owners: BTreeMap<(u32, i64), BTreeSet<String>>,
-    pub(super) messages_may_vanish: bool,
     /// Queues whose messages may vanish.
     pub(super) lossy: BTreeSet<String>,
     /// The most messages in work at a time, for each lane.

@@ -118,7 +118,6 @@ pub(super) enum Event {
         epoch: i64,
         owner: String,
     },
-    MessagesMayVanish,
     QueueLosesMessages {
         queue: String,
     },
@@ -233,7 +232,6 @@ impl History {
             Event::MayRepeat { number } => self.entry(number).may_repeat = true,
             Event::Order { number, sequence, place } => self.entry(number).order = Some((sequence, place)),
             Event::After { number, others } => self.entry(number).after = others,
-            Event::MessagesMayVanish => self.messages_may_vanish = true,
             Event::QueueLosesMessages { queue } => drop(self.lossy.insert(queue)),
             Event::Limit { lane, most } => drop(self.limits.insert(lane, most)),
             Event::Works(work) => self.works.push(work),

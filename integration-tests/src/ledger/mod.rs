@@ -254,12 +254,7 @@ impl Ledger {
         }
     }
 
-    /// The scenario takes messages out of RabbitMQ, so attempts may be missing. Tasks may not.
-    pub fn messages_may_vanish(&self) {
-        self.record(Event::MessagesMayVanish);
-    }
-
-    /// Like [`Self::messages_may_vanish`], for one queue.
+    /// The scenario takes messages of this queue out of RabbitMQ, so attempts may be missing. Tasks may not.
     pub fn loses_messages(&self, queue: &str) {
         self.record(Event::QueueLosesMessages { queue: queue.to_owned() });
     }

@@ -283,7 +283,7 @@ fn attempts_leave_none_out_and_keep_their_order_and_limit() {
 #[test]
 fn attempts_may_be_missing_where_messages_vanish_but_stay_in_order() {
     let story = Story::new();
-    story.ledger.messages_may_vanish();
+    story.ledger.loses_messages("q");
     let number = story.task();
     story.arrives(number, 2, 1_000);
     story.arrives(number, 4, 1_100);

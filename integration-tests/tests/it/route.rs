@@ -38,7 +38,7 @@ async fn a_full_queue_waits_and_delays_no_other() {
 async fn a_queue_deleted_under_load_is_made_again_and_nothing_is_lost() {
     scenario(Sandbox::builder(), async |sandbox| {
         // The queue's messages go with it, so only a result tells that a task was done.
-        sandbox.ledger.messages_may_vanish();
+        sandbox.ledger.loses_messages("sums");
         let policy = json!({
             "settle": "result", "timeout_ms": 3_000, "max_attempts": 5, "retry": { "kind": "fixed", "delay_ms": 200 },
         });

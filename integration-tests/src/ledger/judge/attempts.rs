@@ -32,7 +32,7 @@ pub(super) fn judge_attempts(
         }
     }
     judge_further(number, entry, &firsts, history, verdict);
-    let may_miss = history.messages_may_vanish || history.lossy.contains(&entry.queue);
+    let may_miss = history.lossy.contains(&entry.queue);
     let mut before: Option<&Delivery> = None;
     for ((attempt, first), expected) in firsts.iter().zip(1..) {
         if *attempt != expected && !may_miss {

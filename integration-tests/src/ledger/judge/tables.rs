@@ -71,7 +71,7 @@ fn judge_ends(history: &History, verdict: &mut Verdict) {
             if row.attempt == 0 && has_arrived {
                 verdict.tables.add(|| format!("task {task} of {queue} is {state}, was never claimed, and arrived"));
             }
-        } else if !has_arrived && !history.lossy.contains(queue) && !history.messages_may_vanish {
+        } else if !has_arrived && !history.lossy.contains(queue) {
             verdict.tables.add(|| format!("task {task} of {queue} is {state} and never arrived"));
         }
     }
