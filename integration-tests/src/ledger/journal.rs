@@ -247,7 +247,26 @@ impl History {
             Event::Tables => self.has_tables = true,
             Event::Missing { number, at_us } => self.missing.push((number, at_us)),
             Event::Wrong { what } => self.wrong.push(what),
-            _ => {}
+            // Named one by one, so that the compiler finds an event that neither function takes.
+            Event::Run { .. }
+            | Event::Submitting { .. }
+            | Event::Accepted { .. }
+            | Event::Taken { .. }
+            | Event::Refused { .. }
+            | Event::Unknown { .. }
+            | Event::Cancelled { .. }
+            | Event::CancelUnknown { .. }
+            | Event::Moved { .. }
+            | Event::MayMove { .. }
+            | Event::Delivered(_)
+            | Event::Answered(_)
+            | Event::Fault { .. }
+            | Event::Calm { .. }
+            | Event::Healed { .. }
+            | Event::Void { .. }
+            | Event::ClockAhead { .. }
+            | Event::ClockBack { .. }
+            | Event::Owner { .. } => unreachable!("this is what happened, and no rule"),
         }
     }
 }
