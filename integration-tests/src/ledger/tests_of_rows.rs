@@ -115,6 +115,18 @@ fn an_arrival_of_a_task_that_was_never_claimed_is_a_violation() {
 }
 
 #[test]
+fn an_attempt_that_its_row_does_not_know_is_a_violation() {
+    let story = Story::new();
+    let finished = story.finished();
+    story.arrives(0, 2, DUE_MS + 20);
+    only(&story.ends_with(vec![finished.clone()]), |verdict| &mut verdict.tables);
+    let story = Story::new();
+    story.finished();
+    story.arrives(0, 2, DUE_MS + 20);
+    story.ends_with(vec![Row { attempt: 2, ..finished }]).assert_holds();
+}
+
+#[test]
 fn a_cancelled_task_whose_row_says_otherwise_is_a_violation() {
     let story = Story::new();
     let number = story.task();

@@ -61,10 +61,21 @@ fn judge_places(rows: &[Row], verdict: &mut Verdict) {
 
 /// How each row ended agrees with what arrived of it.
 fn judge_ends(history: &History, verdict: &mut Verdict) {
-    let arrived: BTreeSet<&str> = history.deliveries.iter().map(|delivery| delivery.task.as_str()).collect();
+    let mut arrived: BTreeMap<&str, u32> = BTreeMap::new();
+    for delivery in &history.deliveries {
+        let last = arrived.entry(&delivery.task).or_default();
+        *last = delivery.attempt.max(*last);
+    }
     for row in &history.rows {
-        let has_arrived = arrived.contains(row.task.as_str());
+        let last = arrived.get(row.task.as_str()).copied();
+        let has_arrived = last.is_some();
         let (task, state, queue) = (&row.task, &row.state, &row.queue);
+        // A row without an attempt has a finding of its own.
+        if let Some(last) = last.filter(|last| *last > row.attempt && row.attempt > 0) {
+            verdict.tables.add(|| {
+                format!("task {task} of {queue} is {state} in attempt {}, and attempt {last} arrived", row.attempt)
+            });
+        }
         if row.live {
             verdict.tables.add(|| format!("task {task} of {queue} is still {state} in attempt {}", row.attempt));
         } else if TAKEN_BACK.contains(&state.as_str()) {
