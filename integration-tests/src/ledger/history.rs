@@ -147,6 +147,8 @@ pub(super) struct Entry {
     /// The earliest moment at which it may arrive, by the due times acknowledged so far.
     pub(super) due_us: i64,
     pub(super) answer: Answer,
+    /// Refused by the client itself.
+    pub(super) is_withdrawn: bool,
     /// Further tasks that repetitions of the submission were answered with. There must be none.
     pub(super) others: Vec<String>,
     pub(super) cancel: Cancel,
@@ -273,6 +275,7 @@ impl Entry {
             accepted_us: invoked_us,
             due_us,
             answer: Answer::Open,
+            is_withdrawn: false,
             others: Vec::new(),
             cancel: Cancel::Never,
             ended_us: None,

@@ -45,6 +45,10 @@ pub(super) enum Event {
     Refused {
         number: Number,
     },
+    /// The client took its submission back itself, as by a rollback.
+    Withdrawn {
+        number: Number,
+    },
     Unknown {
         number: Number,
     },
@@ -192,6 +196,10 @@ impl History {
             Event::Accepted { number, task, at_us } => self.entry(number).accept(task, at_us),
             Event::Taken { number, at_us } => self.entry(number).take(at_us),
             Event::Refused { number } => self.entry(number).answer = Answer::Refused,
+            Event::Withdrawn { number } => {
+                let entry = self.entry(number);
+                (entry.answer, entry.is_withdrawn) = (Answer::Refused, true);
+            }
             Event::Unknown { number } => self.entry(number).answer = Answer::Unknown,
             Event::Cancelled { number, outcome, at_us } => self.entry(number).take_back(&outcome, at_us),
             Event::CancelUnknown { number } => self.entry(number).cancel = Cancel::Unknown,
@@ -253,6 +261,7 @@ impl History {
             | Event::Accepted { .. }
             | Event::Taken { .. }
             | Event::Refused { .. }
+            | Event::Withdrawn { .. }
             | Event::Unknown { .. }
             | Event::Cancelled { .. }
             | Event::CancelUnknown { .. }

@@ -137,6 +137,11 @@ impl Ledger {
         self.record(Event::Refused { number });
     }
 
+    /// Records that the client took its submission back itself: like [`Self::refused`], but no fault of the cluster.
+    pub fn withdrawn(&self, number: Number) {
+        self.record(Event::Withdrawn { number });
+    }
+
     /// Records that there was no answer: the task may exist or not.
     pub fn unknown(&self, number: Number) {
         self.record(Event::Unknown { number });

@@ -166,6 +166,25 @@ fn a_queue_that_is_refused_as_a_whole_is_a_violation_beside_others_that_are_not(
 }
 
 #[test]
+fn of_many_submissions_a_seventh_may_be_refused_and_no_more() {
+    only(&calm_with(300, 46), |verdict| &mut verdict.others);
+    calm_with(300, 45).assert_holds();
+    calm_with(299, 46).assert_holds();
+}
+
+#[test]
+fn what_a_client_takes_back_itself_is_no_part_of_the_load_and_must_not_exist() {
+    let story = Story::new();
+    story.ledger.record(Event::Calm { at_us: 0 });
+    story.arrives(story.task(), 1, DUE_MS);
+    let numbers = [(); 2].map(|()| story.ledger.submitting("q", DUE_MS));
+    numbers.iter().for_each(|number| story.ledger.withdrawn(*number));
+    story.ledger.judge().assert_holds();
+    story.arrives(numbers[0], 1, DUE_MS);
+    only(&story.ledger.judge(), |verdict| &mut verdict.unexpected);
+}
+
+#[test]
 fn an_accepted_task_that_a_node_does_not_know_is_a_violation_far_from_a_fault() {
     let missing_at = |at_ms: i64| {
         let story = Story::new();

@@ -47,7 +47,7 @@ async fn transact(stage: &Stage, database: usize, connection: &mut PgConnection,
         return false;
     };
     if random.random_range(0..5) == 0 {
-        stage.ledger().refused(number);
+        stage.ledger().withdrawn(number);
         return tokio::time::timeout(ANSWER_WITHIN, transaction.rollback()).await.is_ok_and(|ended| ended.is_ok());
     }
     // From here on the outcome is open until the answer.

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 
 use super::super::{Verdict, history::History};
 
-/// The part of the submissions that is refused on purpose, as by a rollback, is smaller than this.
-const REFUSED_PERCENT_AT_MOST: usize = 50;
+/// Of a few submissions so many may be refused or stay without an answer: a fault meets some on their way.
+const OF_FEW_PERCENT_AT_MOST: usize = 50;
+/// Of many, those that a fault meets are a small part.
+const OF_MANY_PERCENT_AT_MOST: usize = 15;
 
-/// A queue with fewer submissions than this is judged with the others only: a fifth of those in SQL is rolled back, and
-/// a fault leaves those that it meets on their way without an answer.
+/// A queue with fewer submissions than this is judged with the others only.
 const OF_A_QUEUE: usize = 30;
+/// From here on submissions are many. One fault may meet a whole batch, of 20 at most.
+const MANY: usize = 300;
 
 pub(super) fn judge_calm(history: &History, verdict: &mut Verdict) {
     if history.calms.is_empty() {
@@ -20,7 +23,7 @@ pub(super) fn judge_calm(history: &History, verdict: &mut Verdict) {
         calms.any(|calm| calm.from_us <= at_us && calm.until_us.is_none_or(|until_us| at_us < until_us))
     };
     let mut queues: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-    for entry in history.entries.iter().filter(|entry| is_calm(entry.invoked_us)) {
+    for entry in history.entries.iter().filter(|entry| is_calm(entry.invoked_us) && !entry.is_withdrawn) {
         let (sent, accepted) = queues.entry(&entry.queue).or_default();
         *sent += 1;
         *accepted += usize::from(entry.is_accepted());
@@ -42,5 +45,6 @@ pub(super) fn judge_calm(history: &History, verdict: &mut Verdict) {
 }
 
 const fn is_taken(sent: usize, accepted: usize) -> bool {
-    accepted > 0 && accepted * 100 >= sent * (100 - REFUSED_PERCENT_AT_MOST)
+    let refused_percent = if sent < MANY { OF_FEW_PERCENT_AT_MOST } else { OF_MANY_PERCENT_AT_MOST };
+    accepted > 0 && accepted * 100 >= sent * (100 - refused_percent)
 }
