@@ -5,9 +5,10 @@ mod calm;
 mod clocks;
 mod fires;
 mod limits;
+mod order;
 mod tables;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use hdrhistogram::Histogram;
 
@@ -15,7 +16,7 @@ use clocks::Clocks;
 
 use super::{
     Lateness, Number, Verdict,
-    history::{Answer, Cancel, Delivery, Entry, History, Retries},
+    history::{Answer, Cancel, Delivery, Entry, History},
 };
 
 pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
@@ -32,8 +33,8 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
         attempts::judge_attempts(number, entry, arrived, history, grace_us, &mut verdict);
     }
     judge_copies(history, grace_us, &mut verdict);
-    judge_order(history, &by_number, &clocks, &mut verdict);
-    judge_dependencies(history, grace_us, &by_number, &mut verdict);
+    order::judge_order(history, &by_number, &clocks, &mut verdict);
+    order::judge_dependencies(history, grace_us, &by_number, &mut verdict);
     for ((shard, epoch), owners) in &history.owners {
         if owners.len() > 1 {
             verdict.owners.add(|| format!("shard {shard} in epoch {epoch}: {owners:?}"));
@@ -191,62 +192,6 @@ fn touches_window(history: &History, grace_us: i64, from_us: i64, until_us: i64)
         .windows
         .iter()
         .any(|window| until_us >= window.from_us && window.until_us.is_none_or(|healed| from_us <= healed + grace_us))
-}
-
-fn judge_order(
-    history: &History,
-    by_number: &HashMap<Number, Vec<&Delivery>>,
-    clocks: &Clocks<'_>,
-    verdict: &mut Verdict,
-) {
-    let mut sequences: BTreeMap<&str, BTreeSet<(u64, i64, Number)>> = BTreeMap::new();
-    for (entry, number) in history.entries.iter().zip(0..) {
-        if let Some((sequence, place)) = &entry.order
-            && let Some(first) = by_number.get(&number).and_then(|arrived| arrived.first())
-            && clocks.is_ordered(entry, first)
-        {
-            sequences.entry(sequence).or_default().insert((*place, first.at_us, number));
-        }
-    }
-    for (sequence, places) in sequences {
-        let in_order: Vec<_> = places.into_iter().collect();
-        for pair in in_order.windows(2) {
-            let [(_, earlier, before), (_, later, after)] = pair else { continue };
-            if later < earlier {
-                verdict.order.add(|| format!("{sequence}: task {after} arrived before task {before}"));
-            }
-        }
-    }
-}
-
-/// A task with dependencies arrives after the attempt with which each of them succeeded: its last. One that succeeds
-/// with the confirm may be held by a broker that is in trouble, while its dependent comes by another one.
-fn judge_dependencies(
-    history: &History,
-    grace_us: i64,
-    by_number: &HashMap<Number, Vec<&Delivery>>,
-    verdict: &mut Verdict,
-) {
-    let is_held = |other: Number, first: &Delivery, succeeding: &Delivery| {
-        let entry = history.known(Some(other)).map(|(_, entry)| entry);
-        entry.is_some_and(|entry| matches!(history.retries.get(&entry.queue), Some(Retries::Never)))
-            && touches_window(history, grace_us, first.at_us, succeeding.at_us)
-    };
-    for (entry, number) in history.entries.iter().zip(0..) {
-        let Some(first) = by_number.get(&number).and_then(|arrived| arrived.first()) else { continue };
-        for other in &entry.after {
-            let arrived: &[&Delivery] = by_number.get(other).map_or(&[], Vec::as_slice);
-            let last_attempt = arrived.iter().map(|delivery| delivery.attempt).max();
-            let succeeding = arrived.iter().find(|delivery| Some(delivery.attempt) == last_attempt);
-            let is_early =
-                |succeeding: &&Delivery| succeeding.at_us > first.at_us && !is_held(*other, first, succeeding);
-            if succeeding.is_none_or(is_early) {
-                verdict
-                    .order
-                    .add(|| format!("task {number} arrived before task {other}, which it depends on, had succeeded"));
-            }
-        }
-    }
 }
 
 /// The submission and the first arrival, in microseconds, of each task that has arrived.

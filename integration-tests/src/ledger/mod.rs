@@ -162,7 +162,7 @@ impl Ledger {
         self.record(Event::MayRepeat { number });
     }
 
-    /// Within `sequence` first arrivals must come in the order of `place`.
+    /// Within `sequence` tasks must come in the order of `place`, each after all attempts of the one before it.
     pub fn expect_order(&self, number: Number, sequence: &str, place: u64) {
         self.record(Event::Order { number, sequence: sequence.to_owned(), place });
     }

@@ -294,6 +294,41 @@ fn a_death_with_attempts_left_is_a_violation_unless_the_consumer_discarded_the_t
     only(&dead_with_an_attempt_left(Reply::Failed, returned(DUE_MS + 1_001)), |verdict| &mut verdict.tables);
 }
 
+/// Two tasks of a sequence. The first one fails and gets a second attempt 500 ms later.
+fn of_a_sequence(story: &Story) -> (Number, Number) {
+    let (first, second) = (story.task(), story.task());
+    story.ledger.expect_order(first, "customer", 1);
+    story.ledger.expect_order(second, "customer", 2);
+    story.arrives(first, 1, DUE_MS);
+    story.answers(first, 1, Reply::Failed, DUE_MS + 1);
+    (first, second)
+}
+
+#[test]
+fn a_task_between_two_attempts_of_the_one_before_it_is_out_of_order() {
+    for (second_ms, holds) in [(DUE_MS + 400, false), (DUE_MS + 520, true)] {
+        let story = Story::of(RESULT);
+        let (first, second) = of_a_sequence(&story);
+        story.arrives_again(first, 500);
+        story.arrives(second, 1, second_ms);
+        if holds {
+            story.ledger.judge().assert_holds();
+        } else {
+            only(&story.ledger.judge(), |verdict| &mut verdict.order);
+        }
+    }
+}
+
+#[test]
+fn an_attempt_that_comes_after_a_late_success_of_an_earlier_one_holds_up_no_other_task() {
+    let story = Story::of(RESULT);
+    let (first, second) = of_a_sequence(&story);
+    story.answers(first, 1, Reply::Succeeded, DUE_MS + 300);
+    story.arrives(second, 1, DUE_MS + 400);
+    story.arrives_again(first, 500);
+    story.ledger.judge().assert_holds();
+}
+
 #[test]
 fn a_policy_says_how_many_attempts_a_task_has() {
     assert_eq!(attempts_of(&serde_json::json!({ "max_attempts": 5 })), 5);
