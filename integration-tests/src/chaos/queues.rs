@@ -77,6 +77,7 @@ pub(super) async fn make(stage: &Arc<Stage>) -> Result<()> {
         attach(stage, queue, &result, move |delivery| reported(delivery, nth, None)).await?;
     }
     stage.ledger().loses_messages(FRAGILE);
+    PROMPT.iter().for_each(|queue| stage.ledger().prompt(queue));
     make_lanes(stage, &retry).await?;
     make_schedule(stage).await?;
     make_delays(stage).await

@@ -226,6 +226,8 @@ pub(super) struct History {
     pub(super) calms: Vec<Calm>,
     pub(super) ahead: Vec<Ahead>,
     pub(super) owners: BTreeMap<(u32, i64), BTreeSet<String>>,
+    /// Queues whose tasks come at once when they are due.
+    pub(super) prompt: BTreeSet<String>,
     /// Queues whose messages may vanish.
     pub(super) lossy: BTreeSet<String>,
     /// The most messages in work at a time, for each lane.

@@ -122,6 +122,10 @@ pub(super) enum Event {
         epoch: i64,
         owner: String,
     },
+    /// The tasks of the queue have nothing to wait for once they are due.
+    Prompt {
+        queue: String,
+    },
     QueueLosesMessages {
         queue: String,
     },
@@ -240,6 +244,7 @@ impl History {
             Event::MayRepeat { number } => self.entry(number).may_repeat = true,
             Event::Order { number, sequence, place } => self.entry(number).order = Some((sequence, place)),
             Event::After { number, others } => self.entry(number).after = others,
+            Event::Prompt { queue } => drop(self.prompt.insert(queue)),
             Event::QueueLosesMessages { queue } => drop(self.lossy.insert(queue)),
             Event::Limit { lane, most } => drop(self.limits.insert(lane, most)),
             Event::Works(work) => self.works.push(work),

@@ -4,6 +4,7 @@ mod attempts;
 mod calm;
 mod clocks;
 mod fires;
+mod late;
 mod limits;
 mod order;
 mod tables;
@@ -30,6 +31,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
         }
         let arrived: &[&Delivery] = by_number.get(&number).map_or(&[], Vec::as_slice);
         judge_arrival(number, entry, arrived, &clocks, &mut verdict);
+        late::judge_lateness(number, entry, arrived, history, grace_us, &mut verdict);
         attempts::judge_attempts(number, entry, arrived, history, grace_us, &mut verdict);
     }
     judge_copies(history, grace_us, &mut verdict);

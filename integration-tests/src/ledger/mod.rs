@@ -3,7 +3,7 @@
 //! The ledger records each request, each answer and each arrival as it happens, and knows nothing of how the nodes
 //! work. [`Ledger::judge`] then always asks the same questions:
 //!
-//! - Is a task lost, or early?
+//! - Is a task lost, early, or late without a fault?
 //! - Did a message arrive that was never submitted, or that was cancelled?
 //! - Are copies marked, and near a fault?
 //! - Do attempts follow one another, and has each further one a cause?
@@ -257,6 +257,11 @@ impl Ledger {
         if !is_known {
             self.write(&mut history, Event::Owner { shard, epoch, owner: owner.to_owned() });
         }
+    }
+
+    /// Tasks of this queue have nothing to wait for once they are due: while nothing is broken, each comes soon.
+    pub fn prompt(&self, queue: &str) {
+        self.record(Event::Prompt { queue: queue.to_owned() });
     }
 
     /// The scenario takes messages of this queue out of RabbitMQ, so attempts may be missing. Tasks may not.

@@ -184,6 +184,58 @@ fn what_a_client_takes_back_itself_is_no_part_of_the_load_and_must_not_exist() {
     only(&story.ledger.judge(), |verdict| &mut verdict.unexpected);
 }
 
+/// A task that was due at 1 s arrives then. A calm begins 3 s before that, so its fault's grace of 1 s is over.
+fn arrives_in_calm(at_ms: i64, prepare: impl FnOnce(&Story, Number)) -> Verdict {
+    let story = Story::new();
+    story.ledger.prompt("q");
+    story.ledger.record(Event::Calm { at_us: -2_000_000 });
+    let number = story.task();
+    story.ledger.history.lock().entry(number).accepted_us = 500_000;
+    prepare(&story, number);
+    story.ledger.history.lock().entry(number).invoked_us = 500_000;
+    story.arrives(number, 1, at_ms);
+    story.ledger.judge()
+}
+
+#[test]
+fn a_task_that_waits_while_nothing_is_broken_is_late() {
+    only(&arrives_in_calm(DUE_MS + 15_001, |_, _| {}), |verdict| &mut verdict.late);
+    arrives_in_calm(DUE_MS + 15_000, |_, _| {}).assert_holds();
+    // It was accepted later than it was due.
+    let accepted_later = |story: &Story, number| story.ledger.history.lock().entry(number).accepted_us = 1_001_000;
+    arrives_in_calm(DUE_MS + 15_001, accepted_later).assert_holds();
+    // A client that cancels it may have stopped it for a while.
+    arrives_in_calm(DUE_MS + 15_001, |story, number| story.ledger.cancel_unknown(number)).assert_holds();
+}
+
+#[test]
+fn a_fault_and_its_grace_excuse_a_late_task() {
+    let fault_at = |at_ms: i64| {
+        move |story: &Story, _: Number| {
+            story.ledger.record(Event::Fault { what: "a fault".into(), at_us: at_ms * 1_000 });
+        }
+    };
+    arrives_in_calm(60_000, fault_at(DUE_MS + 15_000)).assert_holds();
+    only(&arrives_in_calm(60_000, fault_at(DUE_MS + 15_001)), |verdict| &mut verdict.late);
+    // The next calm begins at 20 s, and its first second is the grace.
+    let calm_again = |story: &Story, number| {
+        fault_at(DUE_MS)(story, number);
+        story.ledger.record(Event::Calm { at_us: 20_000_000 });
+    };
+    arrives_in_calm(36_000, calm_again).assert_holds();
+    only(&arrives_in_calm(36_001, calm_again), |verdict| &mut verdict.late);
+}
+
+#[test]
+fn a_queue_whose_tasks_may_wait_has_no_late_task() {
+    let story = Story::new();
+    story.ledger.record(Event::Calm { at_us: 0 });
+    let number = story.task();
+    story.ledger.history.lock().entry(number).accepted_us = 0;
+    story.arrives(number, 1, DUE_MS + 60_000);
+    story.ledger.judge().assert_holds();
+}
+
 #[test]
 fn an_accepted_task_that_a_node_does_not_know_is_a_violation_far_from_a_fault() {
     let missing_at = |at_ms: i64| {

@@ -65,6 +65,8 @@ pub struct Verdict {
     pub unexpected: Findings,
     /// Arrived before its due time.
     pub early: Findings,
+    /// Arrived long after its due time, of which a long part had no fault.
+    pub late: Findings,
     /// Arrived although a cancel was acknowledged as final, or a new attempt although none was to come.
     pub after_cancel: Findings,
     /// An unmarked copy.
@@ -103,11 +105,12 @@ impl Verdict {
     }
 
     /// Each question and its violations.
-    pub fn questions(&self) -> [(&'static str, &Findings); 13] {
+    pub fn questions(&self) -> [(&'static str, &Findings); 14] {
         [
             ("lost", &self.lost),
             ("unexpected", &self.unexpected),
             ("early", &self.early),
+            ("late", &self.late),
             ("after a cancel", &self.after_cancel),
             ("unmarked copies", &self.unmarked),
             ("copies without a fault", &self.outside),
