@@ -1,9 +1,6 @@
 //! Bursts: many tasks due at one instant, as RabbitMQ alone would publish them, and what they cost another queue.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use integration_tests::{
@@ -105,7 +102,7 @@ async fn run(
     let of_others = story.tell_others(part, &accepted_by_others.lock(), &others, report);
     judge(part, "burst", &story.accepted, &[&burst], report).await;
     judge(part, "others", &of_others, &[&others], report).await;
-    report.judged(part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    feed.tell_refused(part, report);
     story.watch.end(part, report)?;
     if options.details {
         story.nodes.details(part, (story.until_us - due_us) as f64 / 1e6, report);

@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 
-use super::report::progress;
+use super::report::{Report, Target, progress};
 
 const TICK: Duration = Duration::from_millis(25);
 /// Batches of tasks that are due at once are small, because a task waits for the others of its batch.
@@ -88,6 +88,11 @@ impl Feed {
     pub(super) fn ahead(clients: Vec<Client>, lead_ms: Range<i64>) -> Arc<Self> {
         let (turn, serial, refused) = Default::default();
         Arc::new(Self { clients, turn, serial, lead_ms, refused })
+    }
+
+    /// Adds the tasks that no node accepted. There should be none.
+    pub(super) fn tell_refused(&self, part: &str, report: &mut Report) {
+        report.judged(part, "refused", self.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
     }
 
     /// Sets a queue's policy, and waits until its consumer, which counts in `seen`, has received a message.

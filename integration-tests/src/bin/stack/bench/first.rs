@@ -1,11 +1,7 @@
 //! How late the first tasks are, of a cluster that is new and of one that starts again: caches and connections are
 //! cold, plans are not made, and the first publish declares the queue.
 
-use std::{
-    ops::Range,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
@@ -109,7 +105,7 @@ async fn round(cluster: &Sandbox, part: &str, record: &Record, report: &mut Repo
     let target = Target::AtMost((TIMES_LATER * later_ms).max(LATE_MS));
     report.judged(first_part, "consumed late: max", first_ms, "ms", target);
     Arrived::of(&arrivals).findings(missing).tell(part, "", report);
-    report.judged(part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    feed.tell_refused(part, report);
     Ok(())
 }
 

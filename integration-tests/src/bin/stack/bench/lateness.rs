@@ -20,7 +20,7 @@ use super::{
     feed::{Accepted, Batch, Feed, Way},
     limits::Limits,
     raw_lateness,
-    report::{Report, Target, progress},
+    report::{Report, progress},
     scrape::Histogram,
     volume::{self, Written},
     window::{Measured, Window},
@@ -145,7 +145,7 @@ impl Stream {
         let after_us: Vec<i64> = counted.map(|due_us| due_us - from_us).collect();
         arrivals.wait(after_us.len() as u64).await;
         self.tell(options, &arrivals, after_us.len() as u64, &measured, report)?;
-        report.judged(&self.part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+        feed.tell_refused(&self.part, report);
         measured.tell(&self.part, options, report)?;
         Ok((Came { after_us, last_due_us, consumed_p99_ms: arrivals.late.ms(0.99), written }, done))
     }

@@ -1,11 +1,7 @@
 //! Queues at their limits beside a plain one: whether the limits are exact, and what they cost the plain queue, beside
 //! what the same queues cost it without limits.
 
-use std::{
-    ops::Range,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use integration_tests::sandbox::Sandbox;
@@ -68,8 +64,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     let all = [&*load.plain, &*load.counted, &*load.paced, &*load.unlimited];
     let accepted = std::mem::take(&mut *load.accepted.lock());
     judge(part, "all queues", &accepted, &all, report).await;
-    let refused = load.feed.refused.load(Ordering::Relaxed);
-    report.judged(part, "refused", refused as f64, "", Target::AtMost(0.0));
+    load.feed.tell_refused(part, report);
     drop(load);
     super::end(cluster).await
 }

@@ -1,9 +1,6 @@
 //! What a move of half of the shards to a second database costs the tasks that fire meanwhile.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use integration_tests::{clock::now_us, sandbox::Sandbox};
@@ -58,7 +55,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     let arrivals = record.take();
     tell(&story, &arrivals, report);
     Arrived::of(&arrivals).findings(missing).tell(PART, "", report);
-    report.judged(PART, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    feed.tell_refused(PART, report);
     super::end(cluster).await
 }
 

@@ -1,9 +1,6 @@
 //! Processor time of a task, in clusters of few and of many nodes, and on one and on several databases.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use anyhow::Result;
 use parking_lot::Mutex;
@@ -107,7 +104,7 @@ async fn one(options: &Options, case: Case, report: &mut Report) -> Result<f64> 
     }
     let accepted = std::mem::take(&mut *accepted.lock());
     judge(part, "tasks", &accepted, &[&record], report).await;
-    report.judged(part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    feed.tell_refused(part, report);
     drop(drain);
     super::end(cluster).await?;
     Ok(sum_us)

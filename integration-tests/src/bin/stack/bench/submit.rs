@@ -1,7 +1,7 @@
 //! How many tasks a second are durable before the answer: one by one, in batches, over AMQP, in SQL. All are due in
 //! an hour, and nothing fires.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::future::try_join_all;
@@ -171,7 +171,7 @@ async fn in_batches(trial: &Trial<'_>, report: &mut Report) -> Result<u64> {
     let per_second = (calls.count * BATCH as u64) as f64 / calls.seconds;
     report.judged(trial.part, "tasks", per_second, "/s", Target::AtLeast(BATCHES_PER_S));
     calls.took.tell(trial.part, "until the answer", None, report);
-    report.judged(trial.part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    feed.tell_refused(trial.part, report);
     measured.tell(trial.part, trial.options, report)?;
     Ok((before + calls.count) * BATCH as u64)
 }

@@ -269,7 +269,7 @@ async fn steady(
     if options.details {
         nodes.details(part, options.time().as_secs_f64(), report);
     }
-    report.judged(part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    feed.tell_refused(part, report);
     backlog.accept(&accepted.lock());
     backlog.judge(part, report).await;
     Ok(())
