@@ -31,6 +31,8 @@ use look::{Csv, Looker, Row};
 use traffic::Traffic;
 
 const PART: &str = "soak";
+/// The part of its rate that a soak has to reach: a cluster that takes nothing breaks no other rule.
+const PART_OF_RATE: f64 = 0.95;
 const CSV: &str = "soak.csv";
 /// No task is missing while others still come. It is longer than the longest lead with a move and two retries.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -84,7 +86,7 @@ pub(super) async fn measure(options: &Options, folder: &Path, report: &mut Repor
     let (rows, ()) = tokio::try_join!(looking, submitting)?;
     let per_second = book.tally().submitted as f64 / soak.time().as_secs_f64();
     wait_all(&book).await;
-    tell(&traffic, &book, per_second, report);
+    tell(&traffic, &book, soak.soak_rate, per_second, report);
     flat::judge(PART, &rows, flat::Run { per_second, nodes: options.nodes, archive_settled }, report);
     let alive = cluster.nodes().iter().filter(|node| node.is_running()).count();
     report.judged(PART, "nodes alive", alive as f64, "", Target::AtLeast(options.nodes as f64));
@@ -130,14 +132,13 @@ async fn looks(
     Ok(rows)
 }
 
-fn tell(traffic: &Traffic, book: &Book, per_second: f64, report: &mut Report) {
+fn tell(traffic: &Traffic, book: &Book, rate: u32, per_second: f64, report: &mut Report) {
     let tally = book.tally();
     report.figure(PART, "submitted", tally.submitted as f64, "");
-    report.figure(PART, "rate reached", per_second, "/s");
-    let refused = traffic.feed.refused.load(Ordering::Relaxed);
+    report.judged(PART, "rate reached", per_second, "/s", Target::AtLeast(PART_OF_RATE * f64::from(rate)));
+    traffic.feed.tell_refused(PART, report);
     for (figure, count) in [
         ("left out: the stream was behind", traffic.left_out.load(Ordering::Relaxed)),
-        ("refused or without an answer", refused),
         ("cancelled", tally.cancelled),
         ("moved", tally.moved),
         ("cancels and moves without effect", tally.unchanged),
@@ -146,6 +147,7 @@ fn tell(traffic: &Traffic, book: &Book, per_second: f64, report: &mut Report) {
     ] {
         report.figure(PART, figure, count as f64, "");
     }
+    report.judged(PART, "attempts without a failure", tally.unasked as f64, "", Target::AtMost(0.0));
     for (figure, count) in [
         ("missing", book.open() as u64),
         ("early", tally.early),

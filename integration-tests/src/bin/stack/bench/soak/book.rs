@@ -21,6 +21,8 @@ pub(super) struct Tally {
     pub arrived: u64,
     /// Attempts after the first.
     pub retried: u64,
+    /// Attempts that no failure asked for.
+    pub unasked: u64,
     pub cancelled: u64,
     pub moved: u64,
     /// Cancels and moves that were refused or had no answer.
@@ -67,6 +69,7 @@ impl Book {
         pages.tally.early += u64::from(seen.at_us < due_us);
         pages.tally.after_cancel += u64::from(pages.cancelled.has(seen.serial));
         pages.tally.retried += u64::from(seen.attempt > 1);
+        pages.tally.unasked += u64::from(seen.attempt > Fate::attempts(seen.serial));
         pages.tally.marked += u64::from(seen.marked);
         pages.unmarked.note(seen);
         pages.tally.unmarked_copies = pages.unmarked.copies;
@@ -151,6 +154,18 @@ mod tests {
         let tally = book.tally();
         assert_eq!((tally.submitted, tally.arrived, tally.retried, book.open()), (4, 4, 2, 0));
         assert_eq!((tally.early, tally.unmarked_copies, tally.marked, tally.after_cancel), (2, 1, 1, 1));
+    }
+
+    #[test]
+    fn an_attempt_that_no_failure_asked_for_is_counted() {
+        let book = Book::default();
+        // The second task fails twice, the first one never.
+        (1..=3).for_each(|attempt| book.arrived(message(2, attempt, DUE_US)));
+        book.arrived(message(1, 1, DUE_US));
+        assert_eq!(book.tally().unasked, 0);
+        book.arrived(message(1, 2, DUE_US));
+        book.arrived(message(2, 4, DUE_US));
+        assert_eq!(book.tally().unasked, 2);
     }
 
     #[test]

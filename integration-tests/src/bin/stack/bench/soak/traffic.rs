@@ -89,6 +89,14 @@ impl Fate {
         }
     }
 
+    /// How many attempts a task has.
+    pub(super) const fn attempts(serial: u64) -> u32 {
+        match Self::of(serial) {
+            Self::Failing => FAILURES + 1,
+            Self::Plain | Self::Cancelled | Self::Moved => 1,
+        }
+    }
+
     /// Whether the consumer reports a failure of this attempt.
     pub(super) fn fails(seen: Seen) -> bool {
         Self::of(seen.serial) == Self::Failing && seen.attempt <= FAILURES
@@ -167,8 +175,9 @@ impl Traffic {
             Fate::Plain | Fate::Failing => {}
             Fate::Cancelled => match client.cancel(id).await {
                 Ok(outcome) if outcome == "cancelled" => self.book.cancelled(task.serial),
-                Err(Failure::Refused { .. } | Failure::NotSent(_)) => self.book.unchanged(),
-                Ok(_) | Err(Failure::Unknown(_)) => self.book.in_doubt(task.serial),
+                // What has no further attempts is on its way, and comes.
+                Ok(_) | Err(Failure::Refused { .. } | Failure::NotSent(_)) => self.book.unchanged(),
+                Err(Failure::Unknown(_)) => self.book.in_doubt(task.serial),
             },
             Fate::Moved => {
                 let to_ms = task.due_us / 1_000 + MOVED_BY_MS;
