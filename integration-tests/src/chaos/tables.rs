@@ -17,6 +17,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// A message may be on its way to its consumer after its row is finished.
 const ARRIVED_WITHIN: Duration = Duration::from_secs(60);
 
+/// A copy that nothing waits for may be on its way still. What came after this would go unseen.
+const LISTENS_ON: Duration = Duration::from_secs(3);
+
 const ROWS: &str = "
 SELECT live, id::text AS task, shard, queue, state::text AS state, attempt,
        (extract(epoch FROM due_at) * 1000000)::bigint AS due_us, key, partition_key, version, payload
@@ -43,6 +46,7 @@ pub(super) async fn settle(stage: &Stage) -> Result<()> {
         tokio::time::sleep(LOOK_EVERY).await;
     }
     stage.ledger().wait_all(ARRIVED_WITHIN).await;
+    tokio::time::sleep(LISTENS_ON).await;
     let mut rows = Vec::new();
     for database in 0..stage.sandbox.database_count() {
         rows.extend(read(stage, database).await?);
