@@ -88,12 +88,8 @@ impl Client {
         }
     }
 
-    pub fn base(&self) -> &str {
-        &self.base
-    }
-
     /// The base URL, without a trailing slash.
-    pub fn url(&self) -> &str {
+    pub fn base(&self) -> &str {
         &self.base
     }
 

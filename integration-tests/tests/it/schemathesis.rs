@@ -30,7 +30,7 @@ async fn made_up_requests_are_answered_as_the_document_says() {
             .arg(folder.join("schemathesis.toml"))
             .args(["--no-color", "run"])
             .arg(root.join("scheduler-node/src/http/openapi.json"))
-            .args(["--url", client.url()])
+            .args(["--url", client.base()])
             .current_dir(reports.path())
             .env("SCHEMATHESIS_HOOKS", folder.join("hooks.py"))
             .env("DUETIME_TOKEN", client.token())
