@@ -120,8 +120,8 @@ async fn a_cancelled_task_never_arrives_and_a_delivered_one_cannot_be_cancelled(
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &json!({})).await?;
         let ledger = &sandbox.ledger;
-        // Far ahead, near, and right at the moment of the cancel: whichever wins, the answer must be true. Only the first
-        // are far enough ahead for any machine.
+        // Far ahead, near, and right at the moment of the cancel: whichever wins, the answer must be true. Only the
+        // first is far enough ahead for any machine.
         for ahead_ms in [60_000, 2_000, 400, 40, 20, 10, 5, 0, -5] {
             for node in 0..3 {
                 let client = sandbox.client(node);
