@@ -43,7 +43,7 @@ const HELD_AGAIN: Duration = Duration::from_secs(1);
 /// The pause before a refused row is tried again: an operator who removes the cause need not tell the node.
 pub const LEFT_ALONE: Duration = Duration::from_secs(600);
 
-/// A database counts as one that leaves reports unwritten for this long after the last of them: longer than one more
+/// A database counts as one that leaves messages unwritten for this long after the last of them: longer than one more
 /// try of them takes.
 const UNWRITTEN_FOR: Duration = Duration::from_secs(60);
 
@@ -77,7 +77,7 @@ pub struct NodeDatabase<S = Arc<Database>> {
     pub unstored: Failures,
     /// Whether deadlines wait for messages.
     pub hearing: Arc<Mutex<Hearing>>,
-    /// When consumers' reports went back to the broker the last time, because it did not take them.
+    /// When it left a consumer's report or a submitted task unwritten the last time, as in an outage.
     pub unwritten: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -86,13 +86,14 @@ impl<S: Statements> NodeDatabase<S> {
         self.sql.name()
     }
 
-    /// Notes that consumers' reports go back to the broker, because the database does not take them.
-    pub fn leave_reports(&self) {
+    /// Notes that the database does not take consumers' reports or submitted tasks. Their messages go back to the
+    /// broker, and a task that was submitted over HTTP to its sender.
+    pub fn leave_messages(&self) {
         *self.unwritten.lock() = Some(clock::instant());
     }
 
-    /// Whether the database has left reports unwritten lately.
-    pub fn leaves_reports(&self) -> bool {
+    /// Whether the database has left messages unwritten lately.
+    pub fn leaves_messages(&self) -> bool {
         self.unwritten.lock().is_some_and(|last| clock::instant().saturating_duration_since(last) < UNWRITTEN_FOR)
     }
 

@@ -307,3 +307,12 @@ async fn tasks_that_a_database_cannot_store_have_one_line_in_the_log() {
     }
     assert_eq!(log.count("could not store submitted tasks"), 1);
 }
+
+#[tokio::test]
+async fn a_database_that_answers_and_takes_no_task_is_noted() {
+    let (counter, test) = fresh().await;
+    test.fill_disk("INSERT", "task").await;
+    assert!(!counter.databases.home().leaves_messages());
+    assert_eq!(counter.desk.submit(request(r#"{"queue":"mail"}"#)).await.expect_err("the disk is full").status, 503);
+    assert!(counter.databases.home().leaves_messages(), "so the node makes room for messages to other databases");
+}

@@ -85,13 +85,7 @@ where
             continue;
         }
         if refused || late || !(unknown || error.is_contention()) {
-            // The prober has said it once for all tasks.
-            if error.not_replicated().is_none() && (refused || node_database.unstored.begin()) {
-                tracing::warn!(
-                database = %database.name(), tasks = part.len(), error = &error as &dyn std::error::Error,
-                "could not store submitted tasks"
-                );
-            }
+            note_unstored(node_database, part.len(), &error);
             known.push((part, Known::Failed(unstored(&error, refused && part.len() == 1, unknown))));
             continue;
         }
@@ -100,6 +94,19 @@ where
         parts.push((part, sending, next, send(part, sending, next).await));
     }
     known
+}
+
+/// Notes that submitted tasks could not be stored.
+fn note_unstored(database: &NodeDatabase, tasks: usize, error: &Error) {
+    if error.fault() == Fault::Outage {
+        database.leave_messages();
+    }
+    // The prober has said it once for all tasks.
+    let is_news = || error.fault() == Fault::Data || database.unstored.begin();
+    if error.not_replicated().is_none() && is_news() {
+        let cause = error as &dyn std::error::Error;
+        tracing::warn!(database = %database.name(), tasks, error = cause, "could not store submitted tasks");
+    }
 }
 
 /// Notes that submitted tasks were stored.

@@ -77,7 +77,8 @@ pub struct NodeFitness {
     pub broker_unfit: Option<String>,
     /// Databases that accept no task because commits are not replicated, each with the reason.
     pub unreplicated: BTreeMap<DatabaseName, Arc<str>>,
-    /// Databases that left consumers' reports unwritten lately. Those of them that are fit answer, and take no writes.
+    /// Databases that left consumers' reports or submitted tasks unwritten lately. Those of them that are fit answer,
+    /// and take no writes.
     pub unwritable: BTreeSet<DatabaseName>,
 }
 
@@ -253,9 +254,9 @@ impl Prober {
     }
 
     fn report_writes(&self) {
-        let (name, leaves_reports) = (self.database.name(), self.database.leaves_reports());
+        let (name, leaves_messages) = (self.database.name(), self.database.leaves_messages());
         self.fitness.send_if_modified(|fitness| {
-            if leaves_reports { fitness.unwritable.insert(name.clone()) } else { fitness.unwritable.remove(name) }
+            if leaves_messages { fitness.unwritable.insert(name.clone()) } else { fitness.unwritable.remove(name) }
         });
     }
 

@@ -115,7 +115,7 @@ impl<S: Statements> Reporter<S> {
             let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete)).await;
             held.extend(pass.held);
             if pass.is_away {
-                self.databases[index].leave_reports();
+                self.databases[index].leave_messages();
                 return_old(&mut line, &mut batch).await;
             }
         }

@@ -257,7 +257,7 @@ async fn a_database_that_answers_and_takes_no_report_is_noted() {
     let hand = bench.hand().await;
     start(loops.reporter(), bench.take_incoming());
     hand.publish(RESULTS, SUCCEEDED, about(ids[0])).await;
-    until(|| async { loops.database().leaves_reports() }).await;
+    until(|| async { loops.database().leaves_messages() }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
