@@ -77,7 +77,7 @@ pub struct NodeDatabase<S = Arc<Database>> {
     pub unstored: Failures,
     /// Whether deadlines wait for messages.
     pub hearing: Arc<Mutex<Hearing>>,
-    /// When it left a consumer's report or a submitted task unwritten the last time, as in an outage.
+    /// When it left a message or a submitted task unwritten the last time, as in an outage.
     pub unwritten: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -86,8 +86,8 @@ impl<S: Statements> NodeDatabase<S> {
         self.sql.name()
     }
 
-    /// Notes that the database does not take consumers' reports or submitted tasks. Their messages go back to the
-    /// broker, and a task that was submitted over HTTP to its sender.
+    /// Notes that the database does not take what messages say: consumers' reports, submitted tasks, or what is to be
+    /// quarantined. The messages go back to the broker. Tasks that were submitted over HTTP count too.
     pub fn leave_messages(&self) {
         *self.unwritten.lock() = Some(clock::instant());
     }

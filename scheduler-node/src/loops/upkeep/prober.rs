@@ -77,8 +77,8 @@ pub struct NodeFitness {
     pub broker_unfit: Option<String>,
     /// Databases that accept no task because commits are not replicated, each with the reason.
     pub unreplicated: BTreeMap<DatabaseName, Arc<str>>,
-    /// Databases that left consumers' reports or submitted tasks unwritten lately. Those of them that are fit answer,
-    /// and take no writes.
+    /// Databases that left messages or submitted tasks unwritten lately. Those of them that are fit answer, and take no
+    /// writes.
     pub unwritable: BTreeSet<DatabaseName>,
 }
 

@@ -31,7 +31,7 @@ use crate::{
 const WAITING: usize = MOST_HELD;
 
 /// The most messages of one insert into the quarantine: 8 MiB, as 80 KiB are kept of each at most.
-const ASIDE_BATCH: usize = 100;
+pub(super) const ASIDE_BATCH: usize = 100;
 
 /// How long messages that nothing vouches for wait for the quarantine, before they go back to the broker: another node
 /// may reach its database. Each time that they come again, they are noted in the audit again.
@@ -299,6 +299,7 @@ impl<S: Statements> Reporter<S> {
         }
         if tokio::time::timeout(patience, database.set_aside.quarantine(&database.sql, copies)).await.is_err() {
             tracing::debug!(database = %database.name(), messages = count, "the quarantine table takes no writes; giving these messages back to the broker");
+            database.leave_messages();
             for (_, ack) in acks {
                 ack.requeue().await;
             }

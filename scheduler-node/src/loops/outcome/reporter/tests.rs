@@ -22,6 +22,7 @@ use crate::{
     loops::tests::{LONG, Loops, POISON, until},
     store::{Places, tests::fixture},
     supervise::spawn_child,
+    working_set::failures::tests::Log,
 };
 
 fn about(id: TaskId) -> BasicProperties {
@@ -94,6 +95,15 @@ async fn a_report_on_a_task_that_an_open_transaction_cancels_waits_and_other_rep
     sqlx::raw_sql("ROLLBACK").execute(&mut *application).await.unwrap();
     until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
     until_unacked(&bench, 0).await;
+}
+
+/// The next messages that come back from the broker.
+async fn next_of(bench: &mut bench::Bench, count: usize) -> Vec<Incoming> {
+    let mut messages = Vec::with_capacity(count);
+    while messages.len() < count {
+        messages.push(bench.next().await);
+    }
+    messages
 }
 
 /// Applies a success beside a report of `status` on a task that another transaction holds, until the latter has put its
@@ -228,19 +238,28 @@ async fn a_node_without_the_keys_of_receipts_gives_reports_back_and_applies_them
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_that_cannot_be_trusted_go_back_to_the_broker_while_the_quarantine_takes_no_writes() {
-    let loops = Loops::new().await;
+    let (log, loops) = (Log::keep(), Loops::new().await);
     let (mut bench, reporter) = (bench::Bench::new().await, loops.reporter());
     let hand = bench.hand().await;
     loops.test.fill_disk("INSERT", "quarantine").await;
-    let set_aside = async |message: Incoming, patience: Duration| {
-        let (line, end) = mpsc::channel(1);
-        line.send((message, "nothing vouches for it".to_owned())).await.expect("the line has room");
+    let set_aside = async |messages: Vec<Incoming>, patience: Duration| {
+        let (line, end) = mpsc::channel(messages.len());
+        for message in messages {
+            line.send((message, "nothing vouches for it".to_owned())).await.expect("the line has room");
+        }
         drop(line);
-        reporter.set_all_aside(loops.database(), end, patience).await;
+        let settled = reporter.set_all_aside(loops.database(), end, patience);
+        tokio::time::timeout(LONG, settled).await.expect("none is left in the line");
     };
-    hand.publish(RESULTS, b"no JSON", BasicProperties::default()).await;
-    set_aside(bench.next().await, Duration::from_millis(100)).await;
-    let again = bench.next().await;
+    // The last of them waits behind a full batch.
+    let count = incoming::ASIDE_BATCH + 1;
+    for _ in 0..count {
+        hand.publish(RESULTS, b"no JSON", BasicProperties::default()).await;
+    }
+    set_aside(next_of(&mut bench, count).await, Duration::from_millis(100)).await;
+    assert_eq!(log.count("the quarantine table takes no writes"), 1, "the last one has no wait of its own");
+    assert!(loops.database().leaves_messages());
+    let again = next_of(&mut bench, count).await;
     assert!(loops.test.quarantine().await.is_empty());
 
     sqlx::raw_sql("DROP FUNCTION public.fill_disk() CASCADE").execute(&loops.test.pool).await.unwrap();
