@@ -175,8 +175,8 @@ async fn decided_fire_times_whose_database_is_away_are_left_alone_and_the_others
     assert_eq!(overdue, 1_000);
 }
 
-#[tokio::test]
-async fn schedules_whose_decisions_fail_keep_none_behind_them_waiting() {
+/// A hundred due schedules whose decisions fail, and one behind them, `s`, that can be decided.
+async fn with_failing_decisions() -> (Counter, TestDatabase) {
     let (counter, test) = fresh().await;
     counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
     // A look reads a hundred schedules, those that have been due for the longest time first.
@@ -188,6 +188,12 @@ async fn schedules_whose_decisions_fail_keep_none_behind_them_waiting() {
     sqlx::query(last).execute(&test.pool).await.unwrap();
     // As on a full disk.
     test.fail_with("53100", "UPDATE", "schedule", "payload", r"\xff").await;
+    (counter, test)
+}
+
+#[tokio::test]
+async fn schedules_whose_decisions_fail_keep_none_behind_them_waiting() {
+    let (counter, _test) = with_failing_decisions().await;
     let (master, metrics) = firer(&counter, true);
     assert_eq!(master.look().await.expect("it answers"), Duration::ZERO, "there are more");
     assert_eq!(made(&metrics), 0);
@@ -196,6 +202,17 @@ async fn schedules_whose_decisions_fail_keep_none_behind_them_waiting() {
         master.look().await.expect("it answers");
     }
     assert_eq!(made(&metrics), 1);
+}
+
+#[tokio::test]
+async fn a_node_pauses_between_looks_while_more_decisions_fail_than_it_leaves_alone() {
+    let (counter, _test) = with_failing_decisions().await;
+    let (master, _) = firer(&counter, true);
+    let one = counter.store.home().schedule_read(&name("s")).await.unwrap().expect("there");
+    for _ in 0..1_000 {
+        master.leave_alone(one.revision, Duration::from_secs(600));
+    }
+    assert!(master.look().await.expect("it answers") > Duration::ZERO);
 }
 
 #[tokio::test]

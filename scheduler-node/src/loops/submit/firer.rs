@@ -201,14 +201,23 @@ impl Firer {
         let home = self.store.home();
         let lag = self.lag();
         let due = home.schedule_due(lag, READ_AT_ONCE, &self.left_alone()).await?;
-        let (now, arrived, next_wake_at, found) = (due.now, due.arrived, due.next_wake_at, due.schedules.len());
+        let (now, arrived, next_wake_at) = (due.now, due.arrived, due.next_wake_at);
+        let revision = |schedule: &Result<DueSchedule, Unreadable>| match schedule {
+            Ok(schedule) => schedule.record.revision,
+            Err(unreadable) => unreadable.revision,
+        };
+        let found: Vec<Revision> = due.schedules.iter().map(revision).collect();
         let woken = self.decide_all(due).await;
         let left = home.fire_take(HOLD, READ_AT_ONCE, &self.reachable_shards()).await?;
         let is_full = |read: usize| i64::try_from(read).is_ok_and(|read| read >= READ_AT_ONCE);
         let may_be_more_left = is_full(left.len());
         let is_making = self.make(left.into_iter().filter_map(|fire| self.readable(fire)).collect());
-        if is_full(found) || may_be_more_left && is_making {
+        let may_be_more_due = is_full(found.len());
+        if may_be_more_due && self.finds_others_than(&found) || may_be_more_left && is_making {
             return Ok(Duration::ZERO);
+        }
+        if may_be_more_due {
+            return Ok(LOOK_EVERY);
         }
         let wait = |wake_at: UnixMicros| wake_at.since(now.plus(arrived.elapsed())) + lag;
         Ok(next_wake_at.into_iter().chain(woken).min().map_or(LOOK_EVERY, wait).min(LOOK_EVERY))
@@ -408,12 +417,20 @@ impl Firer {
     }
 
     /// Keeps this node from looking at a schedule for a while, unless it changes.
-    fn leave_alone(&self, revision: Revision, during: Duration) {
+    pub(crate) fn leave_alone(&self, revision: Revision, during: Duration) {
         let mut left_alone = self.left_alone.lock();
         left_alone.push_back((revision, Instant::now() + during));
         if left_alone.len() > LEFT_ALONE_MOST {
             left_alone.pop_front();
         }
+    }
+
+    /// Whether the next look finds others than these, which the last one found. If all of them failed and no more are
+    /// left alone, each look would find failing ones again, without a pause.
+    fn finds_others_than(&self, found: &[Revision]) -> bool {
+        let left_alone = self.left_alone.lock();
+        let is_left_alone = |read: &Revision| left_alone.iter().any(|(revision, _)| revision == read);
+        left_alone.len() < LEFT_ALONE_MOST || !found.iter().all(is_left_alone)
     }
 
     fn left_alone(&self) -> Vec<Revision> {
