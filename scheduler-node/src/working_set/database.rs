@@ -45,7 +45,7 @@ pub const LEFT_ALONE: Duration = Duration::from_secs(600);
 
 /// A database counts as one that leaves messages unwritten for this long after the last of them: longer than one more
 /// try of them takes.
-const UNWRITTEN_FOR: Duration = Duration::from_secs(60);
+pub const UNWRITTEN_FOR: Duration = Duration::from_secs(60);
 
 /// Whether an attempt is set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

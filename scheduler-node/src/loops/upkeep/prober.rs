@@ -253,8 +253,14 @@ impl Prober {
         });
     }
 
+    /// Called when the database has answered, before it counts as fit.
     fn report_writes(&self) {
-        let (name, leaves_messages) = (self.database.name(), self.database.leaves_messages());
+        let name = self.database.name();
+        if !self.fitness.borrow().is_fit(name) {
+            // It was away, which explains all that it left unwritten.
+            *self.database.unwritten.lock() = None;
+        }
+        let leaves_messages = self.database.leaves_messages();
         self.fitness.send_if_modified(|fitness| {
             if leaves_messages { fitness.unwritable.insert(name.clone()) } else { fitness.unwritable.remove(name) }
         });
@@ -431,47 +437,4 @@ pub async fn watch_broker(
 }
 
 #[cfg(test)]
-mod tests {
-    use prometheus::Registry;
-    use tokio::sync::mpsc;
-
-    use super::*;
-    use crate::{desk::tests::fresh, working_set::failures::tests::Log};
-
-    #[tokio::test]
-    async fn each_reason_why_a_database_cannot_be_used_has_one_line_in_the_log() {
-        let log = Log::keep();
-        let (counter, _test) = fresh().await;
-        let database = counter.databases.all()[0].clone();
-        let fitness = Arc::new(watch::Sender::new(NodeFitness::unproven([database.name().clone()])));
-        let prober = Prober {
-            database,
-            is_home: true,
-            places: counter.store.places().clone(),
-            stated_shards: None,
-            cluster: watch::Sender::default(),
-            realm: watch::channel(RealmStanding::default()).1,
-            admitted: watch::Sender::default(),
-            fitness: Arc::clone(&fitness),
-            metrics: Arc::new(Metrics::register(&Registry::new()).expect("a fresh registry takes them")),
-            misfit: mpsc::channel(1).0,
-        };
-        let mut logged = LoggedReasons::default();
-        let lines = || log.count("the database cannot be used");
-        for _ in 0..10 {
-            for why in ["connection refused", "no answer"] {
-                prober.report(Some(Unfit::away(why.to_owned())), &mut logged);
-                let shown = fitness.borrow().unfit.values().map(|unfit| unfit.why.clone()).collect::<Vec<_>>();
-                assert_eq!(shown, [why], "the newest reason is shown");
-            }
-        }
-        assert_eq!(lines(), 2);
-        for attempt in 0..50 {
-            prober.report(Some(Unfit::away(format!("attempt {attempt} failed"))), &mut logged);
-        }
-        assert_eq!(lines(), REASONS_LOGGED);
-        prober.report(None, &mut logged);
-        prober.report(Some(Unfit::away("no answer".to_owned())), &mut logged);
-        assert_eq!(lines(), REASONS_LOGGED + 1, "it could be used meanwhile");
-    }
-}
+mod tests;
