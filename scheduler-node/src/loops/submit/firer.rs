@@ -82,6 +82,9 @@ const DECIDED_AT_ONCE: usize = 4;
 /// The most decisions whose tasks are being made. A decision beyond it is left to a node that takes it on.
 const MADE_AT_ONCE: usize = 64;
 
+/// The interval between two lines in the log about decided fire times that this version cannot read.
+const SAY_UNREADABLE_EVERY: Duration = Duration::from_secs(600);
+
 /// The interval between two counts of the schedules; a count reads all of them.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
 
@@ -97,8 +100,8 @@ pub struct Firer {
     making: Arc<Semaphore>,
     /// The decisions with an unknown outcome.
     unknown: Failures,
-    /// The decided fire times that this version cannot read.
-    unreadable: Failures,
+    /// When the log had a line about decided fire times that this version cannot read.
+    unreadable_said: Arc<Mutex<Option<Instant>>>,
     /// The schedules that could not be decided or postponed, and the end of the back-off of each. A change of one ends
     /// it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
@@ -117,7 +120,7 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        let (unknown, unreadable, left_alone, silent) = Default::default();
+        let (unknown, unreadable_said, left_alone, silent) = Default::default();
         Self {
             store,
             submitter,
@@ -128,7 +131,7 @@ impl Firer {
             set_aside,
             making,
             unknown,
-            unreadable,
+            unreadable_said,
             left_alone,
             silent,
         }
@@ -444,10 +447,12 @@ impl Firer {
         self.postpone(&name, revision, POSTPONE_UNREADABLE).await;
     }
 
-    /// One that cannot be read comes again after each hold, so the log has the first of them only.
+    /// One that cannot be read comes again after each hold, at any node. So the log does not have each.
     fn readable(&self, fire: Result<FireRecord, impl std::fmt::Display>) -> Option<FireRecord> {
         fire.inspect_err(|error| {
-            if self.unreadable.begin() {
+            let (mut said, now) = (self.unreadable_said.lock(), Instant::now());
+            if said.is_none_or(|said| now.saturating_duration_since(said) >= SAY_UNREADABLE_EVERY) {
+                *said = Some(now);
                 tracing::error!(%error, "this version cannot read decided fire times; retrying");
             } else {
                 tracing::debug!(%error, "this version cannot read a decided fire time");
