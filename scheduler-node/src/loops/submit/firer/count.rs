@@ -16,8 +16,8 @@ use crate::{
     supervise::{Work, at_work},
 };
 
-/// The pause after a pass that corrected nothing although schedules lie ahead of the clock: it cannot read them, or
-/// knows the former clock.
+/// The pause after a pass that failed, or that corrected nothing although schedules lie ahead of the clock: it cannot
+/// read them, or knows the former clock. Each pass reads all schedules.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// The passes that correct schedules. One runs at a time, beside the decisions.
@@ -28,26 +28,36 @@ pub(super) struct Corrections {
     term: Option<Term>,
     /// The schedules ahead of the clock when the last pass began, unless it has corrected some.
     left: i64,
-    /// After a pass in vain: when the next one may begin without further ones ahead of the clock.
+    /// Whether the last pass failed, so that it is to be repeated.
+    has_failed: bool,
+    /// After a pass that failed or was in vain: when the next one may begin without further ones ahead of the clock.
     rests_until: Option<Instant>,
 }
 
 impl Corrections {
-    /// Takes the result of a pass that has ended. One that failed is repeated.
+    /// Takes the result of a pass that has ended. One that failed is repeated after a rest: an open transaction may
+    /// hold one schedule for hours.
     fn end(&mut self) {
+        let rest = || Some(Instant::now() + AGAIN_AFTER);
         match self.pass.try_join_next() {
             None => {}
-            Some(Ok(Ok(0))) => self.rests_until = Some(Instant::now() + AGAIN_AFTER),
+            Some(Ok(Ok(0))) => self.rests_until = rest(),
             Some(Ok(Ok(_))) => (self.left, self.rests_until) = (0, None),
             Some(Ok(Err(error))) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "cannot correct the schedules");
-                self.term = None;
+                (self.has_failed, self.rests_until) = (true, rest());
             }
             Some(Err(error)) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "the correction of schedules broke off");
-                self.term = None;
+                (self.has_failed, self.rests_until) = (true, rest());
             }
         }
+    }
+
+    /// Whether a pass is to begin, with so many schedules ahead of the clock.
+    fn is_wanted(&self, term: Option<Term>, ahead: i64) -> bool {
+        let rests = self.rests_until.is_some_and(|until| Instant::now() < until);
+        self.term != term || ahead > self.left || (self.has_failed || ahead > 0) && !rests
     }
 }
 
@@ -65,10 +75,9 @@ impl Firer {
         let home = self.store.home();
         let Ok(count) = home.schedule_count(MOST_AHEAD).await else { return };
         self.metrics.schedules.set(count.schedules);
-        let rests = corrections.rests_until.is_some_and(|until| Instant::now() < until);
-        let is_wanted = corrections.term != term || count.ahead > corrections.left || count.ahead > 0 && !rests;
+        let is_wanted = corrections.is_wanted(term, count.ahead);
         if is_wanted && corrections.pass.is_empty() && home.clock().at(Instant::now()).is_some() {
-            (corrections.term, corrections.left) = (term, count.ahead);
+            (corrections.term, corrections.left, corrections.has_failed) = (term, count.ahead, false);
             let (this, work) = (self.clone(), at_work());
             corrections.pass.spawn(async move { this.correct_all(work).await });
         }
@@ -130,5 +139,30 @@ impl Firer {
             Err(error) if error.fault() == Fault::Data => Ok(false),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::ids::DatabaseName;
+
+    use super::*;
+    use crate::store::StoreOp;
+
+    #[tokio::test]
+    async fn a_pass_that_failed_is_repeated_after_a_rest() {
+        let term = Some(Term::from_revision(1));
+        let mut corrections = Corrections { term, left: 1, ..Corrections::default() };
+        let held = Error::unreadable(DatabaseName::new("main"), StoreOp::ScheduleTurn);
+        corrections.pass.spawn(async { Err(held) });
+        while !corrections.pass.is_empty() {
+            tokio::task::yield_now().await;
+            corrections.end();
+        }
+        assert!(!corrections.is_wanted(term, 1), "it rests");
+        assert!(corrections.is_wanted(term, 2), "there is another one to correct");
+        assert!(corrections.is_wanted(Some(Term::from_revision(2)), 1), "the master has a new term");
+        corrections.rests_until = Some(Instant::now());
+        assert!(corrections.is_wanted(term, 0), "the rest is over");
     }
 }
