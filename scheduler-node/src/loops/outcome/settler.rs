@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::releaser::Releaser;
 use crate::{
+    clock,
     metrics::Metrics,
     store::{
         Database, Error, Statements, StoreOp,
@@ -112,10 +113,16 @@ impl<S: Statements> Settler<S> {
                     }
                 }
             };
+            let (is_repeated, began) = (is_wary && held.is_empty(), clock::instant());
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = self.settle_all(&mut batch, &mut held, is_wary) => {}
+            }
+            if is_repeated {
+                // Each row that a lock delays may take seconds. So new confirms have at least half of the time.
+                let took = clock::instant().saturating_duration_since(began);
+                again.reset_after(took.max(again.period()));
             }
         }
     }

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     broker::Incoming,
+    clock,
     store::{Error, Fault, Statements, StoreOp},
     supervise::{at_work, spawn_child},
     working_set::{
@@ -109,6 +110,7 @@ impl<S: Statements> Reporter<S> {
                 }
             }
             let _work = at_work();
+            let (is_repeated, began) = (is_wary && held.is_empty(), clock::instant());
             if is_wary {
                 self.hold_back(&mut batch, &mut held).await;
             }
@@ -117,6 +119,11 @@ impl<S: Statements> Reporter<S> {
             if pass.is_away {
                 self.databases[index].leave_messages();
                 return_old(&mut line, &mut batch).await;
+            }
+            if is_repeated {
+                // Each report that a lock delays may take seconds. So new reports have at least half of the time.
+                let took = clock::instant().saturating_duration_since(began);
+                again.reset_after(took.max(again.period()));
             }
         }
     }

@@ -79,6 +79,29 @@ async fn a_task_that_another_transaction_holds_stays_in_flight_and_other_confirm
     assert_eq!(owned_shards.in_flight(), 0);
 }
 
+/// No one holds the row itself, so each try of its confirm waits for the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_confirm_that_a_locked_partition_delays_leaves_time_for_other_confirms() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let mut hold = loops.test.pool.acquire().await.unwrap();
+    // Of all partitions: only what ends goes into the archive.
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.archive IN SHARE MODE").execute(&mut *hold).await.unwrap();
+    let (settlements, confirms) = Settlements::channel(100);
+    settlements.confirmed(vec![confirmed(ids[0], SUCCEED)]).await;
+    let settling = spawn_child(loops.settler(100, &Arc::default()).run(confirms, CancellationToken::new()));
+    loops.test.until_waiting(1).await;
+
+    settlements.confirmed(vec![confirmed(ids[1], DELIVER)]).await;
+    until(|| async { loops.test.state_of(ids[1]).await.as_deref() == Some("delivered") }).await;
+    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("dispatching"));
+
+    drop(settlements);
+    sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    tokio::time::timeout(LONG, settling).await.expect("it ends once all is written").unwrap();
+    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("succeeded"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settler_that_is_stopped_waits_for_no_other_transaction() {
     let loops = Loops::new().await;
