@@ -35,6 +35,11 @@ const BUG_TRIES_ALONE: u32 = 120;
 /// batch is left as it is. In a trouble of the server every row fails, and a statement for each would only add to it.
 const BUGS_ALONE: usize = 16;
 
+/// The parts in doubt after which the rest of a batch is not divided any more where it meets contention, by a caller
+/// that takes rows in doubt. Each statement waits 2 s for a lock: a lock on a partition into which all rows of a batch
+/// go costs about a minute, and not an hour.
+const CONTENDED_ALONE: usize = 8;
+
 /// A row that the database refuses.
 #[derive(Debug)]
 pub struct Refused<'a, I> {
@@ -101,11 +106,12 @@ enum Next {
 }
 
 /// Decides after a failure. `tries`: the failures of this part, this one included. `others_pass`: some rows of the
-/// same batch were written. `gives_back`: the caller takes rows in doubt.
-fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool, gives_back: bool) -> Next {
+/// same batch were written. `gives_back`: the caller takes rows in doubt. `in_doubt`: the parts in doubt so far.
+fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool, gives_back: bool, in_doubt: usize) -> Next {
+    let stays_whole = rows == 1 || in_doubt >= CONTENDED_ALONE;
     let hopeless = match fault {
         Fault::Outage | Fault::Moved => return Next::Again,
-        Fault::Contention if rows == 1 && gives_back && tries >= CONTENDED_TRIES => return Next::Doubt,
+        Fault::Contention if stays_whole && gives_back && tries >= CONTENDED_TRIES => return Next::Doubt,
         Fault::Contention => return if rows > 1 && tries >= CONTENDED_TRIES { Next::Split } else { Next::Again },
         Fault::Data => !seeded!(RefusalRepeated),
         Fault::Bug => tries >= if rows > 1 || others_pass || gives_back { BUG_TRIES } else { BUG_TRIES_ALONE },
@@ -194,9 +200,16 @@ where
             parts.extend(done.take_held(part, &held).into_iter().map(|free| (free, 0)));
             continue;
         }
-        match next(error.fault(), failures + 1, part.len(), !done.answers.is_empty(), gives_back) {
+        let (others_pass, in_doubt) = (!done.answers.is_empty(), done.doubtful.len());
+        match next(error.fault(), failures + 1, part.len(), others_pass, gives_back, in_doubt) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
             Next::Doubt => done.doubtful.push((part, error)),
+            // The first half is divided down to its rows before the second: that a lock delays many shows soon.
+            Next::Split if error.is_contention() => {
+                let [before, after] = halves(part);
+                parts.push_front((after, failures));
+                parts.push_front((before, failures));
+            }
             Next::Split => parts.extend(halves(part).map(|half| (half, failures))),
             Next::Again => {
                 parts.push_back((part, failures + 1));
