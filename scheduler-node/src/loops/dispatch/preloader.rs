@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     apart::is_unreadable,
     behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, full},
-    unread::Unread,
+    unread::{SHORTEST_REST, Unread},
 };
 use crate::{
     clock,
@@ -225,9 +225,12 @@ impl<S: Statements> Preloader<S> {
                         None => self.behind.remove(&shard),
                     };
                 }
+                // Its first page can be read, so reads of several shards, such as after a nudge, include it still.
                 Err(error) if is_unreadable(&error) => {
-                    self.behind.remove(&shard);
-                    self.leave(shard, Duration::ZERO, now, &error);
+                    let took = clock::instant().saturating_duration_since(asked);
+                    let at = now.plus(took + rest(took).max(SHORTEST_REST));
+                    self.behind.insert(shard, Behind { at, ..behind });
+                    self.log_unreadable(shard, &error);
                 }
                 Err(error) if error.is_out_of_time() => {
                     let took = clock::instant().saturating_duration_since(asked);

@@ -106,6 +106,10 @@ impl<S: Statements> Preloader<S> {
     /// Leaves a shard alone for a while whose own read failed after so long, at `ended`, because of what it has.
     pub(super) fn leave(&mut self, shard: ShardId, took: Duration, ended: UnixMicros, error: &Error) {
         self.unread.fails(shard, took, ended);
+        self.log_unreadable(shard, error);
+    }
+
+    pub(super) fn log_unreadable(&self, shard: ShardId, error: &Error) {
         let (database, error) = (self.database.name(), error as &dyn std::error::Error);
         if self.unreadable.begin() {
             tracing::warn!(

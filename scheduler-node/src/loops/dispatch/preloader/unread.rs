@@ -12,7 +12,7 @@ use common::{delay::rest, ids::ShardId, time::UnixMicros};
 const QUICK_ROUND: Duration = Duration::from_secs(2);
 
 /// The shortest rest of shards that cannot be read: their reads mostly fail at once.
-const SHORTEST_REST: Duration = Duration::from_secs(1);
+pub(super) const SHORTEST_REST: Duration = Duration::from_secs(1);
 
 /// Shards that are read alone, one after another, with a rest after each that fails: they use a tenth of the time.
 #[derive(Debug, Default)]

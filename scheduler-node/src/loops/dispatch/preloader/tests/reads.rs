@@ -293,4 +293,5 @@ async fn a_shard_that_cannot_be_read_on_keeps_no_other_from_being_read_on() {
     let last = "id = (SELECT id FROM duetime.task WHERE shard = 0 ORDER BY wake_at DESC LIMIT 1)";
     reads.set_state("frozen", last).await;
     reads.heap_until_it_has(2_000 + 2_500).await;
+    assert_eq!(reads.preloader.unread.readable(&[SHARD]), [SHARD], "nudges of it still count");
 }
