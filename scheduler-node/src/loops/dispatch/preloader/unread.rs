@@ -11,8 +11,9 @@ use common::{delay::rest, ids::ShardId, time::UnixMicros};
 /// A round that reads each of them within this time shows that they can be read together again: a statement has 5 s.
 const QUICK_ROUND: Duration = Duration::from_secs(2);
 
-/// The shortest rest of shards that cannot be read: their reads mostly fail at once.
-pub(super) const SHORTEST_REST: Duration = Duration::from_secs(1);
+/// The shortest rest of shards that cannot be read: their reads mostly fail at once. If 256 fail, as those of a node
+/// that does not know a state of a later version, each has its turn within half of the minute that is read then.
+pub(super) const SHORTEST_REST: Duration = Duration::from_millis(100);
 
 /// Shards that are read alone, one after another, with a rest after each that fails: they use a tenth of the time.
 #[derive(Debug, Default)]
