@@ -349,14 +349,22 @@ impl<S: Statements> Preloader<S> {
         Ok(())
     }
 
-    /// Reads what came due lately in a shard whose first tasks cannot be read: one old row must not stop the others.
+    /// Reads what came due lately in a shard whose first tasks cannot be read: one old row must not stop the others. If
+    /// that cannot be read either, it reads what comes due about now.
     async fn read_lately(&mut self, shard: ShardId, now: UnixMicros) -> Result<(), Error> {
-        let until = now.plus(self.reach.horizon);
-        match self.ask(&[shard], now.minus(LATELY), until, KEYS_PER_SHARD, now).await {
-            // It repeats what it read before, as a repair does.
-            Ok(keys) => self.note_behind(&keys, true, now),
-            Err(error) if error.is_out_of_time() || is_unreadable(&error) => {}
-            Err(error) => return Err(error),
+        let about_now = self.horizon.about_now(now);
+        let lately = (now.minus(LATELY), now.plus(self.reach.horizon));
+        for (from, until) in [lately, (about_now.from, about_now.until)] {
+            match self.ask(&[shard], from, until, KEYS_PER_SHARD, now).await {
+                Ok(keys) => {
+                    // It repeats what it read before, as a repair does.
+                    self.note_behind(&keys, true, now);
+                    break;
+                }
+                Err(error) if is_unreadable(&error) => {}
+                Err(error) if error.is_out_of_time() => break,
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }

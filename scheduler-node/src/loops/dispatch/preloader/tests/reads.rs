@@ -267,6 +267,20 @@ async fn an_old_task_that_cannot_be_read_keeps_no_task_of_its_shard_from_coming_
 }
 
 #[tokio::test]
+async fn a_task_that_cannot_be_read_and_is_due_later_keeps_no_task_of_its_shard_from_coming_up_that_comes_due_now() {
+    let mut reads = Reads::of(&[SHARD, BAD]).await;
+    let seconds = Duration::from_secs(10);
+    let reach = ReadIntervals { repair_every: seconds, repair_at_least_every: seconds, ..REACH };
+    (reads.preloader.reach, reads.preloader.horizon) = (reach, Horizon::new(reach));
+    let later = fixture::now(&reads.test.pool).await.plus(HORIZON / 2);
+    reads.write(fixture::fresh_id_of(BAD), later).await;
+    reads.set_state("frozen", "shard = 1").await;
+    reads.preloader.pass().await;
+    reads.write(fixture::fresh_id_of(BAD), reads.in_a_second().await).await;
+    reads.heap_until_it_has(1).await;
+}
+
+#[tokio::test]
 async fn what_the_former_owner_left_claimed_is_taken_over_beside_a_shard_that_cannot_be_read() {
     let mut reads = Reads::of(&[SHARD, BAD]).await;
     let now = fixture::now(&reads.test.pool).await;
