@@ -106,8 +106,9 @@ impl<S: Statements> Preloader<S> {
     async fn pass(&mut self) -> Duration {
         self.activate().await.unwrap_or_else(|error| {
             let (database, reason) = (self.database.name(), &error as &dyn std::error::Error);
-            // The prober tells of an outage.
-            if error.fault() != Fault::Outage && self.failed_passes.begin() {
+            // The prober tells of a database that does not answer. One that does may pass the prober's checks.
+            let is_answered = error.fault() != Fault::Outage || error.sqlstate().is_some();
+            if is_answered && self.failed_passes.begin() {
                 tracing::warn!(%database, error = reason, "could not read tasks that come due; retrying");
             } else {
                 tracing::debug!(%database, error = reason, "could not read tasks that come due");

@@ -280,6 +280,26 @@ async fn a_task_that_cannot_be_read_and_is_due_later_keeps_no_task_of_its_shard_
     reads.heap_until_it_has(1).await;
 }
 
+/// As a server answers whose disk cannot read a block, or that misses a file.
+#[tokio::test]
+async fn a_shard_below_which_the_disk_fails_delays_no_other_shard() {
+    for code in ["58030", "58P01"] {
+        let mut reads = Reads::of(&[SHARD, BAD]).await;
+        let now = fixture::now(&reads.test.pool).await;
+        for shard in [SHARD, BAD] {
+            reads.write(fixture::fresh_id_of(shard), now).await;
+        }
+        let broken = format!(
+            "CREATE FUNCTION duetime.read_block() RETURNS boolean LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'could not read block' USING ERRCODE = '{code}'; END $$;
+             ALTER TABLE duetime.task RENAME TO stored_task;
+             CREATE VIEW duetime.task AS SELECT * FROM duetime.stored_task WHERE shard <> 1 OR duetime.read_block()"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(broken)).execute(&reads.test.pool).await.unwrap();
+        reads.heap_until_it_has(1).await;
+    }
+}
+
 #[tokio::test]
 async fn what_the_former_owner_left_claimed_is_taken_over_beside_a_shard_that_cannot_be_read() {
     let mut reads = Reads::of(&[SHARD, BAD]).await;
