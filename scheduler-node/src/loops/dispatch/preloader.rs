@@ -11,7 +11,7 @@ mod unread;
 mod watermark;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -73,8 +73,8 @@ pub struct Preloader<S = Arc<Database>> {
     overdue: (Duration, Instant),
     /// The passes that failed although the database answers.
     failed_passes: Failures,
-    /// The reads that failed because of what a shard has.
-    unreadable: Failures,
+    /// The shards of which reads have failed because of what they have, and none has shown since that this is over.
+    unreadable: BTreeSet<ShardId>,
     metrics: Arc<Metrics>,
 }
 
@@ -136,6 +136,7 @@ impl<S: Statements> Preloader<S> {
             self.horizon.reset();
             self.behind.clear();
             self.unread = Unread::default();
+            self.unreadable.clear();
             self.tell_overdue(Duration::ZERO);
             return Ok(LONGEST_SLEEP);
         }
@@ -225,6 +226,7 @@ impl<S: Statements> Preloader<S> {
                         Some(last) => self.behind.insert(shard, behind.read_on(last, now)),
                         None => self.behind.remove(&shard),
                     };
+                    self.note_readable(shard);
                 }
                 // Its first page can be read, so reads of several shards, such as after a nudge, include it still.
                 Err(error) if is_unreadable(&error) => {
@@ -319,6 +321,7 @@ impl<S: Statements> Preloader<S> {
     async fn read_unread(&mut self, now: UnixMicros) -> Result<(), Error> {
         let owned_shards = Arc::clone(&self.database.owned_shards);
         self.unread.keep(|shard| owned_shards.is_claimable(shard));
+        self.unreadable.retain(|shard| owned_shards.is_claimable(*shard));
         let began = clock::instant();
         while let Some(shard) = self.unread.next(now) {
             let asked = clock::instant();
@@ -329,6 +332,7 @@ impl<S: Statements> Preloader<S> {
                 Ok(keys) => {
                     self.unread.read(shard, took, oldest_claimable(&keys));
                     self.note_behind(&keys, false, now);
+                    self.note_readable(shard);
                 }
                 Err(error) if error.is_out_of_time() => {
                     self.unread.ran_out_of_time(shard, took, now.plus(ended.saturating_duration_since(began)));

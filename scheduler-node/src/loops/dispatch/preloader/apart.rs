@@ -105,15 +105,25 @@ impl<S: Statements> Preloader<S> {
         Ok(keys)
     }
 
+    /// Notes that a read of a shard alone has passed. It may have keys behind them that cannot be read, or others that
+    /// were left out.
+    pub(super) fn note_readable(&mut self, shard: ShardId) {
+        if !self.behind.contains_key(&shard) && !self.unread.readable(&[shard]).is_empty() {
+            self.unreadable.remove(&shard);
+        }
+    }
+
     /// Leaves a shard alone for a while whose own read failed after so long, at `ended`, because of what it has.
     pub(super) fn leave(&mut self, shard: ShardId, took: Duration, ended: UnixMicros, error: &Error) {
         self.unread.fails(shard, took, ended);
         self.log_unreadable(shard, error);
     }
 
-    pub(super) fn log_unreadable(&self, shard: ShardId, error: &Error) {
+    /// Warns of each shard once, until it is read again.
+    pub(super) fn log_unreadable(&mut self, shard: ShardId, error: &Error) {
+        let is_news = self.unreadable.insert(shard);
         let (database, error) = (self.database.name(), error as &dyn std::error::Error);
-        if self.unreadable.begin() {
+        if is_news {
             tracing::warn!(
                 %database, %shard, error,
                 "the tasks of a shard cannot be read; it is tried again at intervals, and the others are read"

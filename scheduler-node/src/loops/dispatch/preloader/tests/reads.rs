@@ -251,8 +251,13 @@ async fn a_shard_that_cannot_be_read_delays_no_other_shard_counts_as_overdue_and
     reads.preloader.database.owned_shards.nudge([SHARD, BAD]);
     reads.heap_until_it_has(9).await;
     assert_eq!(log.count("cannot be read; it is tried again"), 1, "each try costs a line");
+    reads.set_state("frozen", "shard = 2").await;
+    reads.preloader.database.owned_shards.nudge([ShardId::new(2)]);
+    reads.preloader.pass().await;
+    assert_eq!(log.count("cannot be read; it is tried again"), 2, "the second shard is not named");
     reads.set_state("scheduled", "shard = 1").await;
     reads.heap_until_it_has(10).await;
+    assert_eq!(reads.preloader.unreadable, BTreeSet::from([ShardId::new(2)]));
 }
 
 #[tokio::test]
