@@ -15,7 +15,8 @@ use common::{ids::QueueName, queue::QueueBook};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{backlog::Backlog, failures::Failures};
+use super::backlog::Backlog;
+use crate::clock;
 
 /// The first back-off of a closed lane. It doubles after each failure in a row, unless the queue has taken a part: a
 /// queue that is full, and whose consumers make room, is tried again soon.
@@ -31,6 +32,10 @@ const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// A closed lane is forgotten when no task has tried it for this long after its pause. The node's tasks of the queue
 /// ended or moved, or something else keeps them from starting, such as a pause or a limit of the queue.
 const FORGOTTEN_AFTER: Duration = LONGEST_PAUSE.saturating_mul(4);
+
+/// Messages that the broker takes for no queue are news again when none has come back for this long. One that waits for
+/// a binding comes back every 30 s.
+const UNROUTED_OVER_AFTER: Duration = Duration::from_secs(60);
 
 /// The state of one lane.
 #[derive(Clone, Debug, Default)]
@@ -73,8 +78,9 @@ pub struct Lanes {
     /// The due messages of all lanes that wait to be sent.
     pub backlog: Backlog,
     lanes: Mutex<HashMap<QueueName, Lane>>,
-    /// The queues with messages that the broker took for no queue lately, and that are published again by themselves.
-    unrouted: Mutex<HashMap<QueueName, Failures>>,
+    /// The queues with messages that the broker took for no queue lately, and that are published again by themselves,
+    /// each with the moment of the last one.
+    unrouted: Mutex<HashMap<QueueName, Instant>>,
     opened: watch::Sender<()>,
 }
 
@@ -142,10 +148,9 @@ impl Lanes {
     /// Notes messages that the broker took for no queue, and that are published again by themselves. Returns whether
     /// they are the first for some time.
     pub fn note_unrouted(&self, queue: &QueueName) -> bool {
-        let mut unrouted = self.unrouted.lock();
-        let is_news = unrouted.entry(queue.clone()).or_default().begin();
-        unrouted.retain(|_, failures| !failures.end());
-        is_news
+        let (mut unrouted, now) = (self.unrouted.lock(), clock::instant());
+        unrouted.retain(|_, last| now.saturating_duration_since(*last) < UNROUTED_OVER_AFTER);
+        unrouted.insert(queue.clone(), now).is_none()
     }
 
     /// Opens a lane: its messages go another way from now on.
@@ -327,7 +332,7 @@ mod tests {
         let (lanes, mails) = (Lanes::default(), QueueName::new("mails"));
         assert!(lanes.note_unrouted(&queue()) && lanes.note_unrouted(&mails));
         for _ in 0..10 {
-            tokio::time::advance(Duration::from_secs(5)).await;
+            tokio::time::advance(Duration::from_secs(30)).await;
             assert!(!lanes.note_unrouted(&queue()));
         }
         assert_eq!(lanes.unrouted.lock().len(), 1, "the other queue is forgotten");
