@@ -12,7 +12,7 @@ use common::{delay::rest, ids::ShardId, time::UnixMicros};
 const QUICK_ROUND: Duration = Duration::from_secs(2);
 
 /// The shortest rest of shards that cannot be read: their reads mostly fail at once. If 256 fail, as those of a node
-/// that does not know a state of a later version, each has its turn within half of the minute that is read then.
+/// that does not know a state of a later version, each has its turn within the minute that is read then.
 pub(super) const SHORTEST_REST: Duration = Duration::from_millis(100);
 
 /// Shards that are read alone, one after another, with a rest after each that fails: they use a tenth of the time.
@@ -27,7 +27,8 @@ impl Resting {
         if !self.shards.contains(&shard) {
             self.shards.push_back(shard);
         }
-        self.until = Some(until);
+        // A shard that fails quickly does not end the rest of one that took long.
+        self.until = self.until.max(Some(until));
     }
 
     fn next(&mut self, now: UnixMicros) -> Option<ShardId> {
@@ -143,10 +144,12 @@ impl Unread {
     /// A read of the shard alone has failed after so long, at `ended`, because of what the shard has. It counts as
     /// unread until a read from its first task on ends, also if one did before: its tasks do not come up meanwhile.
     pub(super) fn fails(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
+        let until = ended.plus(rest(took).max(SHORTEST_REST));
+        let rests_until = self.slow.until.filter(|_| self.slow.shards.contains(&shard));
         for shards in [&mut self.shards, &mut self.slow.shards] {
             shards.retain(|other| *other != shard);
         }
-        self.failing.add(shard, ended.plus(rest(took).max(SHORTEST_REST)));
+        self.failing.add(shard, rests_until.map_or(until, |rests_until| rests_until.max(until)));
         self.unread_since.entry(shard).or_insert(ended);
     }
 
@@ -222,6 +225,19 @@ mod tests {
         assert_eq!((unread.readable(&SHARDS), unread.overdue(healed)), (SHARDS.to_vec(), Duration::ZERO));
         unread.fails(bad, Duration::ZERO, healed);
         assert_eq!(unread.overdue(healed.plus(SHORTEST_REST)), SHORTEST_REST, "although it was read before");
+    }
+
+    #[test]
+    fn a_failure_that_comes_quickly_ends_the_rest_of_no_shard_that_took_long() {
+        let five = Duration::from_secs(5);
+        let mut unread = Unread::default();
+        unread.ran_out_of_time(SHARDS[0], five, NOW);
+        unread.fails(SHARDS[0], Duration::ZERO, NOW);
+        assert_eq!(unread.ask_again_at(), NOW.plus(five * 9), "it was slow");
+        let mut unread = Unread::default();
+        unread.fails(SHARDS[0], five, NOW);
+        unread.fails(SHARDS[1], Duration::ZERO, NOW);
+        assert_eq!(unread.ask_again_at(), NOW.plus(five * 9), "another failed slowly");
     }
 
     #[test]
