@@ -150,6 +150,7 @@ static HELD_UP_MS: AtomicU64 = AtomicU64::new(0);
 
 /// How long the machine has held this process up since the scenario began, in all. Scenarios add it to their bounds of
 /// lateness: it held the nodes up as well. Stalls of 150 ms and less do not count. The first call starts the watch.
+/// Scenarios of one process must run one at a time, since each sets the sum back.
 fn held_up_ms() -> u64 {
     const NAP: Duration = Duration::from_millis(50);
     static WATCH: Once = Once::new();

@@ -25,7 +25,7 @@ async fn a_node_accepts_no_task_while_commits_are_not_replicated() {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let (primary, standby) = (sandbox.postgres(0), sandbox.standby());
         for _ in 0..20 {
-            submit(&sandbox.client(1), &sandbox.ledger, "mail", now_ms() + 20_000, &Value::Null).await?;
+            submit(&sandbox.client(1), &sandbox.ledger, "mail", now_ms() + 40_000, &Value::Null).await?;
         }
 
         // As Patroni does when it gives up on a standby.

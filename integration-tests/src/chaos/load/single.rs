@@ -76,14 +76,10 @@ pub(super) async fn fragile(turn: Turn) {
 }
 
 /// More at one moment than the queue's RabbitMQ queue has room for.
-pub(super) async fn narrow(turn: Turn) {
+pub(super) async fn narrow(mut turn: Turn) {
     let due_ms = now_ms() + 500;
-    let mut tasks = Vec::new();
     for _ in 0..BATCH * 4 {
-        tasks.push(turn.task(NARROW, due_ms, &Value::Null));
-    }
-    let mut turn = turn;
-    for (number, task) in tasks {
+        let (number, task) = turn.task(NARROW, due_ms, &Value::Null);
         turn.submit(number, &task).await;
     }
 }

@@ -11,7 +11,7 @@ const OF_MANY_PERCENT_AT_MOST: usize = 15;
 
 /// A queue with fewer submissions than this is judged with the others only.
 const OF_A_QUEUE: usize = 30;
-/// From here on submissions are many. One fault may meet a whole batch, of 20 at most.
+/// From here on submissions are many: the batch that a fault meets is a small part of them.
 const MANY: usize = 300;
 
 pub(super) fn judge_calm(history: &History, verdict: &mut Verdict) {

@@ -70,15 +70,17 @@ fn judge_ends(history: &History, verdict: &mut Verdict) {
         let last = arrived.get(row.task.as_str()).copied();
         let has_arrived = last.is_some();
         let (task, state, queue) = (&row.task, &row.state, &row.queue);
-        // A row without an attempt has a finding of its own.
-        if let Some(last) = last.filter(|last| *last > row.attempt && row.attempt > 0) {
+        let is_taken_back = TAKEN_BACK.contains(&state.as_str());
+        // Such a row without an attempt has a finding of its own.
+        let is_known = row.attempt == 0 && (row.live || is_taken_back);
+        if let Some(last) = last.filter(|last| *last > row.attempt && !is_known) {
             verdict.tables.add(|| {
                 format!("task {task} of {queue} is {state} in attempt {}, and attempt {last} arrived", row.attempt)
             });
         }
         if row.live {
             verdict.tables.add(|| format!("task {task} of {queue} is still {state} in attempt {}", row.attempt));
-        } else if TAKEN_BACK.contains(&state.as_str()) {
+        } else if is_taken_back {
             if row.attempt == 0 && has_arrived {
                 verdict.tables.add(|| format!("task {task} of {queue} is {state}, was never claimed, and arrived"));
             }
