@@ -34,7 +34,7 @@ use crate::{
         depend::Succeeded,
         settle::{Deliver, Finish, Finished, Report},
     },
-    supervise::at_work,
+    supervise::{Work, at_work},
     working_set::{
         database::{Aside, DatabaseIndex, NodeDatabases, held_again},
         lanes::Lanes,
@@ -101,7 +101,7 @@ impl<S: Statements> Settler<S> {
         let (mut again, mut is_open) = (held_again(), true);
         while is_open || !held.is_empty() {
             let is_wary = !held.is_empty();
-            let (_work, mut batch) = tokio::select! {
+            let (work, batch) = tokio::select! {
                 biased;
                 () = stop.cancelled(), if is_wary => return,
                 _ = again.tick(), if is_wary => (at_work(), std::mem::take(&mut held)),
@@ -117,7 +117,7 @@ impl<S: Statements> Settler<S> {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = self.settle_all(&mut batch, &mut held, is_wary) => {}
+                () = self.settle_all(batch, &mut held, is_wary, &work) => {}
             }
             if is_repeated {
                 // Each row that a lock delays may take seconds. So new confirms have at least half of the time.
@@ -141,13 +141,19 @@ impl<S: Statements> Settler<S> {
     }
 
     /// Writes confirms, and moves those to `held` whose rows another transaction holds. `is_wary`: it asks for such
-    /// rows first, because there were some a moment ago.
-    async fn settle_all(&self, batch: &mut Vec<Confirmed>, held: &mut Vec<Confirmed>, is_wary: bool) {
+    /// rows first, because there were some a moment ago. Then it writes tasks of each time of keeping by themselves,
+    /// as they go into other partitions: no lock on one of those delays all.
+    async fn settle_all(&self, mut batch: Vec<Confirmed>, held: &mut Vec<Confirmed>, is_wary: bool, work: &Work) {
         if is_wary {
             let ids = self.databases.held(batch.iter().map(|confirmed| confirmed.id)).await;
             held.extend(batch.extract_if(.., |confirmed| ids.contains(&confirmed.id)));
+            batch.sort_by_key(keep_ms);
         }
-        for part in batch.chunks(BATCH) {
+        let alike = batch.chunk_by(|one, next| !is_wary || keep_ms(one) == keep_ms(next));
+        let parts: Vec<&[Confirmed]> = alike.flat_map(|alike| alike.chunks(BATCH)).collect();
+        for part in parts {
+            // Each that a lock delays may take most of the time that this loop has.
+            work.beat();
             held.extend(self.settle(part).await);
         }
     }
@@ -327,5 +333,13 @@ impl<S: Statements> Settler<S> {
             self.metrics.finished(queue, TaskState::Succeeded.text(), count);
         }
         (succeeded, held)
+    }
+}
+
+/// How long the archive keeps a task that succeeds by its confirm.
+fn keep_ms(confirmed: &Confirmed) -> Option<i64> {
+    match confirmed.verdict {
+        AfterConfirm::Succeed { keep_ms } => Some(keep_ms),
+        AfterConfirm::Deliver { .. } => None,
     }
 }

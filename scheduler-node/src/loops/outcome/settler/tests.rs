@@ -103,6 +103,36 @@ async fn a_confirm_that_a_locked_partition_delays_leaves_time_for_other_confirms
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_partition_delays_no_confirm_of_a_task_that_goes_into_another_one() {
+    const KEPT_FOR_DAYS: AfterConfirm = AfterConfirm::Succeed { keep_ms: 3 * 24 * 3_600 * 1_000 };
+    let loops = Loops::new().await;
+    let (mut batch, mut free) = (Vec::new(), Vec::new());
+    // More delayed ones than are tried alone, each with a free one behind it.
+    for _ in 0..10 {
+        let [delayed, other, _] = loops.claimed().await;
+        batch.extend([confirmed(delayed, KEPT_FOR_DAYS), confirmed(other, SUCCEED)]);
+        free.push(other);
+    }
+    let mut hold = loops.test.pool.acquire().await.unwrap();
+    // Of two days, as midnight may pass.
+    let lock = "BEGIN;
+        DO $$ BEGIN
+            EXECUTE (SELECT 'LOCK TABLE ' || string_agg('duetime.archive_' || to_char(
+                        now() AT TIME ZONE 'UTC' + days * interval '1 day', 'YYYYMMDD'), ', ') || ' IN SHARE MODE'
+                       FROM generate_series(4, 5) AS days);
+        END $$";
+    sqlx::raw_sql(lock).execute(&mut *hold).await.unwrap();
+    let (settler, mut held, work) = (loops.settler(100, &Arc::default()), Vec::new(), at_work());
+    let free_ones_pass = async {
+        for id in free {
+            until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
+        }
+        sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    };
+    tokio::join!(settler.settle_all(batch, &mut held, true, &work), free_ones_pass);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settler_that_is_stopped_waits_for_no_other_transaction() {
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
