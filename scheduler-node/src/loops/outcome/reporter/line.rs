@@ -160,6 +160,7 @@ impl<S: Statements> Reporter<S> {
             .try_known(StoreOp::TaskStanding, done, known, id, |answers| finished(answers), write)
             .await;
         let mut pass = Pass { held: Vec::new(), is_away: !done.away.is_empty() };
+        let failed_alone: HashSet<TaskId> = done.doubtful.iter().filter_map(|(part, _)| alone(part)).collect();
         let mut answers = self.answers(database, &reports, done).await;
         // The broker delivers no more unacked messages than each channel holds, so nothing waits for room there.
         for (place, mut report) in reports.into_iter().enumerate() {
@@ -187,6 +188,9 @@ impl<S: Statements> Reporter<S> {
                 }
             }
         }
+        // A pass finds only some of the tasks that a lock delays, so the next one begins with others. The sort is
+        // stable: the reports on one task stay in their order.
+        pass.held.sort_by_key(|report| failed_alone.contains(&report.id));
         pass
     }
 
@@ -253,6 +257,11 @@ impl<S: Statements> Reporter<S> {
     }
 }
 
+/// The task of a part of one report.
+fn alone(part: &[ReadReport]) -> Option<TaskId> {
+    if let [report] = part { Some(report.id) } else { None }
+}
+
 /// Gives a message back to the broker after a pause, beside the others.
 fn give_back(id: TaskId, message: Incoming) {
     tracing::error!(task = %id, pause_s = GIVE_BACK_AFTER.as_secs(), "the database neither writes nor keeps this report; it goes back to the broker");
@@ -276,7 +285,7 @@ pub(super) async fn return_old(line: &mut mpsc::Receiver<ReadReport>, batch: &mu
     }
 }
 
-/// Returns the reports that have waited for [`HELD_LONGEST`] to the broker, and the newest beyond [`HELD_MOST`].
+/// Returns the reports that have waited for [`HELD_LONGEST`] to the broker, and the last beyond [`HELD_MOST`].
 pub(super) async fn return_surplus(held: &mut Vec<ReadReport>) {
     let mut surplus = held.split_off(held.len().min(HELD_MOST));
     surplus.extend(held.extract_if(.., |report| report.has_waited(HELD_LONGEST)));
