@@ -101,19 +101,23 @@ impl<S: Statements> Settler<S> {
         let (mut again, mut is_open) = (held_again(), true);
         while is_open || !held.is_empty() {
             let is_wary = !held.is_empty();
-            let (work, batch) = tokio::select! {
+            let (work, batch, is_repeated) = tokio::select! {
                 biased;
                 () = stop.cancelled(), if is_wary => return,
-                _ = again.tick(), if is_wary => (at_work(), std::mem::take(&mut held)),
+                // What is delayed again goes to the end, so that each has its turn.
+                _ = again.tick(), if is_wary => {
+                    let next: Vec<Confirmed> = held.drain(..held.len().min(BATCH)).collect();
+                    (at_work(), next, true)
+                }
                 first = confirms.recv(), if is_open => match first {
-                    Some(first) => (at_work(), self.gather(first, &mut confirms).await),
+                    Some(first) => (at_work(), self.gather(first, &mut confirms).await, false),
                     None => {
                         is_open = false;
                         continue;
                     }
                 }
             };
-            let (is_repeated, began) = (is_wary && held.is_empty(), clock::instant());
+            let began = clock::instant();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
