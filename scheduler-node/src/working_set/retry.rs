@@ -36,9 +36,9 @@ const BUG_TRIES_ALONE: u32 = 120;
 const BUGS_ALONE: usize = 16;
 
 /// The parts in doubt after which the rest of a batch is not divided any more where it meets contention, by a caller
-/// that takes rows in doubt. Each statement waits 2 s for a lock: a lock on a partition into which all rows of a batch
-/// go costs about a minute, and not an hour.
-const CONTENDED_ALONE: usize = 8;
+/// that takes rows in doubt. Each statement waits 2 s for a lock. If all of 1,000 rows go into a locked partition, that
+/// makes 27 statements in 54 s, and not an hour of them: a loop without progress for a minute counts as stalled.
+const CONTENDED_ALONE: usize = 4;
 
 /// A row that the database refuses.
 #[derive(Debug)]
@@ -106,7 +106,8 @@ enum Next {
 }
 
 /// Decides after a failure. `tries`: the failures of this part, this one included. `others_pass`: some rows of the
-/// same batch were written. `gives_back`: the caller takes rows in doubt. `in_doubt`: the parts in doubt so far.
+/// same batch were written. `gives_back`: the caller takes rows in doubt. `in_doubt`: the parts in doubt so far
+/// because of contention.
 fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool, gives_back: bool, in_doubt: usize) -> Next {
     let stays_whole = rows == 1 || in_doubt >= CONTENDED_ALONE;
     let hopeless = match fault {
@@ -200,7 +201,8 @@ where
             parts.extend(done.take_held(part, &held).into_iter().map(|free| (free, 0)));
             continue;
         }
-        let (others_pass, in_doubt) = (!done.answers.is_empty(), done.doubtful.len());
+        let others_pass = !done.answers.is_empty();
+        let in_doubt = done.doubtful.iter().filter(|(_, error)| error.is_contention()).count();
         match next(error.fault(), failures + 1, part.len(), others_pass, gives_back, in_doubt) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
             Next::Doubt => done.doubtful.push((part, error)),

@@ -169,7 +169,7 @@ async fn contention_of_every_row_costs_few_statements() {
     let mut doubtful: Vec<u32> = done.doubtful.iter().flat_map(|(part, _)| *part).copied().collect();
     doubtful.sort_unstable();
     assert_eq!(doubtful, items);
-    assert!(statements.into_inner() < 50);
+    assert!(statements.into_inner() <= 27, "each may wait 2 s, and the loop counts as stalled after a minute");
 }
 
 #[tokio::test]
