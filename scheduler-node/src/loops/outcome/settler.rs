@@ -49,6 +49,9 @@ const GATHER: Duration = Duration::from_millis(50);
 /// The most confirms of one statement.
 const BATCH: usize = 1_000;
 
+/// The longest pause between two passes over confirms that were delayed. It is enough to write what comes meanwhile.
+const LONGEST_REST: Duration = Duration::from_secs(10);
+
 /// The name of these writes in the log. Compare-and-set on attempt and state makes a second write harmless.
 const WHAT: &str = "confirms";
 
@@ -123,10 +126,10 @@ impl<S: Statements> Settler<S> {
                 () = stop.cancelled() => return,
                 () = self.settle_all(batch, &mut held, is_wary, &work) => {}
             }
-            if is_repeated {
-                // Each row that a lock delays may take seconds. So new confirms have at least half of the time.
+            // Each row that a lock delays may take seconds. So new confirms, if some may come, have time of their own.
+            if is_repeated && is_open {
                 let took = clock::instant().saturating_duration_since(began);
-                again.reset_after(took.max(again.period()));
+                again.reset_after(took.min(LONGEST_REST).max(again.period()));
             }
         }
     }
