@@ -98,7 +98,9 @@ where
 
 /// Notes that submitted tasks could not be stored.
 fn note_unstored(database: &NodeDatabase, tasks: usize, error: &Error) {
-    if error.fault() == Fault::Outage {
+    // A connection that breaks, or that none is free, says nothing about the next write. No answer in time does.
+    let says_it_takes_none = error.sqlstate().is_some() || error.source.is_none() || error.not_replicated().is_some();
+    if error.fault() == Fault::Outage && says_it_takes_none {
         database.leave_messages();
     }
     // The prober has said it once for all tasks.
