@@ -30,13 +30,14 @@ pub(super) struct Corrections {
     left: i64,
     /// Whether the last pass failed, so that it is to be repeated.
     has_failed: bool,
-    /// After a pass that failed or was in vain: when the next one may begin without further ones ahead of the clock.
+    /// After a pass that failed without an outage, or was in vain: when the next one may begin without further ones
+    /// ahead of the clock.
     rests_until: Option<Instant>,
 }
 
 impl Corrections {
-    /// Takes the result of a pass that has ended. One that failed is repeated after a rest: an open transaction may
-    /// hold one schedule for hours.
+    /// Takes the result of a pass that has ended. One that failed is repeated, without an outage after a rest: an open
+    /// transaction may hold one schedule for hours.
     fn end(&mut self) {
         let rest = || Some(Instant::now() + AGAIN_AFTER);
         match self.pass.try_join_next() {
@@ -45,7 +46,8 @@ impl Corrections {
             Some(Ok(Ok(_))) => (self.left, self.rests_until) = (0, None),
             Some(Ok(Err(error))) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "cannot correct the schedules");
-                (self.has_failed, self.rests_until) = (true, rest());
+                // An outage passes soon, and ends a pass at once.
+                (self.has_failed, self.rests_until) = (true, rest().filter(|_| error.fault() != Fault::Outage));
             }
             Some(Err(error)) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "the correction of schedules broke off");
@@ -147,18 +149,28 @@ mod tests {
     use common::ids::DatabaseName;
 
     use super::*;
-    use crate::store::StoreOp;
+    use crate::store::{Effect, StoreOp};
+
+    impl Corrections {
+        /// Lets a pass end with an error.
+        async fn fail(&mut self, error: Error) {
+            self.pass.spawn(async { Err(error) });
+            while !self.pass.is_empty() {
+                tokio::task::yield_now().await;
+                self.end();
+            }
+        }
+    }
 
     #[tokio::test]
-    async fn a_pass_that_failed_is_repeated_after_a_rest() {
+    async fn a_pass_that_failed_is_repeated_after_a_rest_and_one_that_an_outage_ended_at_the_next_count() {
         let term = Some(Term::from_revision(1));
         let mut corrections = Corrections { term, left: 1, ..Corrections::default() };
         let held = Error::unreadable(DatabaseName::new("main"), StoreOp::ScheduleTurn);
-        corrections.pass.spawn(async { Err(held) });
-        while !corrections.pass.is_empty() {
-            tokio::task::yield_now().await;
-            corrections.end();
-        }
+        let away = Error { effect: Effect::Unknown, source: None, ..held.clone() };
+        corrections.fail(away).await;
+        assert!(corrections.is_wanted(term, 1), "the database may be back");
+        corrections.fail(held).await;
         assert!(!corrections.is_wanted(term, 1), "it rests");
         assert!(corrections.is_wanted(term, 2), "there is another one to correct");
         assert!(corrections.is_wanted(Some(Term::from_revision(2)), 1), "the master has a new term");
