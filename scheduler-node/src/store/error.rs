@@ -181,6 +181,15 @@ impl Error {
         self.sqlstate().as_deref() == Some("57014")
     }
 
+    /// Whether the server could not read a block (58030) or a file (58P01) for this statement. It counts as an outage,
+    /// but may concern one page or one index only. A session that cannot begin or go on says nothing about those.
+    pub fn is_unreadable_file(&self) -> bool {
+        let Some(sqlx::Error::Database(answer)) = self.source.as_deref() else { return false };
+        let is_of_statement =
+            answer.try_downcast_ref().is_some_and(|answer: &PgDatabaseError| answer.severity() == PgSeverity::Error);
+        is_of_statement && matches!(answer.code().as_deref(), Some("58030" | "58P01"))
+    }
+
     /// Whether the statement concerns a shard that is in another database by now. It changed nothing.
     pub fn is_moved(&self) -> bool {
         self.fault() == Fault::Moved

@@ -17,11 +17,9 @@ use crate::{
 };
 
 /// Whether a read fails because of what it would read, so that the same read without it may pass. An outage, a lock and
-/// a statement that ran out of its time say nothing about single rows. A disk that cannot read a block (58030) and a
-/// missing file (58P01) count as outages of the database, but may concern one page or one index only.
+/// a statement that ran out of its time say nothing about single rows.
 pub(super) fn is_unreadable(error: &Error) -> bool {
-    matches!(error.fault(), Fault::Bug | Fault::Data)
-        || error.sqlstate().is_some_and(|code| ["58030", "58P01"].contains(&code.as_str()))
+    matches!(error.fault(), Fault::Bug | Fault::Data) || error.is_unreadable_file()
 }
 
 impl<S: Statements> Preloader<S> {
