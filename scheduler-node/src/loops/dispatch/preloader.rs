@@ -214,6 +214,7 @@ impl<S: Statements> Preloader<S> {
             .filter(|(_, behind)| behind.at <= now)
             .map(|(shard, behind)| (*shard, *behind))
             .collect();
+        let (began, mut failed) = (clock::instant(), Duration::ZERO);
         for (shard, behind) in due {
             if !self.has_room() {
                 break;
@@ -230,8 +231,10 @@ impl<S: Statements> Preloader<S> {
                 }
                 // Its first page can be read, so reads of several shards, such as after a nudge, include it still.
                 Err(error) if is_unreadable(&error) => {
-                    let took = clock::instant().saturating_duration_since(asked);
-                    let at = now.plus(took + rest(took).max(SHORTEST_REST));
+                    let ended = clock::instant();
+                    // Those that fail in one pass use a tenth of the time together.
+                    failed += ended.saturating_duration_since(asked);
+                    let at = now.plus(ended.saturating_duration_since(began) + rest(failed).max(SHORTEST_REST));
                     self.behind.insert(shard, Behind { at, ..behind });
                     self.log_unreadable(shard, &error);
                 }
