@@ -363,11 +363,12 @@ impl<S: Statements> Preloader<S> {
     }
 
     /// Reads what came due lately in a shard whose first tasks cannot be read: one old row must not stop the others. If
-    /// that cannot be read either, it reads what comes due about now.
+    /// that cannot be read either, it reads without what comes due later, and then what came due since its last turn.
     async fn read_lately(&mut self, shard: ShardId, now: UnixMicros) -> Result<(), Error> {
         let about_now = self.horizon.about_now(now);
         let lately = (now.minus(LATELY), now.plus(self.reach.horizon));
-        for (from, until) in [lately, (about_now.from, about_now.until)] {
+        let since_last_turn = about_now.from.min(now.minus(self.unread.between_turns()));
+        for (from, until) in [lately, (lately.0, about_now.until), (since_last_turn, about_now.until)] {
             match self.ask(&[shard], from, until, KEYS_PER_SHARD, now).await {
                 Ok(keys) => {
                     // It repeats what it read before, as a repair does.

@@ -12,7 +12,7 @@ use common::{delay::rest, ids::ShardId, time::UnixMicros};
 const QUICK_ROUND: Duration = Duration::from_secs(2);
 
 /// The shortest rest of shards that cannot be read: their reads mostly fail at once. If 256 fail, as those of a node
-/// that does not know a state of a later version, each has its turn within the minute that is read then.
+/// that does not know a state of a later version, each has its turn within the minute of which reads are tried then.
 pub(super) const SHORTEST_REST: Duration = Duration::from_millis(100);
 
 /// Shards that are read alone, one after another, with a rest after each that fails: they use a tenth of the time.
@@ -113,6 +113,14 @@ impl Unread {
         self.unread_since.values_mut().for_each(|since| *since = now.min(*since));
     }
 
+    /// The time in which each failing shard mostly has its turn again, where their reads fail at once. The one from
+    /// [`Self::next`] counts too.
+    pub(super) fn between_turns(&self) -> Duration {
+        let shards = u32::try_from(self.failing.shards.len() + 1).unwrap_or(u32::MAX);
+        // Twice the rest, as each reads for a while too.
+        (SHORTEST_REST * 2).saturating_mul(shards)
+    }
+
     /// The shard to read next, if it is time to.
     pub(super) fn next(&mut self, now: UnixMicros) -> Option<ShardId> {
         self.shards.pop_front().or_else(|| self.slow.next(now)).or_else(|| self.failing.next(now))
@@ -209,7 +217,9 @@ mod tests {
         let later = NOW.plus(SHORTEST_REST);
         assert_eq!((unread.next(NOW), unread.ask_again_at()), (None, later));
         assert_eq!(unread.overdue(later), SHORTEST_REST);
+        let of_two = unread.between_turns();
         assert_eq!(unread.next(later), Some(bad));
+        assert_eq!(unread.between_turns() * 2, of_two, "more shards take longer");
         unread.fails(bad, Duration::from_secs(5), later);
         assert_eq!(unread.ask_again_at(), later.plus(Duration::from_secs(45)), "slow failures use a tenth of the time");
         unread.add(&SHARDS);
