@@ -29,7 +29,7 @@ impl Failures {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::io;
+    use std::{io, sync::OnceLock};
 
     use tracing::subscriber::DefaultGuard;
     use tracing_subscriber::EnvFilter;
@@ -64,6 +64,10 @@ pub(crate) mod tests {
                 .with_env_filter(EnvFilter::new("scheduler_node=debug"))
                 .with_ansi(false)
                 .with_writer(move || writer.clone());
+            // While there is one log only, `tracing` asks the thread that comes to a line first whether it is wanted,
+            // which may be that of a test without a log.
+            static OTHER: OnceLock<tracing::Dispatch> = OnceLock::new();
+            OTHER.get_or_init(|| tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default()));
             Self { text, _guard: tracing::subscriber::set_default(log.finish()) }
         }
 
