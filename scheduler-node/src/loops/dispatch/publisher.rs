@@ -33,6 +33,7 @@ use common::{
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
+use self::shape::Fit;
 use crate::{
     alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Publish, Published, QueueDeclaration, Route},
@@ -145,7 +146,8 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         }
     }
 
-    /// Returns how long the broker took, if it has confirmed a message.
+    /// Publishes the messages that fit their queue's format, and ends the tasks of the others. Returns how long the
+    /// broker took, if it has confirmed a message.
     async fn publish(&self, queue: &QueueName, batch: Vec<Dispatch>) -> Option<Duration> {
         let mut batch = self.fresh(batch, |dispatch| dispatch);
         if batch.is_empty() {
@@ -158,7 +160,24 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         };
         let policy = self.books.load().get(queue);
         let hops = self.begin_hops(&mut batch);
-        let batch = self.shape(batch, &policy).await;
+        let (fit, unfit) = shape::shape(batch, &policy);
+        if unfit.is_empty() {
+            return self.send(fit, &policy, &hops, &keys).await;
+        }
+        // Side by side: a database that is slow to end a task delays no message, and a slow broker no end of a task.
+        let (took, ()) = tokio::join!(self.send(fit, &policy, &hops, &keys), Box::pin(self.give_up(queue, unfit)));
+        took
+    }
+
+    /// Sends messages and settles their outcomes. Returns how long the broker took, if it has confirmed a message.
+    async fn send(
+        &self,
+        batch: Vec<Fit>,
+        policy: &Queue,
+        hops: &HashMap<TaskId, Hop>,
+        keys: &ReceiptKeys,
+    ) -> Option<Duration> {
+        let queue = &policy.name;
         if let Some(held) = held_before_publish() {
             tokio::time::sleep(held).await;
         }
@@ -167,12 +186,12 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         if batch.is_empty() {
             return None;
         }
-        let place = |dispatch: &Dispatch| Place::of(dispatch, &policy, hops.get(&dispatch.delivery.id).copied());
+        let place = |dispatch: &Dispatch| Place::of(dispatch, policy, hops.get(&dispatch.delivery.id).copied());
         let places: HashMap<TaskId, Place> =
             batch.iter().map(|(dispatch, _)| (dispatch.delivery.id, place(dispatch))).collect();
         let outgoing = |(dispatch, shaped): (Dispatch, _)| Outgoing {
             send_before: self.send_before(&dispatch),
-            ..outgoing(dispatch.delivery, shaped, &policy, &keys)
+            ..outgoing(dispatch.delivery, shaped, policy, keys)
         };
         let outgoing: Vec<Outgoing> = batch.into_iter().map(outgoing).collect();
         let messages = outgoing.len();
@@ -181,7 +200,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 .iter()
                 .map(|one| history::Step::Published { task: one.delivery.id, attempt: one.delivery.attempt }),
         );
-        let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
+        let route = route(policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
         self.lanes.sent(queue, messages, clock::instant());
         self.metrics.published(queue, messages as u64);
         let began = clock::instant();
@@ -191,7 +210,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         fail::fail_point!("after_confirm", |_| std::process::abort());
         self.history.record_all(published.iter().map(outcome_of));
         self.end_hops(queue, &route.exchange, &places, &published);
-        self.settle(&policy, &places, published, &route.exchange).await;
+        self.settle(policy, &places, published, &route.exchange).await;
         is_confirmed.then_some(took)
     }
 

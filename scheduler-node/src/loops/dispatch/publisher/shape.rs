@@ -11,31 +11,33 @@ use common::{
 use super::{Dispatch, Publisher, returned::Ending};
 use crate::{broker::Publish, history::Step, loops::outcome::reporter::AttemptEvent, store::Statements};
 
-impl<S: Statements, B: Publish> Publisher<S, B> {
-    /// Brings each message into its queue's format. A message that does not fit would not fit the next time either,
-    /// so it is discarded.
-    pub(super) async fn shape(&self, batch: Vec<Dispatch>, queue: &Queue) -> Vec<(Dispatch, Option<Shaped>)> {
-        let mut fit = Vec::with_capacity(batch.len());
-        let mut unfit = Vec::new();
-        for dispatch in batch {
-            // A message forwarded as it came is sent raw.
-            let of = if dispatch.delivery.envelope.is_some() { Format::Raw } else { queue.policy.format };
-            match format::shape(of, &dispatch.delivery) {
-                Ok(shaped) => fit.push((dispatch, shaped)),
-                Err(error) => unfit.push((dispatch, error)),
-            }
+/// A message in its queue's format; `None`: it is sent as it was submitted.
+pub(super) type Fit = (Dispatch, Option<Shaped>);
+
+/// A message that does not fit its queue's format, and why.
+pub(super) type Unfit = (Dispatch, FieldError);
+
+/// Brings each message into its queue's format. The second part has those that do not fit it.
+pub(super) fn shape(batch: Vec<Dispatch>, queue: &Queue) -> (Vec<Fit>, Vec<Unfit>) {
+    let (mut fit, mut unfit) = (Vec::with_capacity(batch.len()), Vec::new());
+    for dispatch in batch {
+        // A message forwarded as it came is sent raw.
+        let of = if dispatch.delivery.envelope.is_some() { Format::Raw } else { queue.policy.format };
+        match format::shape(of, &dispatch.delivery) {
+            Ok(shaped) => fit.push((dispatch, shaped)),
+            Err(error) => unfit.push((dispatch, error)),
         }
+    }
+    (fit, unfit)
+}
+
+impl<S: Statements, B: Publish> Publisher<S, B> {
+    /// Discards tasks as a consumer does that reports `discard`: their messages would not fit the next time either.
+    pub(super) async fn give_up(&self, queue: &QueueName, unfit: Vec<Unfit>) {
         if let Some((_, error)) = unfit.first() {
             let tasks = unfit.len();
-            tracing::warn!(queue = %queue.name, tasks, %error, "payloads do not fit their queue's format; the tasks \
-                                                                are dead");
-            self.give_up(&queue.name, unfit).await;
+            tracing::warn!(%queue, tasks, %error, "payloads do not fit their queue's format; the tasks are dead");
         }
-        fit
-    }
-
-    /// Discards tasks as a consumer does that reports `discard`.
-    async fn give_up(&self, queue: &QueueName, unfit: Vec<(Dispatch, FieldError)>) {
         let mut ending = Ending::new();
         for (Dispatch { database, delivery, .. }, why) in unfit {
             let Delivery { id, attempt, .. } = delivery;

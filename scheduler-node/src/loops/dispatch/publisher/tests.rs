@@ -14,7 +14,10 @@ use super::*;
 use crate::{
     broker::tests::bench::{self, Bench, LONG, batch, route_with_length, tally, with_small_messages},
     loops::tests::Loops,
-    store::change::{Guarded, Keep},
+    store::{
+        PoolKind,
+        change::{Guarded, Keep},
+    },
     supervise::spawn_child,
     working_set::{delay_rules::DelayRule, failures::tests::Log},
 };
@@ -368,6 +371,30 @@ async fn a_database_whose_confirms_are_not_written_keeps_no_task_of_another_from
     };
     let settled = tokio::time::timeout(LONG, published).await.expect("no publish waits for the settler of a database");
     assert_eq!(settled.map(|confirmed| confirmed.len()), Some(1));
+}
+
+#[tokio::test]
+async fn a_database_that_does_not_end_an_unfit_task_keeps_no_other_from_its_publish() {
+    let loops = Loops::new().await;
+    let mut queue = Queue::with_defaults(QueueName::new("orders"));
+    queue.policy.format = Format::Celery;
+    let unfit = claimed(&loops, &queue).await;
+    let id = unfit.delivery.id;
+    let mut fit = dispatch("orders", Instant::now());
+    fit.delivery.content.payload = br#"{"task":"mails.send"}"#.to_vec();
+    let (settlements, mut settled) = Settlements::channel(100);
+    let settlements = [settlements].into_iter().collect();
+    let publisher = Publisher { settlements, ..publisher(&loops, Quick, &queue, LONG) };
+    loops.test.be_patient(PoolKind::Fire).await;
+    let mut hold = loops.test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").execute(&mut *hold).await.unwrap();
+    let go_on = async {
+        let confirmed = tokio::time::timeout(LONG, settled.recv()).await.expect("the other one is published");
+        assert_eq!(confirmed.map(|confirmed| confirmed.len()), Some(1));
+        sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    };
+    tokio::join!(publisher.publish(&queue.name, vec![unfit, fit]), go_on);
+    assert_eq!(loops.test.state_of(id).await.as_deref(), Some("dead"), "its end had to wait for nothing else");
 }
 
 /// Publishes a burst, and a message a span later, to a broker that never answers. Returns how many messages left with
