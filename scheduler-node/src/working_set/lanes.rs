@@ -33,9 +33,26 @@ const STUCK_AFTER: Duration = Duration::from_secs(1);
 /// ended or moved, or something else keeps them from starting, such as a pause or a limit of the queue.
 const FORGOTTEN_AFTER: Duration = LONGEST_PAUSE.saturating_mul(4);
 
-/// Messages that the broker takes for no queue are news again when none has come back for this long. One that waits for
-/// a binding comes back every 30 s.
-const UNROUTED_OVER_AFTER: Duration = Duration::from_secs(60);
+/// Messages that reach no consumer are news again when there was none for this long. One that waits for a binding comes
+/// back every 30 s.
+const UNREACHED_OVER_AFTER: Duration = Duration::from_secs(60);
+
+/// Why messages reach no consumer, and what becomes of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unreached {
+    /// No queue is bound for them: they are published again by themselves.
+    Waiting,
+    /// No queue is bound for them: their tasks are cancelled.
+    Dropped,
+    /// No queue is bound for them: their tasks are dead.
+    SetAside,
+    /// Their delay exchange has left the exchange that they are for: they are published again by themselves.
+    LeftBehind,
+    /// The broker refuses them.
+    Refused,
+    /// They do not fit their queue's format.
+    Unfit,
+}
 
 /// The state of one lane.
 #[derive(Clone, Debug, Default)]
@@ -78,9 +95,9 @@ pub struct Lanes {
     /// The due messages of all lanes that wait to be sent.
     pub backlog: Backlog,
     lanes: Mutex<HashMap<QueueName, Lane>>,
-    /// The queues with messages that the broker took for no queue lately, and that are published again by themselves,
-    /// each with the moment of the last one.
-    unrouted: Mutex<HashMap<QueueName, Instant>>,
+    /// The queues with messages that reached no consumer lately, each with the moment of the last one. Each reason is
+    /// news by itself.
+    unreached: Mutex<HashMap<(QueueName, Unreached), Instant>>,
     opened: watch::Sender<()>,
 }
 
@@ -145,12 +162,11 @@ impl Lanes {
         }
     }
 
-    /// Notes messages that the broker took for no queue, and that are published again by themselves. Returns whether
-    /// they are the first for some time.
-    pub fn note_unrouted(&self, queue: &QueueName) -> bool {
-        let (mut unrouted, now) = (self.unrouted.lock(), clock::instant());
-        unrouted.retain(|_, last| now.saturating_duration_since(*last) < UNROUTED_OVER_AFTER);
-        unrouted.insert(queue.clone(), now).is_none()
+    /// Notes messages that reach no consumer. Returns whether they are the first for some time.
+    pub fn note_unreached(&self, queue: &QueueName, why: Unreached) -> bool {
+        let (mut unreached, now) = (self.unreached.lock(), clock::instant());
+        unreached.retain(|_, last| now.saturating_duration_since(*last) < UNREACHED_OVER_AFTER);
+        unreached.insert((queue.clone(), why), now).is_none()
     }
 
     /// Opens a lane: its messages go another way from now on.
@@ -328,15 +344,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn messages_without_a_route_are_news_once_for_each_queue_and_again_after_a_pause() {
+    async fn messages_that_reach_no_consumer_are_news_once_for_each_queue_and_reason_and_again_after_a_pause() {
         let (lanes, mails) = (Lanes::default(), QueueName::new("mails"));
-        assert!(lanes.note_unrouted(&queue()) && lanes.note_unrouted(&mails));
+        let is_news = |queue: &QueueName, why| lanes.note_unreached(queue, why);
+        assert!(is_news(&queue(), Unreached::Waiting) && is_news(&mails, Unreached::Waiting));
+        assert!(is_news(&mails, Unreached::Refused), "another reason");
         for _ in 0..10 {
             tokio::time::advance(Duration::from_secs(30)).await;
-            assert!(!lanes.note_unrouted(&queue()));
+            assert!(!is_news(&queue(), Unreached::Waiting));
         }
-        assert_eq!(lanes.unrouted.lock().len(), 1, "the other queue is forgotten");
-        assert!(lanes.note_unrouted(&mails));
+        assert_eq!(lanes.unreached.lock().len(), 1, "the other queue is forgotten");
+        assert!(is_news(&mails, Unreached::Waiting));
     }
 
     #[test]

@@ -20,7 +20,10 @@ use crate::{
     clock,
     loops::outcome::reporter::AttemptEvent,
     store::Statements,
-    working_set::database::{DatabaseIndex, NodeDatabase},
+    working_set::{
+        database::{DatabaseIndex, NodeDatabase},
+        lanes::Unreached,
+    },
 };
 
 /// The bounds of the wait of a returned message for a binding. It is published again after as long as it is late by
@@ -49,6 +52,15 @@ impl Returned {
         match &self.refusal {
             Some(refusal) => format!("RabbitMQ refuses the message: {refusal}"),
             None => format!("no queue is bound to `{exchange}` for the routing key `{}`", self.routing_key),
+        }
+    }
+
+    const fn unreached(&self) -> Unreached {
+        match self.rule {
+            _ if self.refusal.is_some() => Unreached::Refused,
+            Unroutable::Wait => Unreached::Waiting,
+            Unroutable::Drop => Unreached::Dropped,
+            Unroutable::SetAside => Unreached::SetAside,
         }
     }
 }
@@ -119,7 +131,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
     ) {
         if !open.is_empty() {
             let messages = open.len();
-            if self.lanes.note_unrouted(queue) {
+            if self.lanes.note_unreached(queue, Unreached::LeftBehind) {
                 tracing::warn!(%queue, exchange, messages, "messages that came before `deliver_to` was changed are not confirmed by their exchange; they are published again");
             } else {
                 tracing::debug!(%queue, exchange, messages, "messages are not confirmed by their former exchange");
@@ -175,19 +187,22 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         }
     }
 
-    /// Logs messages that are all returned, or all refused. Those that wait come back again and again.
+    /// Logs messages that are all returned, or all refused. A queue may have more of them with each batch.
     fn log<'a>(&self, queue: &QueueName, exchange: &str, mut messages: impl Iterator<Item = &'a Returned>) {
         let Some(first) = messages.next() else { return };
         let (Returned { rule, routing_key, .. }, messages) = (first, 1 + messages.count());
-        match &first.refusal {
-            Some(reason) => {
+        match (&first.refusal, self.lanes.note_unreached(queue, first.unreached())) {
+            (Some(reason), true) => {
                 tracing::warn!(%queue, exchange, routing_key, messages, reason, "the broker refuses messages; their tasks end");
             }
-            None if *rule == Unroutable::Wait && !self.lanes.note_unrouted(queue) => {
-                tracing::debug!(%queue, exchange, routing_key, messages, "the broker returned messages again");
+            (Some(reason), false) => {
+                tracing::debug!(%queue, exchange, routing_key, messages, reason, "the broker refused messages again");
             }
-            None => {
+            (None, true) => {
                 tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "the broker returned messages: no queue is bound for them");
+            }
+            (None, false) => {
+                tracing::debug!(%queue, exchange, routing_key, messages, "the broker returned messages again");
             }
         }
     }

@@ -9,7 +9,10 @@ use common::{
 };
 
 use super::{Dispatch, Publisher, returned::Ending};
-use crate::{broker::Publish, history::Step, loops::outcome::reporter::AttemptEvent, store::Statements};
+use crate::{
+    broker::Publish, history::Step, loops::outcome::reporter::AttemptEvent, store::Statements,
+    working_set::lanes::Unreached,
+};
 
 /// A message in its queue's format; `None`: it is sent as it was submitted.
 pub(super) type Fit = (Dispatch, Option<Shaped>);
@@ -36,7 +39,11 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
     pub(super) async fn give_up(&self, queue: &QueueName, unfit: Vec<Unfit>) {
         if let Some((_, error)) = unfit.first() {
             let tasks = unfit.len();
-            tracing::warn!(%queue, tasks, %error, "payloads do not fit their queue's format; the tasks are dead");
+            if self.lanes.note_unreached(queue, Unreached::Unfit) {
+                tracing::warn!(%queue, tasks, %error, "payloads do not fit their queue's format; the tasks are dead");
+            } else {
+                tracing::debug!(%queue, tasks, %error, "payloads did not fit their queue's format again");
+            }
         }
         let mut ending = Ending::new();
         for (Dispatch { database, delivery, .. }, why) in unfit {

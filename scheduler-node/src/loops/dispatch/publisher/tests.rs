@@ -319,9 +319,9 @@ impl Publish for Quick {
     }
 }
 
-/// A broker that returns the first message of each batch, and confirms the others.
+/// A broker that does not take the first message of each batch for this reason, and confirms the others.
 #[derive(Debug)]
-struct Returning;
+struct Returning(NotTaken);
 
 impl Publish for Returning {
     fn state(&self) -> watch::Receiver<BrokerState> {
@@ -330,25 +330,37 @@ impl Publish for Returning {
 
     async fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
         let mut published = Quick.publish(route, batch).await;
-        published[0].outcome = Outcome::Refused(NotTaken::Unroutable);
+        published[0].outcome = Outcome::Refused(self.0.clone());
         published
     }
 }
 
 #[tokio::test]
-async fn messages_that_wait_for_a_binding_are_in_the_log_once_and_not_with_each_publish() {
-    let log = Log::keep();
-    let loops = Loops::new().await;
-    let mut queue = Queue::with_defaults(QueueName::new("orders"));
-    (queue.policy.exchange, queue.policy.unroutable) = (Some("orders".to_owned()), Unroutable::Wait);
-    let (settlements, _settled) = Settlements::channel(100);
-    let settlements = [settlements].into_iter().collect();
-    let publisher = Publisher { settlements, ..publisher(&loops, Returning, &queue, LONG) };
-    for _ in 0..10 {
-        publisher.publish(&queue.name, ["orders"; 2].map(|queue| dispatch(queue, Instant::now())).into()).await;
+async fn messages_that_reach_no_consumer_are_in_the_log_once_for_each_reason_and_not_with_each_publish() {
+    let (log, loops, lanes) = (Log::keep(), Loops::new().await, Arc::<Lanes>::default());
+    let queue = |unroutable, format| {
+        let mut queue = Queue::with_defaults(QueueName::new("orders"));
+        queue.policy.exchange = Some("orders".to_owned());
+        (queue.policy.unroutable, queue.policy.format) = (unroutable, format);
+        queue
+    };
+    let refused = NotTaken::Unacceptable { reason: "406 PRECONDITION_FAILED".to_owned() };
+    for (queue, why, news) in [
+        (queue(Unroutable::Wait, Format::Raw), NotTaken::Unroutable, "rule=Wait"),
+        (queue(Unroutable::Drop, Format::Raw), NotTaken::Unroutable, "rule=Drop"),
+        (queue(Unroutable::SetAside, Format::Raw), NotTaken::Unroutable, "rule=SetAside"),
+        (queue(Unroutable::Wait, Format::Raw), refused, "the broker refuses messages"),
+        (queue(Unroutable::Wait, Format::Celery), NotTaken::Nacked, "payloads do not fit"),
+    ] {
+        let (settlements, _settled) = Settlements::channel(100);
+        let (settlements, lanes) = ([settlements].into_iter().collect(), Arc::clone(&lanes));
+        let publisher = Publisher { settlements, lanes, ..publisher(&loops, Returning(why), &queue, LONG) };
+        for _ in 0..10 {
+            publisher.publish(&queue.name, ["orders"; 2].map(|queue| dispatch(queue, Instant::now())).into()).await;
+        }
+        assert_eq!(log.count(news), 1, "{news}");
     }
-    assert_eq!(log.count("the broker returned messages"), 10);
-    assert_eq!(log.count("no queue is bound for them"), 1);
+    assert_eq!(log.count("the broker returned messages"), 30);
 }
 
 #[tokio::test]
