@@ -150,6 +150,12 @@ impl Lanes {
         });
     }
 
+    /// Forgets messages that the broker returned once more, which says nothing about others of the lane. A closed lane
+    /// may be probed as before, and is not forgotten while they are tried.
+    pub fn returned_again(&self, queue: &QueueName, messages: usize, now: Instant) {
+        self.forget(queue, messages, |lane| lane.closed_until = lane.closed_until.map(|until| until.max(now)));
+    }
+
     fn forget(&self, queue: &QueueName, messages: usize, change: impl FnOnce(&mut Lane)) {
         let mut lanes = self.lanes.lock();
         if let Some(lane) = lanes.get_mut(queue) {
@@ -341,6 +347,24 @@ mod tests {
         assert_eq!(lanes.closed(over - Duration::from_millis(1)), [queue()], "it was tried since");
         assert!(lanes.closed(over).is_empty());
         assert!(lanes.is_open(&queue(), over));
+    }
+
+    #[test]
+    fn a_closed_lane_is_probed_and_not_forgotten_while_messages_are_returned_again() {
+        let lanes = Lanes::default();
+        let mut now = Instant::now();
+        lanes.sent(&queue(), 1, now);
+        lanes.heard(&queue(), 1, 0, now);
+        for _ in 0..10 {
+            now += FORGOTTEN_AFTER / 2;
+            lanes.sent(&queue(), 1, now);
+            lanes.returned_again(&queue(), 1, now);
+        }
+        assert_eq!(lanes.closed(now), [queue()]);
+        assert!(lanes.may_probe(&queue(), now));
+        lanes.sent(&queue(), 1, now);
+        lanes.returned_again(&queue(), 1, now);
+        assert!(!lanes.may_probe(&queue(), now), "one in each pause");
     }
 
     #[tokio::test(start_paused = true)]

@@ -33,7 +33,7 @@ use common::{
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
-use self::shape::Fit;
+use self::{returned::are_repeats, shape::Fit};
 use crate::{
     alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Publish, Published, QueueDeclaration, Route},
@@ -245,7 +245,8 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
 
     async fn settle(&self, policy: &Queue, places: &HashMap<TaskId, Place>, published: Vec<Published>, exchange: &str) {
         let queue = &policy.name;
-        let (returned, published) = self.take_returned(policy, places, published);
+        let are_repeats = are_repeats(policy, places, &published);
+        let (returned, published) = self.take_returned(policy, places, published, are_repeats);
         let mut confirmed: BTreeMap<DatabaseIndex, Vec<Confirmed>> = BTreeMap::new();
         let mut open: Vec<(DatabaseIndex, TaskId)> = Vec::new();
         let messages = published.len();
@@ -271,6 +272,8 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             let has_probe = places.values().any(|place| !place.redelivered);
             self.lanes.passed_by(queue, all, has_probe.then(clock::instant));
             self.look_again_alone(queue, exchange, places, open);
+        } else if are_repeats {
+            self.lanes.returned_again(queue, all, clock::instant());
         } else {
             let pause = self.pause(queue, all, all - open.len());
             for (database, id) in open {

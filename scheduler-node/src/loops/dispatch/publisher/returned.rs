@@ -65,14 +65,28 @@ impl Returned {
     }
 }
 
+/// Whether all of these messages wait for a binding of the queue's own exchange, and none is sent for the first time.
+/// An exchange may route by more than the routing key, so they say nothing about the lane: others may find a queue. If
+/// there is none at all, messages that are sent for the first time close the lane.
+pub(super) fn are_repeats(queue: &Queue, places: &HashMap<TaskId, Place>, published: &[Published]) -> bool {
+    let is_repeat = |one: &Published| {
+        let place = &places[&one.id];
+        let is_returned = matches!(one.outcome, Outcome::Refused(NotTaken::Unroutable));
+        is_returned && place.redelivered && place.own_key.is_none()
+    };
+    let may_wait = queue.policy.exchange.is_some() && queue.policy.unroutable() == Unroutable::Wait;
+    may_wait && published.iter().all(is_repeat)
+}
+
 impl<S: Statements, B: Publish> Publisher<S, B> {
     /// Takes the returned and the refused messages out of a batch's outcomes, so that they do not count against its
-    /// lane.
+    /// lane. `are_repeats`: see [`are_repeats`].
     pub(super) fn take_returned(
         &self,
         queue: &Queue,
         places: &HashMap<TaskId, Place>,
         published: Vec<Published>,
+        are_repeats: bool,
     ) -> (Vec<Returned>, Vec<Published>) {
         let is_any_taken = published.iter().any(|one| matches!(one.outcome, Outcome::Done(())));
         let (mut returned, mut others) = (Vec::new(), Vec::with_capacity(published.len()));
@@ -86,7 +100,8 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             let rule = if refusal.is_some() { Unroutable::SetAside } else { self.rule(queue, place) };
             // With one routing key for all, a return of everything means that the route is gone: the lane waits as
             // a whole. A queue that Duetime declares is declared again.
-            let is_one_route = place.own_key.is_none() && (queue.policy.exchange.is_none() || !is_any_taken);
+            let waits_alone = queue.policy.exchange.is_some() && (is_any_taken || are_repeats);
+            let is_one_route = place.own_key.is_none() && !waits_alone;
             let waits_as_one = rule == Unroutable::Wait && is_one_route;
             let is_returned = refusal.is_some() || matches!(one.outcome, Outcome::Refused(NotTaken::Unroutable));
             if waits_as_one || !is_returned {

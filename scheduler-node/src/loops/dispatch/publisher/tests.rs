@@ -263,6 +263,28 @@ async fn a_message_for_an_exchange_that_its_delay_exchange_has_left_neither_clos
     assert_eq!(owned_shards.heap_len(), 1, "it is looked at again");
 }
 
+#[tokio::test]
+async fn a_message_that_is_returned_again_leaves_its_lane_as_it_is_and_one_that_is_returned_first_closes_it() {
+    let loops = Loops::new().await;
+    let mut queue = Queue::with_defaults(QueueName::new("orders"));
+    (queue.policy.exchange, queue.policy.unroutable) = (Some("events".to_owned()), Unroutable::Wait);
+    let publisher = publisher(&loops, Unbound, &queue, LONG);
+    let again = Delivery { redelivered: true, ..claimed(&loops, &queue).await.delivery };
+    let is_open = || publisher.lanes.is_open(&queue.name, Instant::now());
+
+    publisher.publish(&queue.name, vec![of(again.clone())]).await;
+    assert!(is_open(), "others may find a queue");
+    assert_eq!(loops.database().owned_shards.heap_len(), 1, "it is looked at again");
+    publisher.publish(&queue.name, vec![of(again.clone()), dispatch("orders", Instant::now())]).await;
+    assert!(!is_open(), "there may be no queue at all");
+    publisher.publish(&queue.name, vec![of(again.clone())]).await;
+    assert!(!is_open(), "it shows no queue");
+
+    let declared = Queue::with_defaults(QueueName::new("mails"));
+    publisher.publish(&declared.name, vec![of(Delivery { queue: declared.name.clone(), ..again })]).await;
+    assert!(!publisher.lanes.is_open(&declared.name, Instant::now()), "its queue is missing");
+}
+
 /// Publishes three tasks of `queue` that reach no consumer, while the archive refuses the second one.
 async fn ends_around_a_refused_one(queue: Queue) {
     let loops = Loops::new().await;
