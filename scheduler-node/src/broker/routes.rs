@@ -29,6 +29,14 @@ const DECLARATIONS: usize = 8;
 /// notified (3.10), and each waited for ever.
 const REST: Duration = Duration::from_secs(1);
 
+/// The number of routes from which on those without messages are forgotten: queues are made and deleted while a
+/// connection lives.
+const ROUTES_KEPT: usize = 4_096;
+
+/// A route without messages for so long may be forgotten: its queue is declared again with the next one. Longer than
+/// anything that is known of a route counts.
+const UNUSED_AFTER: Duration = Duration::from_secs(600);
+
 /// How long the messages of a route go alone after the broker refused one of them: longer than a closed lane waits.
 const ALONE_FOR: Duration = Duration::from_secs(60);
 
@@ -56,10 +64,33 @@ fn key(route: &Route) -> (String, String) {
 /// The states of the routes over one connection. A new connection starts without any.
 pub(super) struct Routes {
     link: Arc<Link>,
-    /// One lane for each route that was published to over this connection.
-    lanes: Mutex<HashMap<(String, String), Arc<Lane>>>,
+    lanes: Mutex<KnownLanes>,
     declarations: Semaphore,
     strangers: Arc<Strangers>,
+}
+
+/// One lane for each route that was published to over the connection, but for those that were not used for long.
+#[derive(Default)]
+struct KnownLanes {
+    /// Each with the moment at which it was last asked for.
+    lanes: HashMap<(String, String), (Arc<Lane>, Instant)>,
+    /// The number of lanes with which unused ones are looked for, if it is more than [`ROUTES_KEPT`].
+    look_at: usize,
+}
+
+impl KnownLanes {
+    fn lane(&mut self, route: &Route, now: Instant) -> Arc<Lane> {
+        if self.lanes.len() >= self.look_at.max(ROUTES_KEPT) {
+            self.lanes.retain(|_, (lane, used_at)| {
+                Arc::strong_count(lane) > 1 || now.saturating_duration_since(*used_at) < UNUSED_AFTER
+            });
+            // Where all are in use, not each new one looks at all of them.
+            self.look_at = 2 * self.lanes.len();
+        }
+        let (lane, used_at) = self.lanes.entry(key(route)).or_insert_with(|| (Arc::default(), now));
+        *used_at = now;
+        Arc::clone(lane)
+    }
 }
 
 /// The known state of one route.
@@ -84,7 +115,7 @@ impl Routes {
     }
 
     pub(super) fn lane(&self, route: &Route) -> Arc<Lane> {
-        Arc::clone(self.lanes.lock().entry(key(route)).or_default())
+        self.lanes.lock().lane(route, Instant::now())
     }
 
     /// Declares the lane's queue unless this connection has already done so.
@@ -153,5 +184,28 @@ impl Lane {
             // The queue or its binding may be gone: the next batch declares both again.
             *self.declared.lock() = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_routes_that_are_not_used_are_forgotten_and_others_are_not() {
+        let (mut known, start) = (KnownLanes::default(), Instant::now());
+        let route = |key: String| Route { exchange: "duetime".to_owned(), routing_key: key, declare: None };
+        let used = known.lane(&route("used".to_owned()), start);
+        for number in 2..ROUTES_KEPT {
+            drop(known.lane(&route(number.to_string()), start));
+        }
+        let later = start + UNUSED_AFTER;
+        let recent = known.lane(&route("1".to_owned()), later - Duration::from_secs(1));
+        recent.is_proven.store(true, Ordering::Relaxed);
+        drop(recent);
+        drop(known.lane(&route("new".to_owned()), later));
+        assert_eq!(known.lanes.len(), 3);
+        assert!(Arc::ptr_eq(&used, &known.lane(&route("used".to_owned()), later)), "a batch has it");
+        assert!(known.lane(&route("1".to_owned()), later).is_proven());
     }
 }
