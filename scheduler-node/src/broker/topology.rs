@@ -32,11 +32,16 @@ const INVALID_BYTES: i64 = 1 << 30;
 const INVALID_KEPT_MS: i64 = 14 * 86_400_000;
 const MAX_LENGTH: &str = "x-max-length";
 
-/// The queues found with arguments other than Duetime's, so that each is logged once.
+/// The queues found with arguments other than Duetime's, so that each is logged once. One that is mended is forgotten.
 #[derive(Debug, Default)]
 pub(super) struct Strangers(Mutex<HashSet<String>>);
 
 impl Strangers {
+    /// Notes that a queue is as Duetime declares it: the next trouble with it is news.
+    fn forget(&self, queue: &str) {
+        self.0.lock().remove(queue);
+    }
+
     fn complain(&self, queue: &str, refusal: &Error) {
         if self.0.lock().insert(queue.to_owned()) {
             let error = refusal.explained();
@@ -70,6 +75,7 @@ pub(super) async fn claim_vhost(link: &Link, cluster: ClusterId, strangers: &Str
     let arguments =
         quorum([("x-dead-letter-exchange", text("")), ("x-dead-letter-routing-key", text(&cluster.to_string()))]);
     let Err(refusal) = request_queue(&link.channel().await?, CLUSTER, options, arguments).await else {
+        strangers.forget(CLUSTER);
         return Ok(());
     };
     match refusal.reply_code() {
@@ -133,7 +139,10 @@ async fn declare_no_stranger(link: &Link, declaration: &QueueDeclaration, strang
     let (queue, options) = (declaration.queue.as_str(), QueueDeclareOptions { durable: true, ..Default::default() });
     let declare =
         async |max_length| request_queue(&link.channel().await?, queue, options, task_queue(max_length)).await;
-    let Err(refusal) = declare(declaration.max_length).await else { return Ok(()) };
+    let Err(refusal) = declare(declaration.max_length).await else {
+        strangers.forget(queue);
+        return Ok(());
+    };
     if !matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) {
         return Err(refusal);
     }
@@ -230,6 +239,7 @@ fn intake_queue_args() -> FieldTable {
 async fn declare_queue(link: &Link, queue: &str, arguments: FieldTable, strangers: &Strangers) -> Result<(), Error> {
     let options = QueueDeclareOptions { durable: true, ..Default::default() };
     let Err(refusal) = request_queue(&link.channel().await?, queue, options, arguments).await else {
+        strangers.forget(queue);
         return Ok(());
     };
     if !matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) {
