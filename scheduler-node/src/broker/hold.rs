@@ -61,6 +61,12 @@ impl MemoryHold {
         Self::of(usize::MAX)
     }
 
+    /// Forgets the messages of an earlier channel of this number that the client never handed over: it ended first. The
+    /// client gives the number to another channel once the broker sends no more on the earlier one.
+    pub(super) fn begin(&self, channel: u16) {
+        self.rooms.lock().remove(&channel);
+    }
+
     /// Whether there is room for the body of an arriving message.
     pub(super) fn arrives(&self, arrival: Arrival) -> bool {
         let Arrival { channel, delivery_tag: Some(tag), weight, trouble } = arrival else { return true };
@@ -152,6 +158,18 @@ mod tests {
         let MessageForm::Whole(third) = hold.form_of(1, 3) else { panic!("whole") };
         drop(third);
         assert_eq!(hold.bytes(), 90);
+    }
+
+    #[test]
+    fn messages_that_a_channel_left_behind_take_no_room_of_the_next_one_of_its_number() {
+        let hold = Arc::new(MemoryHold::of(100));
+        assert!(hold.arrives(arrival(1, 90)));
+        assert!(!hold.arrives(arrival(2, 90)));
+        hold.begin(1);
+        assert!(hold.is_open(1) && hold.arrives(arrival(1, 40)));
+        assert!(matches!(hold.form_of(1, 2), MessageForm::Whole(_)), "the next channel counts its own");
+        drop(hold.form_of(1, 1));
+        assert_eq!(hold.bytes(), 0);
     }
 
     #[test]

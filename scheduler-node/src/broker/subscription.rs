@@ -51,6 +51,7 @@ pub(super) struct Subscription {
 impl Subscription {
     pub(super) async fn open(link: &Link, queue: String, prefetch: u16) -> Result<Self, Error> {
         let channel = link.channel().await?;
+        link.hold().begin(channel.id());
         let qos = channel.basic_qos(prefetch, BasicQosOptions::default());
         answer(|| "set the prefetch".to_owned(), ANSWER_WITHIN, qos).await?;
         let options = BasicConsumeOptions::default();
