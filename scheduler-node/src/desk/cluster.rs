@@ -10,12 +10,13 @@ use common::{
     ids::{DatabaseIndex, DatabaseName, NodeName, ShardId},
     wire::{ClusterReport, Problem, cluster::NodeReport},
 };
+use tokio::time::timeout;
 
 use super::{Desk, run_to_end};
 use crate::{
     clock,
     coordination::{Error, EtcdOp},
-    store::fence::ShardRow,
+    store::{Database, fence::ShardRow},
 };
 
 /// The most tries of a drain that conflicts with other drains. Each conflict means that another operator's
@@ -26,13 +27,17 @@ const ROUNDS: usize = 8;
 /// milliseconds.
 const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 
+/// A database that takes longer than this to tell its owners does not delay the report. `duetime top` gives up after
+/// two seconds, and shows the least where an outage makes it most useful.
+const READ_WITHIN: Duration = Duration::from_secs(1);
+
 impl Desk {
     /// Reports the cluster. The owner of a shard comes from the shard's own database, whose fence decides it. While a
-    /// database cannot be reached, the owners of its shards are unknown: the report shows none and a note says why.
+    /// database does not answer, the owners of its shards are unknown: the report shows none and a note says why.
     pub(crate) async fn cluster(&self) -> Result<ClusterReport, Problem> {
         let databases = self.parts().store.databases();
         let names: Vec<DatabaseName> = databases.iter().map(|database| database.name().clone()).collect();
-        let parts = futures::future::join_all(databases.iter().map(|database| database.shards_read())).await;
+        let parts = futures::future::join_all(databases.iter().map(|database| fence_rows(database))).await;
         // A node that has just started waits above for its databases, and has the map after that.
         let map = self.parts().store.places().load();
         let view = self.parts().views.borrow().clone();
@@ -41,19 +46,15 @@ impl Desk {
         let mut fences: HashMap<ShardId, ShardRow> = HashMap::new();
         for (index, part) in parts.into_iter().enumerate() {
             match part {
-                Ok(rows) => {
+                Some(rows) => {
                     let place = Some(DatabaseIndex::new(index));
                     let own = rows.into_iter().filter(|row| map.of(row.id).map(|found| found.database) == place);
                     fences.extend(own.map(|row| (row.id, row)));
                 }
-                Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the owners of shards cannot be read");
-                    let note = format!(
-                        "database `{}` cannot be reached, so the owners of its shards are unknown",
-                        databases[index].name()
-                    );
-                    report.notes.push(note);
-                }
+                None => report.notes.push(format!(
+                    "database `{}` cannot be reached, so the owners of its shards are unknown",
+                    databases[index].name()
+                )),
             }
         }
         if report.notes.is_empty() && !map.is_whole() {
@@ -78,7 +79,7 @@ impl Desk {
                 let mut views = desk.parts().views.clone();
                 let shown = views.wait_for(|view| view.revision >= revision);
                 // The drain is written. This node's view is late, and the answer below is right all the same.
-                let _ = tokio::time::timeout(SHOWN_WITHIN, shown).await;
+                let _ = timeout(SHOWN_WITHIN, shown).await;
             }
             let node = desk.cluster().await?.nodes.into_iter().find(|node| node.name == name);
             let left = || Problem::not_found(format!("node `{name}` has just left the cluster"));
@@ -104,6 +105,18 @@ impl Desk {
         }
         Err(Error::Contended { op: EtcdOp::DrainWrite }.into())
     }
+}
+
+/// The fence rows of a database. `None`: they cannot be read now.
+async fn fence_rows(database: &Database) -> Option<Vec<ShardRow>> {
+    match timeout(READ_WITHIN, database.shards_read()).await {
+        Ok(Ok(rows)) => return Some(rows),
+        Ok(Err(error)) => {
+            tracing::debug!(error = &error as &dyn std::error::Error, "the owners of shards cannot be read");
+        }
+        Err(_) => tracing::debug!(database = %database.name(), "the owners of shards do not come in time"),
+    }
+    None
 }
 
 fn refusal(refused: &Refused) -> Problem {

@@ -1,6 +1,6 @@
 //! Views over all databases.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use common::{
     access::Scope,
@@ -9,8 +9,11 @@ use common::{
     wire::{ListFilter, QueueRequest},
 };
 
-use super::{fresh, request, with_one_of_two_gone, with_two_databases};
-use crate::store::tests::outlook::finished;
+use super::{PLAIN, counter, fresh, request, with_one_of_two_gone, with_two_databases};
+use crate::store::{
+    PoolKind,
+    tests::{fixture, outlook::finished},
+};
 
 #[tokio::test]
 async fn one_list_goes_through_all_databases_in_the_order_of_due_times() {
@@ -79,6 +82,22 @@ async fn owners_are_told_by_the_fences_and_not_known_where_a_database_is_away() 
     assert_eq!(away, BTreeSet::from([(None, None)]));
     assert_eq!(report.notes.len(), 1);
     assert!(report.notes[0].contains("`east`"), "{:?}", report.notes);
+}
+
+/// A database that is reached and does not answer: a lock stands in for a server that hangs.
+#[tokio::test]
+async fn a_database_that_does_not_answer_delays_the_report_of_the_cluster_by_a_second_only() {
+    let (here, mut silent) = (fixture::database().await, fixture::database().await);
+    silent.database = fixture::named("east", &silent.url);
+    silent.be_patient(PoolKind::Read).await;
+    let counter = counter(vec![Arc::clone(&here.database), Arc::clone(&silent.database)], PLAIN);
+    let mut hanging = silent.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *hanging).await.unwrap();
+    sqlx::query("LOCK TABLE duetime.shard").execute(&mut *hanging).await.unwrap();
+    // Without a bound of its own the report waits for ten seconds, as any statement does.
+    let report = tokio::time::timeout(Duration::from_secs(5), counter.desk.cluster()).await;
+    let report = report.expect("it does not wait for the lock").expect("a report even so");
+    assert!(report.notes.len() == 1 && report.notes[0].contains("`east`"), "{:?}", report.notes);
 }
 
 #[tokio::test]
