@@ -25,13 +25,8 @@ use super::{
 };
 use crate::history::Step;
 
-/// The most rows examined in one step: some 20 ms.
+/// The most rows examined in one step: some 20 ms where no history is read.
 const LOOK: i64 = 20_000;
-
-/// The smallest part of a step that is tried, a hundredth, where a tenth takes longer than a statement may too. A
-/// filter by `error` decompresses the history of each row, which may have 2 MB; a hundredth has 200 rows. The three
-/// tries end within 15 s, and clients wait for 30 s.
-const SMALLEST_PART: u16 = 100;
 
 /// The tasks of a walk, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,14 +168,14 @@ impl Database {
     /// Looks at a smaller part where a look runs out of its time.
     async fn look_in_time(&self, walk: Walk, filter: &TaskFilter, place: &Place, most: usize) -> Result<Look, Error> {
         let elsewhere = self.elsewhere();
-        let mut part = 1;
+        let mut pace = self.paces.walks[usize::from(filter.error.is_some())].begin();
         loop {
-            let (rows, most) = (LOOK / i64::from(part), most.div_ceil(usize::from(part)));
+            let (rows, most) = (LOOK / i64::from(pace.divisor()), most.div_ceil(usize::from(pace.divisor())));
             let bounds = Bounds { rows, most, elsewhere: &elsewhere };
             let look = async |pool| look(&pool, walk, filter, place, bounds).await;
-            match self.run(StoreOp::BulkLook, look).await {
-                Err(error) if error.is_out_of_time() && part < SMALLEST_PART => part *= 10,
-                looked => return looked,
+            let looked = self.run(StoreOp::BulkLook, look).await;
+            if !pace.comes_again(&looked) {
+                return looked;
             }
         }
     }

@@ -52,6 +52,7 @@ mod entrance;
 mod failover;
 mod history;
 mod migrations;
+mod pace;
 mod places;
 mod position;
 mod replication;
@@ -81,6 +82,7 @@ use crate::{by_database::ByDatabase, history::History};
 
 use self::{
     change::{CancelJob, Cancelled, DueTimeJob},
+    pace::Paces,
     pools::Pools,
     replication::Unreplicated,
     rows::TaskRecord,
@@ -179,6 +181,8 @@ pub struct Database {
     /// The last glance.
     glances: tokio::sync::watch::Sender<Option<glance::Glance>>,
     heads: parking_lot::Mutex<glance::Heads>,
+    /// How many rows lists, walks and groups of dead tasks examine at a time.
+    paces: Paces,
 }
 
 impl fmt::Debug for Database {
@@ -213,6 +217,7 @@ impl Database {
             due_times: SharedWrite::default(),
             glances: tokio::sync::watch::Sender::default(),
             heads: parking_lot::Mutex::default(),
+            paces: Paces::default(),
         }
     }
 

@@ -396,15 +396,20 @@ async fn a_long_history_is_measured_without_reading_it() {
     }
 }
 
-/// Makes each look at a history take a millisecond, so that 20,000 of them take longer than a statement may.
-const SLOW_HISTORIES: &str = "
-ALTER TABLE duetime.task RENAME TO plain;
+/// Makes each look at a history take more than a millisecond, so that a full look takes longer than a statement may. A
+/// sequence counts them, with those of statements that ran out of time.
+pub(super) const SLOW_HISTORIES: &str = "
+ALTER TABLE duetime.task RENAME TO plain_task;
+ALTER TABLE duetime.plain_task RENAME COLUMN history TO quick_history;
+ALTER TABLE duetime.archive RENAME TO plain_archive;
+ALTER TABLE duetime.plain_archive RENAME COLUMN history TO quick_history;
+CREATE SEQUENCE duetime.looks;
 CREATE FUNCTION duetime.slowly(history jsonb) RETURNS jsonb LANGUAGE plpgsql STABLE AS
-    'BEGIN PERFORM pg_sleep(0.001); RETURN history; END';
-CREATE VIEW duetime.task AS
-    SELECT id, shard, queue, state, due_at, expires_at, payload, key, partition_key, claimed_at, duetime.slowly(history) AS history
-      FROM duetime.plain";
+    $$BEGIN PERFORM nextval('duetime.looks'), pg_sleep(0.0015); RETURN history; END$$;
+CREATE VIEW duetime.task AS SELECT *, duetime.slowly(quick_history) AS history FROM duetime.plain_task;
+CREATE VIEW duetime.archive AS SELECT *, duetime.slowly(quick_history) AS history FROM duetime.plain_archive";
 
+/// The next step begins with as few rows: a bulk request or an export takes many steps.
 #[tokio::test]
 async fn a_walk_that_runs_out_of_time_goes_on_in_smaller_steps() {
     let test = fixture::database().await;
@@ -412,8 +417,15 @@ async fn a_walk_that_runs_out_of_time_goes_on_in_smaller_steps() {
     sqlx::raw_sql(SLOW_HISTORIES).execute(&test.pool).await.unwrap();
     let filter =
         TaskFilter { queue: Some(QueueName::new("long")), state: Some(TaskState::Ready), ..TaskFilter::default() };
+    let looks =
+        async || -> i64 { sqlx::query_scalar("SELECT nextval('duetime.looks')").fetch_one(&test.pool).await.unwrap() };
     let step = test.database.bulk_look(LIVE, &filter, None, 500).await.unwrap();
     assert!(step.found.is_empty());
-    let first = UnixMicros::FIRST;
-    assert!(step.next.is_some_and(|place| place.after.is_some_and(|edge| edge.due_at > first)), "it has come on");
+    let place = step.next.expect("there are more");
+    assert!(place.after.is_some_and(|edge| edge.due_at > UnixMicros::FIRST), "it has come on");
+    let before = looks().await;
+    let step = test.database.bulk_look(LIVE, &filter, Some(&place), 500).await.unwrap();
+    assert!(step.next.is_some_and(|next| next.after != place.after), "it has come on again");
+    let rows = looks().await - before;
+    assert!((200..=2_001).contains(&rows), "{rows} rows: no try with all of them came first");
 }

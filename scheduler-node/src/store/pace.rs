@@ -1,0 +1,69 @@
+//! How many rows a look examines, by the time that looks like it take.
+//!
+//! A filter by `error` and the groups of dead tasks decompress the history of each row, which may have 2 MB. So the
+//! rows that one table shows within 20 ms take another longer than a statement may. A look that runs out of its time
+//! comes again with a tenth of its rows, and the next one begins with as few.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use super::Error;
+use crate::clock;
+
+/// The most times that the rows of a look are divided by ten: a hundredth of them ends in time even where each has the
+/// longest history. The three tries end within 15 s, and clients wait for 30 s.
+const MOST_TENTHS: u32 = 2;
+
+/// After a quicker look the next one examines ten times as many rows. That should take half of a statement's time.
+const QUICK: Duration = Duration::from_millis(250);
+
+/// The paces of a database's looks.
+#[derive(Debug, Default)]
+pub(super) struct Paces {
+    /// Of lists and of walks: without and with a filter by `error`.
+    pub(super) lists: [Pace; 2],
+    pub(super) walks: [Pace; 2],
+    pub(super) dead_groups: Pace,
+}
+
+/// The part of its rows that one kind of look examines at present: how many times they are divided by ten.
+#[derive(Debug, Default)]
+pub(super) struct Pace(AtomicU32);
+
+/// A look under way, from its first try to the last.
+#[derive(Debug)]
+pub(super) struct PacedLook<'a> {
+    pace: &'a Pace,
+    tenths: u32,
+    began: Instant,
+}
+
+impl Pace {
+    pub(super) fn begin(&self) -> PacedLook<'_> {
+        PacedLook { pace: self, tenths: self.0.load(Relaxed), began: clock::instant() }
+    }
+}
+
+impl PacedLook<'_> {
+    /// The number by which this try divides its rows.
+    pub(super) const fn divisor(&self) -> u16 {
+        10_u16.pow(self.tenths)
+    }
+
+    /// Takes note of the end of a try. Returns whether the look comes again, with fewer rows.
+    pub(super) fn comes_again<T>(&mut self, looked: &Result<T, Error>) -> bool {
+        let now = clock::instant();
+        let took = now.saturating_duration_since(std::mem::replace(&mut self.began, now));
+        let next = match looked {
+            Err(error) if error.is_out_of_time() => MOST_TENTHS.min(self.tenths + 1),
+            Ok(_) if took < QUICK => self.tenths.saturating_sub(1),
+            _ => self.tenths,
+        };
+        if next != self.tenths {
+            self.pace.0.store(next, Relaxed);
+        }
+        std::mem::replace(&mut self.tenths, next) < next
+    }
+}
