@@ -16,7 +16,8 @@ use sqlx::{PgPool, Row, postgres::PgRow};
 use super::{Database, Error, StoreOp, rows::TaskRecord};
 
 /// The most rows examined for one page of one table: some 10 ms in memory. This stays well within the statement
-/// timeout even if each row is a page read from a slow disk. A list that finds nothing goes on for a second.
+/// timeout even if each row is a page read from a slow disk; long histories take longer. A list that finds too little
+/// goes on for a second.
 const LOOK: i64 = 5_000;
 
 /// A part of a list, complete from its beginning to `next`.
@@ -67,14 +68,31 @@ impl Database {
     /// the finished ones, so that a task that finishes in between is not missed.
     pub async fn task_list(&self, filter: &ListFilter, among: &Among<'_>) -> Result<Page, Error> {
         let elsewhere = self.elsewhere();
-        self.run(StoreOp::TaskList, |pool| async move {
-            let mut pages = Vec::with_capacity(2);
-            for table in tables(filter.state) {
-                pages.push(part(&pool, *table, filter, among, &elsewhere).await?);
+        let mut pages = Vec::with_capacity(2);
+        for table in tables(filter.state) {
+            pages.push(self.list_in_time(*table, filter, among, &elsewhere).await?);
+        }
+        Ok(Page::merge(pages, limit_of(filter)))
+    }
+
+    /// Looks at fewer rows where a look runs out of its time.
+    async fn list_in_time(
+        &self,
+        table: Table,
+        filter: &ListFilter,
+        among: &Among<'_>,
+        elsewhere: &[i32],
+    ) -> Result<Page, Error> {
+        let mut pace = self.paces.lists[usize::from(filter.error.is_some())].begin();
+        loop {
+            let bounds = Bounds { look: LOOK / i64::from(pace.divisor()), elsewhere };
+            let looked = self
+                .run(StoreOp::TaskList, |pool| async move { part(&pool, table, filter, among, bounds).await })
+                .await;
+            if !pace.comes_again(&looked) {
+                return looked;
             }
-            Ok(Page::merge(pages, limit_of(filter)))
-        })
-        .await
+        }
     }
 }
 
@@ -113,17 +131,25 @@ const fn tables(state: Option<TaskState>) -> &'static [Table] {
     }
 }
 
-/// `elsewhere`: shards to leave out.
+/// The limits of a part.
+#[derive(Clone, Copy, Debug)]
+struct Bounds<'a> {
+    /// The most rows that it examines.
+    look: i64,
+    /// The shards whose tasks it leaves out.
+    elsewhere: &'a [i32],
+}
+
 async fn part(
     pool: &PgPool,
     table: Table,
     filter: &ListFilter,
     among: &Among<'_>,
-    elsewhere: &[i32],
+    bounds: Bounds<'_>,
 ) -> Result<Page, sqlx::Error> {
     let names: Vec<&str> = among.names.iter().map(QueueName::as_str).collect();
     if filter.key.is_some() {
-        let rows = rows(pool, table.by_key(), filter, Some(&names), elsewhere).await?;
+        let rows = rows(pool, table.by_key(), filter, Some(&names), bounds).await?;
         let mut is_whole = true;
         for row in &rows {
             is_whole &= !row.try_get::<bool, _>("too_many")?;
@@ -132,7 +158,7 @@ async fn part(
             return page_of(&rows, limit_of(filter));
         }
     }
-    let rows = rows(pool, table.walk(), filter, (!among.others).then_some(&names), elsewhere).await?;
+    let rows = rows(pool, table.walk(), filter, (!among.others).then_some(&names), bounds).await?;
     page_of(&rows, limit_of(filter))
 }
 
@@ -141,7 +167,7 @@ async fn rows(
     statement: &'static str,
     filter: &ListFilter,
     names: Option<&Vec<&str>>,
-    elsewhere: &[i32],
+    bounds: Bounds<'_>,
 ) -> Result<Vec<PgRow>, sqlx::Error> {
     let (due_at, id) = start_of(filter);
     sqlx::query(statement)
@@ -152,13 +178,13 @@ async fn rows(
         .bind(id.uuid())
         // The end is exclusive, and the last moment is a due time too.
         .bind(filter.due_before.unwrap_or(UnixMicros::new(UnixMicros::LAST.micros() + 1)).to_utc())
-        .bind(LOOK)
+        .bind(bounds.look)
         .bind(i64::from(filter.limit()).saturating_add(1))
         .bind(filter.key.as_deref())
         .bind(filter.error.as_deref())
         .bind(names)
         .bind(HOPS)
-        .bind(elsewhere)
+        .bind(bounds.elsewhere)
         .fetch_all(pool)
         .await
 }

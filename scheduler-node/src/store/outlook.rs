@@ -10,7 +10,7 @@ use super::{Database, Error, StoreOp, moment, queue};
 /// The most rows examined for one span. A larger count is reported as "so many or more".
 pub const SPAN_LOOK: i64 = 1_001;
 
-/// The most dead tasks examined to form groups: some 30 ms.
+/// The most dead tasks examined to form groups: some 30 ms where histories are short.
 pub const DEAD_LOOK: i64 = 10_000;
 
 /// The most queues whose dead tasks are examined. Each queue costs a probe of every partition.
@@ -104,9 +104,25 @@ impl Database {
     /// Groups the dead tasks of this database by queue and error: those of `queues`, or of all.
     pub async fn dead_groups(&self, queues: Option<&[String]>) -> Result<DeadGroups, Error> {
         let elsewhere = self.elsewhere();
+        let mut pace = self.paces.dead_groups.begin();
+        loop {
+            let looked = self.dead_groups_among(DEAD_LOOK / i64::from(pace.divisor()), queues, &elsewhere).await;
+            if !pace.comes_again(&looked) {
+                return looked;
+            }
+        }
+    }
+
+    /// The same from at most `look` tasks, without those of the shards `elsewhere`.
+    async fn dead_groups_among(
+        &self,
+        look: i64,
+        queues: Option<&[String]>,
+        elsewhere: &[i32],
+    ) -> Result<DeadGroups, Error> {
         self.run(StoreOp::DeadGroups, |pool| async move {
             let rows = sqlx::query(include_str!("queries/dead_groups.sql"))
-                .bind(DEAD_LOOK)
+                .bind(look)
                 // One more shows whether some are left out.
                 .bind(i64::try_from(DEAD_GROUPS + 1).unwrap_or(i64::MAX))
                 .bind(i32::try_from(DEAD_QUEUES).unwrap_or(i32::MAX))

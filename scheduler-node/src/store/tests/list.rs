@@ -228,6 +228,18 @@ async fn a_filter_on_what_most_tasks_do_not_have_finds_the_last_of_a_long_queue(
     }
 }
 
+/// A person who looks for an error gets to the end, page by page.
+#[tokio::test]
+async fn a_list_by_error_over_histories_that_are_slow_to_read_answers_with_a_short_page() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(LONG_AND_BARE).execute(&test.pool).await.unwrap();
+    sqlx::raw_sql(super::bulk::SLOW_HISTORIES).execute(&test.pool).await.unwrap();
+    let (queue, error) = (Some(QueueName::new("long")), Some("rare".to_owned()));
+    let filter = ListFilter { queue, error, state: Some(TaskState::Dead), ..ListFilter::default() };
+    let page = test.database.task_list(&filter, &ALL).await.unwrap();
+    assert!(page.tasks.is_empty() && page.next.is_some(), "{page:?}");
+}
+
 /// Submits a task with the key `k`.
 async fn keyed(test: &TestDatabase, queue: &str, partition_key: &str, due_at: UnixMicros) -> TaskId {
     let mut task = new_task(fixture::fresh_id());

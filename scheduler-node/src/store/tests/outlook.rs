@@ -140,3 +140,12 @@ async fn dead_tasks_behind_too_many_cancelled_ones_are_not_denied() {
     let dead = test.database.dead_groups(None).await.unwrap();
     assert_eq!((dead.groups.len(), dead.at_least), (0, true));
 }
+
+#[tokio::test]
+async fn dead_tasks_whose_histories_are_slow_to_read_are_counted_as_far_as_the_time_allows() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(super::list::LONG_AND_BARE).execute(&test.pool).await.unwrap();
+    sqlx::raw_sql(super::bulk::SLOW_HISTORIES).execute(&test.pool).await.unwrap();
+    let dead = test.database.dead_groups(None).await.unwrap();
+    assert!(dead.at_least && (50..DEAD_LOOK).contains(&dead.groups[0].tasks), "{dead:?}");
+}
