@@ -35,6 +35,10 @@ use crate::{
 /// The longest search without a match before the answer begins or goes on all the same.
 const LOOK_ON: Duration = Duration::from_secs(1);
 
+/// What the answer says while the search goes on. An HTTP server sends no empty piece, and clients and proxies give up
+/// a silent answer. A blank may stand before each value of JSON, so each line stays one.
+const STILL_THERE: &[u8] = b" ";
+
 /// The bytes that are read at a time, give or take one task: an export's share of a node's memory.
 const READ_BYTES: u64 = 4 << 20;
 
@@ -56,8 +60,9 @@ struct Export {
 }
 
 impl Desk {
-    /// Returns lines of JSON in chunks of many lines; the last line counts them. A failure before the first
-    /// line is the answer; a later problem ends the lines early.
+    /// Returns lines of JSON in chunks of many lines; the last line counts them. While the search for the next line
+    /// takes long, a chunk is a blank. A failure before the first chunk is the answer; a later problem ends the lines
+    /// early.
     pub(crate) async fn export(
         &self,
         filter: TaskFilter,
@@ -101,12 +106,12 @@ fn walks(state: Option<TaskState>) -> &'static [Walk] {
 }
 
 impl Export {
-    /// The next lines, possibly none although more follow. `None`: the export is complete.
+    /// The next lines, or a blank before the next one. `None`: the export is complete.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Problem> {
         let started = Instant::now();
         loop {
             if started.elapsed() > LOOK_ON {
-                return Ok(Some(Vec::new()));
+                return Ok(Some(STILL_THERE.to_vec()));
             }
             let Some((database, walk)) = self.walks.front().cloned() else { return self.end() };
             if self.found.is_empty() && std::mem::take(&mut self.walked) {

@@ -3,7 +3,7 @@
 use common::{
     ids::{Epoch, TaskId},
     task::{TaskState, bulk::SkipReason},
-    wire::{BulkAnswer, BulkRequest, ExportedTask, Problem, TaskFilter},
+    wire::{BulkAnswer, BulkRequest, ExportEnd, ExportedTask, Problem, TaskFilter},
 };
 use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
@@ -348,6 +348,30 @@ async fn large_tasks_are_told_a_few_at_a_time() {
     }
     assert_eq!(lines, 21);
     assert!(largest < 8 << 20, "{largest} bytes at a time");
+}
+
+#[tokio::test]
+async fn an_export_that_finds_nothing_for_long_shows_that_it_goes_on_and_each_line_is_json_all_the_same() {
+    let (counter, test) = fresh().await;
+    // Each of the two histories takes 600 ms to read.
+    sqlx::raw_sql(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+         SELECT gen_random_uuid(), 0, 'slow', 'scheduled', now(), now(), '', 'text/plain' FROM generate_series(1, 2);
+         ALTER TABLE duetime.task RENAME TO plain;
+         ALTER TABLE duetime.plain RENAME COLUMN history TO quick_history;
+         CREATE FUNCTION duetime.slowly(history jsonb) RETURNS jsonb LANGUAGE plpgsql STABLE AS
+             'BEGIN PERFORM pg_sleep(0.6); RETURN history; END';
+         CREATE VIEW duetime.task AS SELECT *, duetime.slowly(quick_history) AS history FROM duetime.plain",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    let none = TaskFilter { state: Some(TaskState::Ready), ..TaskFilter::default() };
+    let export = counter.desk.export(none).await.expect("for all queues");
+    let chunks: Vec<Vec<u8>> = export.try_collect().await.expect("to its end");
+    assert_eq!(chunks, [b" ".to_vec(), b"{\"exported\":0}\n".to_vec()]);
+    let text = String::from_utf8(chunks.concat()).expect("UTF-8");
+    assert!(text.lines().all(|line| serde_json::from_str::<ExportEnd>(line).is_ok_and(|end| end.exported == 0)));
 }
 
 #[tokio::test]
