@@ -1,6 +1,9 @@
 //! Lists tasks over all databases.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
 use common::{
     ids::{QueueName, TaskId},
@@ -10,9 +13,13 @@ use common::{
 };
 
 use super::Desk;
-use crate::store::list::{Among, Page};
+use crate::store::{
+    list::{Among, Page},
+    rows::TaskRecord,
+};
 
-/// The time for which a request without a match goes on to the following pages before it answers.
+/// The time for which a request goes on to the following pages before it answers with fewer tasks than it may. A page
+/// is short where each of many queues has a small share of the tasks that it examines.
 const LOOK_ON: Duration = Duration::from_secs(1);
 
 /// The number of queues that are listed together. Each costs a page a few probes of every partition of the
@@ -65,22 +72,28 @@ impl Queues {
 }
 
 impl Desk {
-    /// One page in the order of (due_at, id), over all databases; with very many queues, one block of queues
-    /// after another. A page may be short or empty and still have a next one, because the number of tasks
-    /// examined for one page is bounded.
+    /// Tasks in the order of (due_at, id), over all databases; with very many queues, one block of queues after
+    /// another. The answer may be short or empty and still have a next one, because the number of tasks examined for
+    /// a page is bounded, and so is the time for which pages follow one another.
     pub(crate) async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
         filter.validate()?;
         self.require_queue_or_all(filter.queue.as_ref())?;
         self.require_error_texts(filter.error.as_ref())?;
-        let started = Instant::now();
+        let (started, limit) = (Instant::now(), filter.limit());
+        let mut tasks: Vec<TaskRecord> = Vec::new();
         loop {
             let page = self.page(&filter).await?;
-            if !page.tasks.is_empty() || page.next.is_none() || started.elapsed() > LOOK_ON {
+            // A task that was moved to a later time between two reads is in both. The later read counts.
+            let again: HashSet<TaskId> = page.tasks.iter().map(|task| task.id).collect();
+            tasks.retain(|task| !again.contains(&task.id));
+            tasks.extend(page.tasks);
+            let room = limit.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
+            if room == 0 || page.next.is_none() || started.elapsed() > LOOK_ON {
                 let book = self.parts().books.load();
-                let tasks = page.tasks.into_iter().map(|task| self.view(task, &book)).collect();
+                let tasks = tasks.into_iter().map(|task| self.view(task, &book)).collect();
                 return Ok(ListAnswer { tasks, next_cursor: page.next });
             }
-            filter.cursor = page.next;
+            (filter.limit, filter.cursor) = (Some(room), page.next);
         }
     }
 

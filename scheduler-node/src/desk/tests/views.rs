@@ -43,6 +43,32 @@ async fn one_list_goes_through_all_databases_in_the_order_of_due_times() {
     assert_eq!(counter.desk.list(cancelled).await.expect("two databases").tasks.len(), 10);
 }
 
+/// Each of 201 queues has a share of 24 tasks in a page, and a page ends where the first has used up its own.
+#[tokio::test]
+async fn a_list_of_many_queues_goes_on_where_one_of_them_has_most_of_the_tasks() {
+    let (counter, test) = fresh().await;
+    sqlx::raw_sql(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+         SELECT gen_random_uuid(), g % 128, CASE WHEN g <= 1000 THEN 'big' ELSE 'q' || g END, 'scheduled', due, due, '', 'text/plain'
+           FROM generate_series(1, 1200) AS g, LATERAL (SELECT now() + g * interval '1 min' AS due) AS moment",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    let mut filter = ListFilter { limit: Some(100), ..ListFilter::default() };
+    let first = counter.desk.list(filter.clone()).await.expect("one database");
+    assert!(first.tasks.len() > 24, "{} tasks are those of one page", first.tasks.len());
+    let mut listed: Vec<_> = first.tasks.iter().map(|task| (task.due_at, task.id)).collect();
+    filter.cursor = first.next_cursor;
+    while filter.cursor.is_some() {
+        let next = counter.desk.list(filter.clone()).await.expect("one database");
+        assert!(next.tasks.len() <= 100);
+        listed.extend(next.tasks.iter().map(|task| (task.due_at, task.id)));
+        filter.cursor = next.next_cursor;
+    }
+    assert!(listed.len() == 1_200 && listed.is_sorted(), "{} tasks", listed.len());
+}
+
 #[tokio::test]
 async fn a_list_that_lacks_a_database_is_none_and_says_which() {
     let (counter, _test) = with_one_of_two_gone().await;
