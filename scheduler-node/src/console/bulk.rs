@@ -19,7 +19,10 @@ use common::{
         state::CancelOutcome,
     },
     time::UnixMicros,
-    wire::{BulkRequest, Problem, bulk::Action},
+    wire::{
+        BulkRequest, Problem,
+        bulk::{Action, STEP},
+    },
 };
 use serde_json::{Value, json};
 
@@ -48,6 +51,9 @@ struct BulkPage {
     /// The hidden fields of the next form.
     hidden: Vec<(String, String)>,
     outcome: ShownOutcome,
+    /// The most tasks that another request may shift a second time. A shift is the only action that tasks notice when it
+    /// is done twice.
+    may_shift_twice: Option<usize>,
     back: String,
 }
 
@@ -371,8 +377,10 @@ fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts)
         hidden.retain(|(name, _)| name != "id");
         hidden.extend(counts.unreached.iter().map(|id| ("id".to_owned(), id.to_string())));
     }
+    let is_shift = matches!(form.target, Some(Target::By { .. }));
+    let may_shift_twice = (is_shift && stage == Stage::GoOn && counts.interrupted.is_some()).then_some(STEP);
     let back = form.task_query.url();
     let title = format!("{} tasks", form.action);
     let frame = Frame::new(title, &posted.visitor);
-    BulkPage { frame, stage, action: form.action, on: form.on(), hidden, outcome, back }
+    BulkPage { frame, stage, action: form.action, on: form.on(), hidden, outcome, may_shift_twice, back }
 }

@@ -104,3 +104,29 @@ async fn who_may_not_act_is_offered_no_action_and_hidden_payloads_are_not_taken_
     let act = browser.post("/console/tasks/bulk", &[("action", "cancel"), ("scope", "all")]).await;
     assert_eq!(act.status, StatusCode::FORBIDDEN);
 }
+
+/// A step has 500 tasks. The disk is full for the last of 501, so an action goes on from there.
+#[tokio::test]
+async fn only_a_shift_that_was_ended_early_warns_that_to_continue_may_shift_tasks_twice() {
+    let fill = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+                SELECT gen_random_uuid(), g % 128, 'a', 'scheduled', due, due, '', 'text/plain'
+                  FROM generate_series(1, 501) AS g, LATERAL (SELECT now() + interval '1 day' + g * interval '1 s' AS due) AS moment";
+    for (action, more, warns) in [
+        ("move", ("by_min", "-30"), true),
+        ("move", ("to", "2099-01-02 03:04"), false),
+        ("cancel", ("error", ""), false),
+    ] {
+        let browser = browser(&[], true).await;
+        sqlx::raw_sql(fill).execute(&browser.test.pool).await.expect("written");
+        let last: uuid::Uuid = sqlx::query_scalar("SELECT id FROM duetime.task ORDER BY due_at DESC LIMIT 1")
+            .fetch_one(&browser.test.pool)
+            .await
+            .expect("there are 501");
+        browser.test.fail_with("53100", "UPDATE OR DELETE", "task", "id", &last.to_string()).await;
+        let fields = [("action", action), ("scope", "all"), ("queue", "a"), more, ("confirmed", "yes")];
+        let page = browser.post("/console/tasks/bulk", &fields).await.html;
+        assert!(page.contains("Applied to <b>500</b>") && page.contains("ended early"), "{page}");
+        assert!(page.contains("Continue"), "{page}");
+        assert_eq!(page.contains("shift up to 500 tasks a second time"), warns, "{action} {more:?}: {page}");
+    }
+}
