@@ -149,7 +149,8 @@ async fn part(
 ) -> Result<Page, sqlx::Error> {
     let names: Vec<&str> = among.names.iter().map(QueueName::as_str).collect();
     if filter.key.is_some() {
-        let rows = rows(pool, table.by_key(), filter, Some(&names), bounds).await?;
+        let hops = if among.others { HOPS } else { 0 };
+        let rows = rows(pool, table.by_key(), filter, Some(&names), hops, bounds).await?;
         let mut is_whole = true;
         for row in &rows {
             is_whole &= !row.try_get::<bool, _>("too_many")?;
@@ -158,7 +159,7 @@ async fn part(
             return page_of(&rows, limit_of(filter));
         }
     }
-    let rows = rows(pool, table.walk(), filter, (!among.others).then_some(&names), bounds).await?;
+    let rows = rows(pool, table.walk(), filter, (!among.others).then_some(&names), HOPS, bounds).await?;
     page_of(&rows, limit_of(filter))
 }
 
@@ -167,6 +168,7 @@ async fn rows(
     statement: &'static str,
     filter: &ListFilter,
     names: Option<&Vec<&str>>,
+    hops: i32,
     bounds: Bounds<'_>,
 ) -> Result<Vec<PgRow>, sqlx::Error> {
     let (due_at, id) = start_of(filter);
@@ -183,7 +185,7 @@ async fn rows(
         .bind(filter.key.as_deref())
         .bind(filter.error.as_deref())
         .bind(names)
-        .bind(HOPS)
+        .bind(hops)
         .bind(bounds.elsewhere)
         .fetch_all(pool)
         .await

@@ -3,12 +3,12 @@
 -- Probes task_key_version queue by queue, so that a key costs the same however many tasks there are. `too_many`: a
 -- queue has more rows with the key than its share of $7, so the page is incomplete and the caller has to walk the
 -- queue. Such rows come first, so that the limit leaves one of them: the queue may have a task that is due before the
--- whole page. $12 is not used.
+-- whole page. A queue with unfinished tasks is not deleted, so $11 names all of them, and $12 does not count.
 -- $13 shards whose rows are no hits, because their place is another database.
 WITH named AS MATERIALIZED (
     SELECT $1::text AS queue WHERE $1::text IS NOT NULL
     UNION ALL
-    SELECT unnest($11::text[]) WHERE $1::text IS NULL AND $12::int > 0
+    SELECT unnest($11::text[]) WHERE $1::text IS NULL AND $12::int IS NOT NULL
 ), share AS MATERIALIZED (
     SELECT greatest(1, $7::bigint / greatest(1, count(*))) AS look FROM named
 ), page AS MATERIALIZED (

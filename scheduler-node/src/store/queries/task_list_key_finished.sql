@@ -1,8 +1,18 @@
 -- One page of the finished tasks with the key $9. It works as task_list_key.sql does, along archive_key_version.
-WITH named AS MATERIALIZED (
-    SELECT $1::text AS queue WHERE $1::text IS NOT NULL
+-- A queue may have been deleted since. So beside the queues $11 it reads those that a hop from name to name finds, as in
+-- task_list_finished.sql, at most $12 of them; 0: none.
+WITH RECURSIVE hop (queue, nth) AS (
+    (SELECT queue, 1 FROM duetime.archive WHERE $1::text IS NULL AND $12::int > 0 ORDER BY queue LIMIT 1)
     UNION ALL
-    SELECT unnest($11::text[]) WHERE $1::text IS NULL AND $12::int > 0
+    SELECT (SELECT a.queue FROM duetime.archive AS a WHERE a.queue > hop.queue ORDER BY a.queue LIMIT 1), hop.nth + 1
+      FROM hop
+     WHERE hop.queue IS NOT NULL AND hop.nth < $12::int
+), named AS MATERIALIZED (
+    SELECT $1::text AS queue WHERE $1::text IS NOT NULL
+    UNION
+    SELECT unnest($11::text[]) WHERE $1::text IS NULL
+    UNION
+    SELECT queue FROM hop WHERE queue IS NOT NULL
 ), share AS MATERIALIZED (
     SELECT greatest(1, $7::bigint / greatest(1, count(*))) AS look FROM named
 ), page AS MATERIALIZED (

@@ -288,6 +288,23 @@ async fn a_list_by_key_reaches_each_task_of_a_queue_that_has_more_than_its_share
 }
 
 #[tokio::test]
+async fn a_list_by_key_finds_the_finished_tasks_of_queues_that_were_deleted_since() {
+    let test = fixture::database().await;
+    let due_at = fixture::now(&test.pool).await.plus(Duration::from_secs(3_600));
+    let (here, gone) = (keyed(&test, "here", "p", due_at).await, keyed(&test, "gone", "p", due_at.shifted(1)).await);
+    for id in [here, gone] {
+        cancel(&test, id).await;
+    }
+    let names = [QueueName::new("here")];
+    let filter = ListFilter { key: Some("k".into()), ..ListFilter::default() };
+    for (others, expected) in [(true, vec![here, gone]), (false, vec![here])] {
+        let page = test.database.task_list(&filter, &Among { names: &names, others }).await.unwrap();
+        let ids: Vec<TaskId> = page.tasks.iter().map(|task| task.id).collect();
+        assert_eq!((ids, page.next), (expected, None), "others: {others}");
+    }
+}
+
+#[tokio::test]
 async fn a_key_finds_its_tasks_among_named_queues_and_one_used_very_often_page_by_page() {
     let test = fixture::database().await;
     let fill = "
