@@ -46,9 +46,9 @@ impl Desk {
                 return Err(Problem::conflict(format!("database `{name}` is removed; undrain it to use it again")));
             }
             require_receiver(&placement, index)?;
-            let others = placement.members.iter().filter(|member| member.name != name);
-            for receiver in others.filter(|member| member.standing == Standing::Serving) {
-                desk.require_used(&receiver.name)?;
+            let others = placement.members.iter().enumerate().filter(|(other, _)| *other != index);
+            for (receiver, _) in others.filter(|(_, member)| member.standing == Standing::Serving) {
+                desk.require_receives(&desk.parts().store.databases()[receiver])?;
             }
             let was = placement.members[index].standing;
             let home = desk.parts().store.home();

@@ -8,7 +8,7 @@ use std::{
 };
 
 use common::{
-    ids::{DatabaseIndex, DatabaseName, NodeName, ShardId},
+    ids::{DatabaseIndex, NodeName, ShardId},
     shard::{
         ShardSet,
         map::Place,
@@ -127,9 +127,11 @@ impl Desk {
         .await
     }
 
-    /// Refuses to move shards to a database that a node does not use yet.
-    pub(super) fn require_used(&self, target: &DatabaseName) -> Result<(), Problem> {
-        self.parts().views.borrow().not_used_by(target).map_or(Ok(()), |why| Err(Problem::conflict(why)))
+    /// Refuses to move shards to a database that a node does not use yet, or whose commits are not replicated although
+    /// they must be.
+    pub(super) fn require_receives(&self, target: &Database) -> Result<(), Problem> {
+        let not_used = self.parts().views.borrow().not_used_by(target.name());
+        not_used.or_else(|| target.may_receive_no_shard()).map_or(Ok(()), |why| Err(Problem::conflict(why)))
     }
 
     fn at(&self, index: DatabaseIndex) -> Option<&Arc<Database>> {
@@ -149,7 +151,7 @@ impl Desk {
         let targets: BTreeSet<DatabaseIndex> = moves.iter().map(|planned| planned.target).collect();
         for target in targets.into_iter().filter_map(|index| self.at(index)) {
             // A target that could not receive shards is refused now, not found stuck later.
-            self.require_used(target.name())?;
+            self.require_receives(target)?;
             target.move_probe().await?;
         }
         match self.parts().store.home().move_add(&asked, by).await? {

@@ -1,4 +1,4 @@
-//! Refuses new tasks while no standby confirms commits, where the configuration requires one.
+//! Refuses new tasks and shards that move here while no standby confirms commits, where the configuration requires one.
 
 use std::sync::Arc;
 
@@ -85,6 +85,17 @@ impl Database {
     /// The reason why no task is accepted, while commits are not replicated and must be.
     pub fn unreplicated(&self) -> Option<Arc<str>> {
         self.unreplicated.0.lock().clone()
+    }
+
+    /// The reason why no shard may move here: the move would end with the only replicated copy of its tasks deleted.
+    pub fn may_receive_no_shard(&self) -> Option<String> {
+        self.unreplicated().map(|why| format!("commits of database `{}` are not replicated: {why}", self.name))
+    }
+
+    /// Has commits count as not replicated for this reason, or as replicated again.
+    #[cfg(test)]
+    pub(crate) fn pretend_unreplicated(&self, why: Option<&str>) {
+        *self.unreplicated.0.lock() = why.map(Arc::from);
     }
 
     pub(super) fn may_run(&self, op: StoreOp) -> Result<(), sqlx::Error> {

@@ -122,6 +122,23 @@ async fn a_database_that_a_node_does_not_use_yet_receives_no_shards_and_the_answ
 }
 
 #[tokio::test]
+async fn a_database_whose_commits_are_not_replicated_receives_no_shards() {
+    let (counter, _tests) = divided().await;
+    let east = &counter.store.databases()[1];
+    east.pretend_unreplicated(Some("no standby"));
+    let moved = asked(&counter, "0", "east").await.expect_err("its tasks would not be replicated");
+    let drained = counter.desk.database_drain("main", "ann").await.expect_err("its shards would go there");
+    for problem in [moved, drained] {
+        assert_eq!(problem.status, 409, "{problem}");
+        assert_eq!(problem.detail, "commits of database `east` are not replicated: no standby");
+    }
+    let list = counter.desk.database_list(false).await.expect("read");
+    assert_eq!(list.databases[0].standing, Standing::Serving, "nothing was changed");
+    east.pretend_unreplicated(None);
+    asked(&counter, "0", "east").await.expect("they are replicated again");
+}
+
+#[tokio::test]
 async fn a_target_that_is_away_is_refused_and_the_rest_is_still_shown() {
     let (counter, test) = with_one_of_two_gone().await;
     test.pool.execute("DELETE FROM duetime.shard WHERE id >= 64").await.unwrap();

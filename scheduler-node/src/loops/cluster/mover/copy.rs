@@ -184,6 +184,9 @@ impl Work {
             Some(since) if since < super::CLEAN_AFTER => return Ok(Stepped::Ended),
             Some(_) => {}
         }
+        if let Some(problem) = ends.target.sql.may_receive_no_shard() {
+            return Ok(Stepped::HeldUp(problem));
+        }
         // The mark after the close may have failed, and a source that is empty by now may get no other.
         if ends.source.sql.seen().is_some() {
             ends.source.sql.mark_position().await?;

@@ -276,6 +276,38 @@ async fn moves_that_do_not_get_on_are_few_and_take_one_of_two_places() {
     assert_eq!(next(shared, &shards[..2]), None);
 }
 
+#[tokio::test]
+async fn a_move_neither_copies_nor_deletes_while_commits_of_its_target_are_not_replicated() {
+    let (counter, tests) = with_two_databases().await;
+    let me = node("owner");
+    let (home, east) = (&counter.databases[DatabaseIndex::HOME], &counter.databases[DatabaseIndex::new(1)]);
+    home.owned_shards.adopt(&home.sql.shard_acquire(&[SHARD], &me).await.unwrap());
+    home.sql.task_submit(&[new_task(fixture::fresh_id_of(SHARD))], Sending::First).await.unwrap();
+    assert_eq!(home.sql.move_add(&[asked(SHARD, "east")], "a test").await.unwrap(), MovesAdded::All);
+    east.sql.pretend_unreplicated(Some("no standby"));
+    let mover = mover(me, counter.databases.clone());
+    let shared = Arc::clone(&mover.shared);
+    let stop = CancellationToken::new();
+    let task = spawn_child(mover.run(stop.clone()));
+    let is_held_up = |step: MovePhase| {
+        let plans = shared.plans.load();
+        let says_why = |why: &String| why == "commits of database `east` are not replicated: no standby";
+        plans.get(&SHARD).is_some_and(|plan| plan.step == step && plan.problem.as_ref().is_some_and(says_why))
+    };
+    eventually("it says why it waits", || is_held_up(MovePhase::Planned)).await;
+    assert!(east.sql.move_fence(SHARD).await.unwrap().is_none(), "nothing has come there");
+    east.sql.pretend_unreplicated(None);
+    eventually("the target has the shard", || east.owned_shards.own_since(SHARD).is_some()).await;
+    east.sql.pretend_unreplicated(Some("no standby"));
+    eventually("it says why its source is kept", || is_held_up(MovePhase::Cleaning)).await;
+    assert_eq!(tests[0].live().await, 1, "the replicated copy is still there");
+    east.sql.pretend_unreplicated(None);
+    eventually("the move has ended", || shared.plans.load().is_empty()).await;
+    assert_eq!(tests[0].live().await, 0);
+    stop.cancel();
+    soon("the end of the mover", task).await.unwrap();
+}
+
 /// Lets the database refuse each note of how far a move is, and count them.
 const REFUSE_NOTES: &str = "
     CREATE SEQUENCE public.notes;

@@ -186,6 +186,12 @@ impl Work {
         {
             return Ok(Stepped::HeldUp(problem));
         }
+        // A shard that is closed already goes on: its tasks wait, and its source keeps the rows (`clean_source`).
+        if matches!(step, MoveStep::Arrive | MoveStep::Leave | MoveStep::Copy | MoveStep::Cut)
+            && let Some(problem) = ends.target.sql.may_receive_no_shard()
+        {
+            return Ok(Stepped::HeldUp(problem));
+        }
         match step {
             MoveStep::Arrive => self.arrive(plan, &ends, epoch).await,
             MoveStep::Leave => self.leave(plan, &ends, epoch).await,
