@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{DatabaseName, Epoch, NodeId, NodeName, ShardId, Term},
+    ids::{DatabaseIndex, DatabaseName, Epoch, NodeId, NodeName, ShardId, Term},
     shard::{
         assign::{Assignment, AssignmentProblem, ShardGroup},
         map::ShardMap,
@@ -124,7 +124,10 @@ impl ClusterView {
     /// A shard without a place is in one of the databases that the master has not read since it started, although other
     /// members may reach them. Those that reach all of these can own it.
     pub fn problem(&self, map: &ShardMap, databases: &[DatabaseName], shard_count: u16) -> AssignmentProblem {
-        let mut problem = self.problem_of(&map.divided(databases));
+        let mut divided = map.divided(databases);
+        let closed = self.take_closed(map, databases, &mut divided);
+        let mut problem = self.problem_of(&divided);
+        problem.groups.extend(closed);
         let unplaced: BTreeSet<ShardId> =
             (0..shard_count).map(ShardId::new).filter(|shard| map.of(*shard).is_none()).collect();
         let unread = map.unread(databases);
@@ -142,6 +145,36 @@ impl ClusterView {
             fit: self.fit_for(&[database]),
         };
         AssignmentProblem { groups: databases.iter().map(group).collect() }
+    }
+
+    /// Takes the closed shards out of those of their sources. Returns those that need another owner, if there are any.
+    ///
+    /// The map shows a shard as closed in its source for as long as the master cannot read the database that the shard
+    /// has moved to. So an owner should reach all databases that any member reaches, and one that does keeps the shard.
+    /// If no member does, closed shards count as in their sources.
+    fn take_closed(
+        &self,
+        map: &ShardMap,
+        databases: &[DatabaseName],
+        divided: &mut [(DatabaseName, BTreeSet<ShardId>)],
+    ) -> Option<ShardGroup> {
+        let reached: Vec<&DatabaseName> = databases.iter().filter(|database| self.is_reached(database)).collect();
+        let (database, fit) = ((*reached.first()?).clone(), self.fit_for(&reached));
+        if fit.is_empty() {
+            return None;
+        }
+        // After a loss of all of etcd, the owner keys are there before the next assignment.
+        let by_key = |shard: ShardId| self.owners.get(&shard).map(|record| &record.node);
+        let mut shards = BTreeSet::new();
+        for (index, (_, of_source)) in divided.iter_mut().enumerate() {
+            for shard in map.closed(DatabaseIndex::new(index)) {
+                of_source.remove(&shard);
+                if self.assigned(shard).or_else(|| by_key(shard)).is_none_or(|owner| !fit.contains(owner)) {
+                    shards.insert(shard);
+                }
+            }
+        }
+        (!shards.is_empty()).then_some(ShardGroup { database, shards, fit })
     }
 
     /// The members that can own shards of all of `databases`. Drained members are left out, unless there are no others:

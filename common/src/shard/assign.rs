@@ -18,7 +18,7 @@ pub struct AssignmentProblem {
 /// The shards of one database, and the nodes that can reach it. Shards whose places are not known are a group, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardGroup {
-    /// The first of those that may have the shards, where their places are not known.
+    /// The first of those that may have the shards, where their places are not known or may be out of date.
     pub database: DatabaseName,
     pub shards: BTreeSet<ShardId>,
     pub fit: BTreeSet<NodeId>,

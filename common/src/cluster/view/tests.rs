@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    cluster::ownership::scenes::{me, member, node, view_of},
+    cluster::ownership::scenes::{assign, me, member, node, view_of},
     shard::{
         ShardStatus,
         assign::solve,
@@ -99,6 +99,30 @@ fn shards_of_a_database_that_the_master_has_not_read_get_owners_among_the_nodes_
     let map = map.after(&[None, Some((3..7).map(row).collect())]);
     assert_eq!(map.unread(&names), Vec::<&DatabaseName>::new());
     assert_eq!(solve(&view.problem(&map, &names, 7), &next), next);
+}
+
+#[test]
+fn a_closed_shard_that_may_have_moved_belongs_to_a_node_that_reaches_all_databases() {
+    let mut view = view_of(&["a", "b", "c"]);
+    let names = ["main", "west"].map(DatabaseName::new);
+    let lose = |view: &mut ClusterView, name: &str, database: &DatabaseName| {
+        view.members.get_mut(name).expect("is a member").unfit.insert(database.clone());
+    };
+    lose(&mut view, "c", &names[1]);
+    let row = |number, status| FenceRow { shard: ShardId::new(number), status, epoch: Epoch::from_store(5) };
+    let main = |status| Some((0..6).map(|number| row(number, status)).chain([row(6, ShardStatus::Here)]).collect());
+    let map = ShardMap::default().after(&[main(ShardStatus::Here), Some(Vec::new())]);
+    // The shards have moved since, or are closed in their cuts.
+    let map = map.after(&[main(ShardStatus::Gone), None]);
+    let owned = |names: [&str; 7]| Assignment { owners: names.map(|name| Some(node(name))).into() };
+    let before = owned(["gone", "c", "a", "b", "b", "b", "c"]);
+    assign(&mut view, before.owners.clone());
+    let next = solve(&view.problem(&map, &names, 7), &before);
+    assert_eq!(next, owned(["a", "b", "a", "b", "b", "b", "c"]), "an owner that reaches all keeps what it has");
+    for name in ["a", "b"] {
+        lose(&mut view, name, &names[0]);
+    }
+    assert_eq!(solve(&view.problem(&map, &names, 7), &before), owned(["c"; 7]), "nobody reaches both");
 }
 
 #[test]
