@@ -15,7 +15,7 @@ use super::{
     placement::{Placement, Weights},
     run_to_end,
 };
-use crate::store::{move_requests::MoveRow, weights::ShardWeight};
+use crate::store::{Database, move_requests::MoveRow, weights::ShardWeight};
 
 /// The most plans of a drain that conflict with other requests. Each conflict means that another request was carried
 /// out.
@@ -74,8 +74,11 @@ impl Desk {
         let index = self.database_named(name)?;
         let (desk, by) = (self.clone(), by.to_owned());
         run_to_end(async move {
-            let name = desk.parts().store.databases()[index].name().clone();
-            desk.parts().store.home().database_standing_put(&name, Standing::Serving).await?;
+            let database = &desk.parts().store.databases()[index];
+            let name = database.name();
+            // A removal has taken this right away.
+            database.producer_grant().await?;
+            desk.parts().store.home().database_standing_put(name, Standing::Serving).await?;
             tracing::info!(database = %name, by, "database undrained");
             let placement = desk.placement().await?;
             Ok(desk.database_view(&placement, index, None).await)
@@ -104,6 +107,9 @@ impl Desk {
             };
             if drained.standing == Standing::Draining {
                 desk.require_empty(&placement, index).await?;
+                // Soon no node collects what a forgotten application submits, so it gets an error.
+                database.producer_revoke().await?;
+                require_no_submissions(database).await?;
                 if desk.parts().store.home().database_standing_remove(name, drained.since).await?.is_none() {
                     let detail = format!("another request has changed database `{name}`; look at it and try again");
                     return Err(Problem::conflict(detail));
@@ -171,12 +177,7 @@ impl Desk {
         if !moving.is_empty() {
             return Err(Problem::conflict(format!("moves of the shards {moving} concern database `{name}`")));
         }
-        let waiting = database.inbox_standing().await?.waiting;
-        if waiting > 0 {
-            let detail = format!("{waiting} submissions in SQL wait in database `{name}`; let the nodes collect them");
-            return Err(Problem::conflict(detail));
-        }
-        Ok(())
+        require_no_submissions(database).await
     }
 
     async fn database_view(&self, placement: &Placement, index: usize, weights: Option<&Weights>) -> DatabaseView {
@@ -205,6 +206,17 @@ impl Desk {
             shards,
         }
     }
+}
+
+/// Refuses a database in which submissions in SQL wait.
+async fn require_no_submissions(database: &Database) -> Result<(), Problem> {
+    let waiting = database.inbox_standing().await?.waiting;
+    if waiting > 0 {
+        let name = database.name();
+        let detail = format!("{waiting} submissions in SQL wait in database `{name}`; let the nodes collect them");
+        return Err(Problem::conflict(detail));
+    }
+    Ok(())
 }
 
 /// Whether the shard of the move is still to change its database.

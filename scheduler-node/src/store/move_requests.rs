@@ -202,6 +202,22 @@ impl Database {
         })
         .await
     }
+
+    /// Lets applications submit in SQL here (again).
+    pub async fn producer_grant(&self) -> Result<(), Error> {
+        self.run(StoreOp::ProducerGrant, |pool| async move {
+            sqlx::raw_sql(include_str!("queries/producer_grant.sql")).execute(&pool).await.map(drop)
+        })
+        .await
+    }
+
+    /// Has submissions in SQL end with an error here, as far as this user may.
+    pub async fn producer_revoke(&self) -> Result<(), Error> {
+        self.run(StoreOp::ProducerRevoke, |pool| async move {
+            sqlx::raw_sql(include_str!("queries/producer_revoke.sql")).execute(&pool).await.map(drop)
+        })
+        .await
+    }
 }
 
 impl MoveRow {

@@ -136,6 +136,8 @@ common::labelled! {
         DatabaseStandingList = "database_standing_list",
         DatabaseStandingPut = "database_standing_put",
         DatabaseStandingRemove = "database_standing_remove",
+        ProducerGrant = "producer_grant",
+        ProducerRevoke = "producer_revoke",
         ShardWeights = "shard_weights",
         PositionMark = "position_mark",
         ReplicationRead = "replication_read",

@@ -49,6 +49,11 @@ async fn moved_to_main(tests: &[TestDatabase; 2]) {
     tests[0].pool.execute("DELETE FROM duetime.move").await.unwrap();
 }
 
+async fn producers_may_submit(test: &TestDatabase) -> bool {
+    let may = "SELECT has_function_privilege('duetime_producer', 'duetime.submit'::regproc::oid, 'EXECUTE')";
+    sqlx::query_scalar(may).fetch_one(&test.pool).await.expect("asked")
+}
+
 fn summary(view: &DatabaseView) -> (String, String, String, Standing) {
     (view.shards.to_string(), view.leaving.to_string(), view.arriving.to_string(), view.standing)
 }
@@ -251,13 +256,16 @@ async fn a_drained_database_loses_its_shards_and_is_removed_when_it_is_empty() {
     assert_eq!(desk.database_drain("east", "ann").await.expect("again").since, drained.since);
 
     moved_to_main(&tests).await;
+    assert!(producers_may_submit(&tests[1]).await);
     let removed = desk.database_remove("east", "ann").await.expect("removed");
     assert_eq!(summary(&removed), seen("", "", "", Standing::Removed));
+    assert!(!producers_may_submit(&tests[1]).await, "soon no node collects it");
     assert_eq!(desk.database_remove("east", "ann").await.expect("still").since, removed.since);
     assert_eq!(asked(&counter, "7", "east").await.expect_err("removed").status, 409);
     assert_eq!(desk.database_drain("east", "ann").await.expect_err("removed").status, 409);
     let back = desk.database_undrain("east", "ann").await.expect("undrained");
     assert_eq!((back.standing, back.since), (Standing::Serving, None));
+    assert!(producers_may_submit(&tests[1]).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
