@@ -20,6 +20,13 @@ crate::labelled! {
     }
 }
 
+impl Standing {
+    /// The end of a refusal: what lets the database receive shards again, where that is not plain.
+    fn way_back(self) -> &'static str {
+        if self == Self::Removed { "; undrain it to use it again" } else { "" }
+    }
+}
+
 /// One database of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
@@ -72,7 +79,7 @@ pub enum Refused {
     Nothing,
     #[error("there is no database `{name}`; there are: {known}")]
     UnknownDatabase { name: DatabaseName, known: String },
-    #[error("database `{name}` is {}, so it receives no shards", standing.text())]
+    #[error("database `{name}` is {}, so it receives no shards{}", standing.text(), standing.way_back())]
     Closed { name: DatabaseName, standing: Standing },
     #[error("the cluster has no shards {shards}; its shards are {known}")]
     UnknownShards { shards: ShardSet, known: ShardSet },

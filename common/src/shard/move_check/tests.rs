@@ -49,6 +49,8 @@ fn a_request_that_cannot_be_carried_out_is_refused_with_its_reason() {
     ] {
         assert_eq!(checked(shards, target), Err(refused), "{shards} to {target}");
     }
+    let hint = |standing| closed("west", standing).to_string().ends_with("; undrain it to use it again");
+    assert_eq!([Standing::Draining, Standing::Removed].map(hint), [false, true]);
 }
 
 #[test]
