@@ -15,6 +15,12 @@ use crate::{
 /// The media type of a problem.
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
+/// The most bytes of text about a value that was sent. A batch has a problem for each of 10,000 tasks, and a log keeps
+/// some. The longest list of the fields of a request takes half of it.
+const MAX_DETAIL_BYTES: usize = 1_000;
+/// The most bytes of a field's name, which the sender of an unknown one chose.
+const MAX_FIELD_BYTES: usize = 128;
+
 /// Why a request failed, for a person (`title`, `detail`) and for a program (`type`, `field`, `state`, `index`).
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,13 +113,13 @@ impl Problem {
         unavailable = 503, "unavailable", "Service unavailable";
     }
 
-    /// The problem of a field that is missing, unknown or impossible.
+    /// The problem of a field that is missing, unknown or impossible. Both texts may hold what was sent, and are cut.
     pub fn invalid_field(field: impl Into<Cow<'static, str>>, detail: impl Into<String>) -> Self {
         Self {
             kind: Cow::Borrowed("urn:duetime:problem:invalid_field"),
             title: Cow::Borrowed("Invalid field"),
-            field: Some(field.into()),
-            ..Self::unprocessable(detail)
+            field: Some(short_field(field.into())),
+            ..Self::unprocessable(short_detail(detail.into()))
         }
     }
 
@@ -201,6 +207,21 @@ impl Problem {
     pub fn slug(&self) -> &str {
         self.kind.rsplit(':').next().unwrap_or_default()
     }
+}
+
+/// A text about what was sent, cut where it is too long.
+pub(super) fn short_detail(text: String) -> String {
+    cut(&text, MAX_DETAIL_BYTES).unwrap_or(text)
+}
+
+/// The name of a field, cut where it is too long.
+pub(super) fn short_field(name: Cow<'static, str>) -> Cow<'static, str> {
+    cut(&name, MAX_FIELD_BYTES).map_or(name, Cow::Owned)
+}
+
+/// The beginning of a text that has more than `most` bytes: a copy, which keeps no memory for the rest.
+fn cut(text: &str, most: usize) -> Option<String> {
+    (text.len() > most).then(|| format!("{}…", &text[..text.floor_char_boundary(most)]))
 }
 
 impl fmt::Display for Problem {

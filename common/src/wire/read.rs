@@ -5,7 +5,10 @@ use std::{borrow::Cow, collections::BTreeMap};
 use serde::Deserialize;
 use serde_json::{error::Category, value::RawValue};
 
-use crate::wire::Problem;
+use crate::wire::{
+    Problem,
+    problem::{short_detail, short_field},
+};
 
 /// Reads a request body. A body that is not JSON is a 400. JSON that is not such a request is a 422 that names the
 /// field.
@@ -26,7 +29,7 @@ pub fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
 pub fn explain_text(message: &str) -> Problem {
     match named(message) {
         Some(field) => Problem::invalid_field(field.to_owned(), message),
-        None => Problem::malformed(message),
+        None => Problem::malformed(short_detail(message.to_owned())),
     }
 }
 
@@ -45,10 +48,14 @@ fn explain(raw: &str, error: &serde_json::Error) -> Problem {
     };
     match field {
         Some(field) => {
+            let field = short_field(field.into());
             let detail = format!("`{field}`: {text}");
             Problem::invalid_field(field, detail)
         }
-        None => Problem { status: 422, ..Problem::malformed(format!("the body does not match this request: {text}")) },
+        None => {
+            let detail = format!("the body does not match this request: {text}");
+            Problem { status: 422, ..Problem::malformed(short_detail(detail)) }
+        }
     }
 }
 
@@ -166,6 +173,26 @@ mod tests {
         let problem = explain_text("unknown field `colour`, expected `queue`");
         assert_eq!((problem.status, problem.field.as_deref()), (422, Some("colour")));
         assert_eq!(explain_text("something else").status, 400);
+    }
+
+    #[test]
+    fn a_problem_is_short_however_long_the_name_or_the_value_that_it_is_about() {
+        let long = "é".repeat(3_300);
+        for raw in [
+            format!(r#"{{"{long}":1}}"#),
+            format!(r#"{{"queue":"q","delay_ms":"{long}"}}"#),
+            format!(r#"{{"queue":"q","due_at":"{long}"}}"#),
+            format!(r#"{{"queue":"q","on_duplicate":"{long}"}}"#),
+            format!(r#""{long}""#),
+        ] {
+            let problem = crate::wire::TaskRequest::parse(&raw).expect_err("refused");
+            let json = serde_json::to_string(&problem).expect("JSON");
+            assert!(problem.detail.ends_with('…') && json.len() < 2_000, "{} bytes: {json:.300}", json.len());
+        }
+        for message in [format!("unknown field `{long}`"), long] {
+            let problem = explain_text(&message);
+            assert!(serde_json::to_string(&problem).expect("JSON").len() < 2_000, "{problem}");
+        }
     }
 
     /// The problem that refuses a request with this body.

@@ -9,7 +9,7 @@ use crate::{
     field::FieldError,
     json,
     task::report::{ReportStatus, ResultBody, keepable},
-    wire::{Problem, read},
+    wire::{Problem, problem::short_detail, read},
 };
 
 /// The longest text. A longer one is cut, not refused: the outcome matters more than the text about it.
@@ -149,7 +149,7 @@ fn value_of<'a, T>(
         let error = error.to_string();
         // The place of the error is one in the value, not in the report.
         let why = error.split(" at line ").next().unwrap_or(&error);
-        FieldError::new(field, format!("`{field}`: {why}"))
+        FieldError::new(field, short_detail(format!("`{field}`: {why}")))
     })
 }
 
@@ -262,6 +262,9 @@ mod tests {
         ] {
             assert!(ResultBody::parse_message(raw).is_err(), "{}", raw.escape_ascii());
         }
+        let long = format!(r#"{{"status":"succeeded","progress":"{}"}}"#, "x".repeat(6_600));
+        let (_, left_out) = ResultBody::parse_message(long.as_bytes()).unwrap();
+        assert!(left_out.unwrap().detail.len() < 2_000, "the reason is short");
         let (_, left_out) = ResultBody::parse_message(br#"{"status":"succeeded","result":7}"#).unwrap();
         assert!(left_out.is_none());
     }

@@ -13,6 +13,7 @@ use crate::{
     wire::{
         amqp::{Header, HeaderValue},
         check::JSON,
+        problem::short_detail,
     },
 };
 
@@ -39,7 +40,7 @@ impl<'a> Call<'a> {
         let other = |what: &dyn std::fmt::Display| {
             let wanted =
                 r#"a queue with `format` = `celery` takes `{"task": "module.name", "args": [], "kwargs": {}}`"#;
-            FieldError::new("payload", format!("{wanted}; the payload does not match: {what}"))
+            FieldError::new("payload", short_detail(format!("{wanted}; the payload does not match: {what}")))
         };
         // Serde would read the struct from a list of three values as well.
         if !payload.trim_ascii_start().starts_with(b"{") {

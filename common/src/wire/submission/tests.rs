@@ -57,6 +57,17 @@ fn a_message_is_for_the_queue_that_its_routing_key_names_and_for_no_other() {
 }
 
 #[test]
+fn the_reason_of_a_refusal_is_short_however_long_a_header_is() {
+    let long = "x".repeat(120_000);
+    let unknown = format!("duetime-{long}");
+    for name in ["duetime-on-duplicate", "duetime-depends-on", &unknown] {
+        let problem = submitted(&[("duetime-queue", said("mail")), (name, said(&long))]).expect_err("refused");
+        let json = serde_json::to_string(&problem).expect("JSON");
+        assert!(json.len() < 2_000, "{name:.30}: {} bytes", json.len());
+    }
+}
+
+#[test]
 fn a_delayed_message_that_rabbitmq_delivered_before_says_so() {
     for redelivered in [false, true] {
         let message = Message { redelivered, ..message(&[("x-delay", Field::I32(5))], b"1") };
