@@ -77,8 +77,7 @@ impl ListFilter {
 /// Reads a moment in JSON or in a query string: RFC 3339, or digits.
 pub(super) fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<UnixMicros>, D::Error> {
     #[derive(Deserialize)]
-    // Clients see this text, which names the type as it was first called.
-    #[serde(untagged, expecting = "data did not match any variant of untagged enum Written")]
+    #[serde(untagged, expecting = "expected an RFC 3339 time or integer Unix milliseconds")]
     enum MomentForm {
         Millis(Whole<i64>),
         Text(String),
@@ -216,6 +215,7 @@ mod tests {
             assert!(filter(json).is_err(), "{json}");
         }
         assert!(filter(r#"{"colour":"red"}"#).unwrap_err().contains("unknown field `colour`"));
+        assert!(filter(r#"{"due_after":true}"#).unwrap_err().contains("expected an RFC 3339 time"));
     }
 
     #[test]
