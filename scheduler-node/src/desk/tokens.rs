@@ -49,15 +49,17 @@ impl Desk {
     }
 
     /// Revokes a token in the name of `by`. This node refuses it from the answer on, the others within half a second.
+    /// A configured token of the same name, which the configuration may have got later, stays.
     pub(crate) async fn token_revoke(&self, name: &str, by: &str) -> Result<TokenView, Problem> {
         self.require_all_queues()?;
         check_name(name)?;
-        self.refuse_configured(name)?;
         let (desk, name, by) = (self.clone(), name.to_owned(), by.to_owned());
         run_to_end(async move {
             let revoked = desk.parts().store.home().token_revoke(&name, &by).await?;
-            let no_token = || Problem::not_found(format!("there is no valid token `{name}`"));
-            let record = revoked.ok_or_else(no_token)?;
+            let Some(record) = revoked else {
+                desk.refuse_configured(&name)?;
+                return Err(Problem::not_found(format!("there is no valid token `{name}`")));
+            };
             tracing::info!(token = name, by, "token revoked");
             desk.tokens_in_force().await;
             Ok(record.view)

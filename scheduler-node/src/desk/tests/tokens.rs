@@ -42,6 +42,20 @@ async fn a_token_is_told_once_and_in_force_with_the_answer() {
 }
 
 #[tokio::test]
+async fn a_token_is_revoked_although_the_configuration_has_one_of_its_name() {
+    let (counter, _test) = fresh().await;
+    counter.desk.token_add(token("shop"), "ops").await.expect("made");
+    let (name, limits) = ("shop".to_owned(), Default::default());
+    let configured = Token { name, role: Role::Viewer, queues: Scope::ALL, limits, sha256: [7; 32] };
+    counter.access.configure(&[configured]);
+    let revoked = counter.desk.token_revoke("shop", "ops").await.expect("revoked");
+    assert_eq!((revoked.source, revoked.revoked_by.as_deref()), (TokenSource::Api, Some("ops")));
+    assert!(counter.access.book().expect("read").tokens.is_empty(), "it opens nothing any more");
+    assert_eq!(counter.access.configured()[0].sha256, [7; 32], "the configured one is in force");
+    assert_eq!(counter.desk.token_revoke("shop", "ops").await.expect_err("refused").status, 409);
+}
+
+#[tokio::test]
 async fn the_first_token_of_an_open_node_is_not_made_over_the_api() {
     let (counter, _test) = fresh().await;
     counter.access.put_in_force(TokenBook::default());
