@@ -1,6 +1,14 @@
 //! The node's own certificate: read from its files, and read again when they change.
 
-use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -16,6 +24,9 @@ use crate::supervise::at_work;
 
 /// How often the files are checked. Renewal happens days before the old certificate expires.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// After this many failed reads in a row, a minute, the files are not being replaced: they cannot be read.
+const READS_UNTIL_REPORT: u32 = 6;
 
 /// The protocols to negotiate, the first one preferred.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
@@ -33,6 +44,8 @@ pub struct Certificate {
     config: ArcSwap<ServerConfig>,
     /// The content of the files at the last read, usable or not.
     read: Mutex<Pem>,
+    /// The reads that have failed since one succeeded.
+    failed_reads: AtomicU32,
 }
 
 #[derive(PartialEq, Eq)]
@@ -52,7 +65,7 @@ impl Certificate {
     pub(crate) fn read(files: CertificateFiles) -> io::Result<Self> {
         let pem = Pem::read(&files)?;
         let config = ArcSwap::from_pointee(pem.config()?);
-        Ok(Self { files, config, read: Mutex::new(pem) })
+        Ok(Self { files, config, read: Mutex::new(pem), failed_reads: AtomicU32::new(0) })
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {
@@ -73,10 +86,17 @@ impl Certificate {
         }
     }
 
-    /// Whether there was a new certificate. An unusable one is reported once.
+    /// Whether there was a new certificate. An unusable one is reported once, and so are files that stay unreadable.
     fn look(&self) -> io::Result<bool> {
-        // While the files are being replaced one may be missing.
-        let Ok(pem) = Pem::read(&self.files) else { return Ok(false) };
+        let pem = match Pem::read(&self.files) {
+            Ok(pem) => pem,
+            Err(error) => {
+                let failed = self.failed_reads.fetch_add(1, Ordering::Relaxed) + 1;
+                // While the files are being replaced one may be missing.
+                return if failed == READS_UNTIL_REPORT { Err(error) } else { Ok(false) };
+            }
+        };
+        self.failed_reads.store(0, Ordering::Relaxed);
         if *self.read.lock() == pem {
             return Ok(false);
         }
@@ -89,7 +109,10 @@ impl Certificate {
 
 impl Pem {
     fn read(files: &CertificateFiles) -> io::Result<Self> {
-        Ok(Self { cert: fs::read(&files.cert)?, key: fs::read(&files.key)? })
+        let read = |file: &Path| {
+            fs::read(file).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
+        };
+        Ok(Self { cert: read(&files.cert)?, key: read(&files.key)? })
     }
 
     fn config(&self) -> io::Result<ServerConfig> {
@@ -110,7 +133,7 @@ impl Pem {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::{path::Path, process::Command};
+    use std::process::Command;
 
     use super::*;
 
@@ -144,7 +167,15 @@ pub(super) mod tests {
         assert!(!certificate.look().expect("once"));
         assert!(Arc::ptr_eq(&second, &certificate.config.load_full()));
         fs::remove_file(&files.cert).expect("removed");
-        assert!(!certificate.look().expect("a missing file is a moment of its replacement"));
+        for _ in 1..READS_UNTIL_REPORT {
+            assert!(!certificate.look().expect("a missing file is a moment of its replacement"));
+        }
+        assert!(certificate.look().is_err(), "a file that stays away is reported");
+        assert!(!certificate.look().expect("once"));
+        let files = make(folder.path());
+        assert!(certificate.look().expect("it was renewed"));
+        fs::remove_file(&files.key).expect("removed");
+        assert!(!certificate.look().expect("the reads are counted anew"));
     }
 
     #[test]
