@@ -11,13 +11,13 @@ use std::{
 use axum::{
     Json,
     extract::{ConnectInfo, Request},
-    http::{HeaderValue, Method, Uri},
+    http::{HeaderValue, Method, StatusCode, Uri},
     response::{IntoResponse, Response},
 };
 use common::{
     access::Caller,
     wire::{
-        AuditList, ListAnswer, ScheduleView, TaskView, TokenView,
+        AuditList, BatchAnswer, BatchResult, ListAnswer, ScheduleView, TaskView, TokenView,
         shard::{MoveAnswer, MoveGroup, RebalanceAnswer},
     },
 };
@@ -128,6 +128,27 @@ struct ShownData {
     detail: Option<String>,
 }
 
+/// Tasks of a batch that the caller may not submit. The answer to the batch is 200, which shows no refusal.
+#[derive(Clone, Debug)]
+struct RefusedTasks {
+    detail: String,
+}
+
+/// The answer to a batch.
+pub(super) fn batch(answer: BatchAnswer) -> Response {
+    let mut refused = answer.results.iter().filter_map(|result| match result {
+        BatchResult::Refused { error } if error.status == StatusCode::FORBIDDEN.as_u16() => Some(error),
+        _ => None,
+    });
+    let first = refused.next().map(|error| error.detail.clone());
+    let refused = first.map(|first| RefusedTasks { detail: format!("{} tasks: {first}", 1 + refused.count()) });
+    let mut response = Json(answer).into_response();
+    if let Some(refused) = refused {
+        response.extensions_mut().insert(refused);
+    }
+    response
+}
+
 /// The answer with one task.
 pub(super) fn task(view: TaskView) -> Response {
     let shown = (!view.data_hidden).then(|| ShownData {
@@ -202,7 +223,8 @@ impl AuditDraft {
             return;
         }
         let caller = caller.or_else(|| page.caller());
-        let status = response.status().as_u16();
+        let refused = response.extensions().get::<RefusedTasks>();
+        let status = refused.map_or(response.status(), |_| StatusCode::FORBIDDEN).as_u16();
         let shown = response.extensions().get::<ShownData>();
         let action = match (self.action, shown) {
             (Some(action), _) => action,
@@ -220,6 +242,7 @@ impl AuditDraft {
         };
         let detail = details.and_then(|details| details.detail.clone());
         let detail = detail.or_else(|| shown.and_then(|shown| shown.detail.clone()));
+        let detail = detail.or_else(|| refused.map(|refused| refused.detail.clone()));
         audit.record(self.event(caller, action, target, status, detail));
     }
 

@@ -57,7 +57,7 @@ pub(super) async fn submit_batch(
     State(api): State<Api>,
     _: NoQuery,
     body: UnreadBody,
-) -> Result<Json<BatchAnswer>, Refusal> {
+) -> Result<Response, Refusal> {
     let upstream = upstream(&body.headers);
     let text = body.text(api.limits.batch_bytes).await?;
     let tasks = read_batch(text.as_str()).await?;
@@ -67,7 +67,7 @@ pub(super) async fn submit_batch(
         Ok(receipt) => BatchResult::Accepted(receipt),
         Err(problem) => BatchResult::Refused { error: problem.at(index) },
     });
-    Ok(Json(BatchAnswer { results: results.collect() }))
+    Ok(audit::batch(BatchAnswer { results: results.collect() }))
 }
 
 /// Stores the tasks of a request to the end, also when its client hangs up: the submitter keeps them until they are

@@ -243,6 +243,12 @@ async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not()
         (&api.all, Method::POST, "/v1/tokens".to_owned(), r#"{"name":"third","role":"viewer"}"#),
         (&"nobody".to_owned(), Method::DELETE, format!("/v1/tasks/{id}"), ""),
         (&api.all, Method::GET, "/v1/tasks/export?queue=mine".to_owned(), ""),
+        (
+            &api.mine,
+            Method::POST,
+            "/v1/tasks/batch".to_owned(),
+            r#"[{"queue":"theirs"},{"queue":"mine"},{"queue":"theirs"}]"#,
+        ),
     ] {
         api.ask(token, &method, &path, body).await;
     }
@@ -261,6 +267,7 @@ async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not()
         ("all", "token.create", "third", 201),
         ("anonymous", "task.cancel", id.as_str(), 401),
         ("all", "task.export", "queue=mine", 200),
+        ("mine", "refused", "POST /v1/tasks/batch", 403),
     ];
     assert_eq!(shown, expected);
     let ids: Vec<_> = noted.iter().map(|event| (&*event.caller, event.caller_id)).collect();
@@ -269,4 +276,5 @@ async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not()
     let details: Vec<_> = noted.iter().filter_map(|event| event.detail.as_deref()).collect();
     assert!(details[0].starts_with("matched 0, done 0: {\"action\""), "{details:?}");
     assert_eq!(details[1], "viewer, all queues");
+    assert!(details.last().is_some_and(|detail| detail.starts_with("2 tasks: ")), "{details:?}");
 }
