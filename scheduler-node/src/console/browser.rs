@@ -5,7 +5,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 
-use crate::http::authority;
+use crate::http::is_own_origin;
 
 /// The cookie of a sealed session. Its value begins with a prefix that names the kind.
 pub(super) const SESSION: &str = "duetime_session";
@@ -87,8 +87,7 @@ pub(super) fn is_from_here(headers: &HeaderMap, uri: &Uri) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site == "same-origin";
     }
-    let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok()?.split_once("://"));
-    origin.is_some_and(|(_, host)| Some(host) == authority(headers, uri))
+    is_own_origin(headers, uri) == Some(true)
 }
 
 /// Whether the browser states that another site led to this request. Cookies that are `Strict` do not come with it.

@@ -2,13 +2,13 @@
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
-use axum::http::{HeaderMap, HeaderValue, header, uri::Authority};
+use axum::http::{HeaderMap, HeaderValue, Uri, header, uri::Authority};
 pub(crate) use common::access::Caller;
 use common::{access::Permission, wire::Problem};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
-use super::refusal::Refusal;
+use super::{reached::is_own_origin, refusal::Refusal};
 use crate::access::Access;
 
 const CHALLENGE: &str = "Bearer realm=\"duetime\"";
@@ -70,12 +70,17 @@ impl Authenticator {
         Err(Problem::forbidden(detail).into())
     }
 
+    /// Where no token is required, refuses what a page of another site sent.
+    pub(super) fn check_site(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), Refusal> {
+        if !self.access.is_open() || !is_from_another_site(headers, uri) {
+            return Ok(());
+        }
+        let detail = "without tokens configured, pages of other sites may not use this API from a browser";
+        Err(Problem::forbidden(detail).into())
+    }
+
     /// Refuses a caller without the permission that the route needs. `None`: any valid token is enough.
     pub(super) fn authorize(&self, headers: &HeaderMap, needed: Option<Permission>) -> Result<Caller, Refusal> {
-        if self.access.is_open() && is_from_another_site(headers) {
-            let detail = "without tokens configured, pages of other sites may not use this API from a browser";
-            return Err(Problem::forbidden(detail).into());
-        }
         let caller = self.identify(headers)?;
         if let Some(needed) = needed.filter(|needed| !caller.may(*needed)) {
             let detail = format!(
@@ -128,9 +133,12 @@ pub(super) fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 }
 
 /// Whether the browser states that a page of another site sent this. Where no token is required, any page that a
-/// person on this machine views could otherwise cancel tasks.
-fn is_from_another_site(headers: &HeaderMap) -> bool {
-    headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
+/// person on this machine views could otherwise cancel tasks. Older browsers state only the origin of the page.
+fn is_from_another_site(headers: &HeaderMap, uri: &Uri) -> bool {
+    match headers.get("sec-fetch-site") {
+        Some(site) => site != "same-origin" && site != "none",
+        None => is_own_origin(headers, uri) == Some(false),
+    }
 }
 
 /// Whether no other site can point such a name here: an address, or `localhost`, with or without a port.
@@ -145,6 +153,7 @@ pub(super) fn is_own(host: &str) -> bool {
 mod tests {
     use std::time::Duration;
 
+    use axum::http::HeaderName;
     use common::access::{Role, Scope};
 
     use super::*;
@@ -311,12 +320,25 @@ mod tests {
 
     #[test]
     fn without_tokens_pages_of_other_sites_are_kept_out() {
-        let from = |site: &'static str| {
-            HeaderMap::from_iter([("sec-fetch-site".parse().expect("a name"), HeaderValue::from_static(site))])
-        };
-        let open = of(&Auth::default());
-        for (site, expected) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
-            assert_eq!(status(open.authorize(&from(site), Some(Permission::Look))), expected, "{site}");
+        let (open, closed) = (of(&Auth::default()), authenticator());
+        let uri = Uri::from_static("/v1/tasks");
+        for (site, origin, is_taken) in [
+            (Some("cross-site"), None, false),
+            (Some("same-site"), None, false),
+            (Some("same-origin"), Some("http://127.0.0.1:8080"), true),
+            (Some("none"), None, true),
+            (None, None, true),
+            (None, Some("http://127.0.0.1:8080"), true),
+            (None, Some("http://evil.example"), false),
+            (None, Some("null"), false),
+        ] {
+            let stated = [("host", Some("127.0.0.1:8080")), ("sec-fetch-site", site), ("origin", origin)];
+            let pair = |(name, value): (&'static str, Option<&'static str>)| {
+                Some((HeaderName::from_static(name), HeaderValue::from_static(value?)))
+            };
+            let headers: HeaderMap = stated.into_iter().filter_map(pair).collect();
+            assert_eq!(open.check_site(&headers, &uri).is_ok(), is_taken, "{site:?} {origin:?}");
+            assert!(closed.check_site(&headers, &uri).is_ok(), "a page without a token is refused");
         }
     }
 

@@ -53,7 +53,7 @@ pub(crate) use self::{
     auth::{Authenticator, Caller},
     memory::Reservation,
     metrics::{ConnectionMetrics, HttpMetrics},
-    reached::{authority, is_encrypted},
+    reached::{authority, is_encrypted, is_own_origin},
     routes::Route,
     serve::{Certificate, CertificateFiles, ConnectionLimits, Server},
     shares::Shares,

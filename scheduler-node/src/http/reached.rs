@@ -12,6 +12,12 @@ pub(crate) fn authority<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a 
     sent.or_else(|| uri.authority().map(|authority| authority.as_str()))
 }
 
+/// Whether the page that a browser names in `Origin` is of this very host. `None`: no page is named.
+pub(crate) fn is_own_origin(headers: &HeaderMap, uri: &Uri) -> Option<bool> {
+    let origin = headers.get(header::ORIGIN)?.to_str().ok().and_then(|origin| origin.split_once("://"));
+    Some(origin.is_some_and(|(_, host)| Some(host) == authority(headers, uri)))
+}
+
 /// Whether the client's own connection is encrypted: to this node, or to the proxy in front of it.
 pub(crate) fn is_encrypted(parts: &Parts) -> bool {
     let by_proxy = || parts.headers.get("x-forwarded-proto").is_some_and(|scheme| scheme == "https");

@@ -64,6 +64,7 @@ impl Shell {
             Requirement::AnyToken => None,
             Requirement::May(permission) => Some(permission),
         };
+        self.authenticator.check_site(request.headers(), request.uri())?;
         let caller = self.authenticator.authorize(request.headers(), permission)?;
         let admitted = self.shares.check_rate(&caller, now).and_then(|()| match permission {
             // Prometheus reads large answers, and is refused none.
