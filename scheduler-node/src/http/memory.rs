@@ -32,6 +32,7 @@ pub(crate) struct BodyMemory {
     bytes: usize,
     /// One caller gets at most one part in this many.
     caller_part: usize,
+    /// How long a body waits for memory; zero: it is refused at once.
     free_within: Duration,
     taken: Mutex<Totals>,
     freed: Notify,
@@ -70,9 +71,10 @@ impl BodyMemory {
         }
     }
 
-    /// The memory of forms of sign-ins, whose callers are addresses.
+    /// The memory of forms of sign-ins, whose callers are addresses. A stranger's form does not wait: meanwhile the
+    /// node would hold what has arrived of it, which no share counts.
     pub(super) fn of_sign_ins() -> Self {
-        Self { caller_part: ADDRESS_PART, ..Self::new(SIGN_INS_BYTES) }
+        Self { caller_part: ADDRESS_PART, free_within: Duration::ZERO, ..Self::new(SIGN_INS_BYTES) }
     }
 
     /// Whether the caller's share has room for a body that is small.
@@ -151,8 +153,13 @@ impl Reservation {
     pub(super) async fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
         let more = bytes.saturating_sub(self.bytes);
         let take = || self.memory.take(&self.caller, more, bytes <= SMALL_BYTES).ok();
-        let free = until(|| self.memory.freed.notified(), take);
-        if tokio::time::timeout(self.memory.free_within, free).await.is_err() {
+        let within = self.memory.free_within;
+        let is_taken = if within.is_zero() {
+            take().is_some()
+        } else {
+            tokio::time::timeout(within, until(|| self.memory.freed.notified(), take)).await.is_ok()
+        };
+        if !is_taken {
             return Err(self.refusal(more, bytes));
         }
         self.bytes += more;

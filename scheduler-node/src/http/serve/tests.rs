@@ -457,7 +457,7 @@ async fn an_http2_client_hears_its_limits_and_is_ended_when_it_resets_what_it_op
     };
     // The settings: concurrent streams, the window of each, the size of a head.
     says(3, 64);
-    says(4, 256 << 10);
+    says(4, 64 << 10);
     says(6, 32 << 10);
     let (_, end) = frames.iter().find(|(kind, _)| *kind == GO_AWAY).expect("the server says why it ends");
     assert_eq!(end.get(4..8), Some(&ENHANCE_YOUR_CALM[..]), "{end:?}");
