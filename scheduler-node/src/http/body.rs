@@ -6,7 +6,7 @@ use std::{str::Utf8Error, sync::Arc, time::Duration};
 use axum::{
     body::{Body, Bytes},
     extract::{FromRequest, Request},
-    http::{HeaderMap, header},
+    http::{HeaderMap, Version, header},
 };
 use common::{access::Caller, wire::Problem};
 use futures::{StreamExt, stream};
@@ -20,8 +20,10 @@ use super::{
 
 /// The first bytes reserve this much memory. More is reserved only as it arrives, whatever size the client announces.
 const FIRST_RESERVED_BYTES: usize = 1 << 20;
-/// This much of an oversized body is still read, so that the client sees the answer and not a broken connection.
-const DRAIN_BYTES: usize = 16 << 20;
+/// This much of a refused body is still read, so that the client sees the answer and not a broken connection.
+pub(super) const DRAIN_BYTES: usize = 16 << 20;
+/// The same for a client without a valid token, a quarter of it: most requests with a token that has expired fit.
+pub(super) const STRANGERS_DRAIN_BYTES: usize = 4 << 20;
 const DRAIN_WITHIN: Duration = Duration::from_secs(3);
 
 const JSON: &str = "application/json";
@@ -74,11 +76,12 @@ impl UnreadBody {
     }
 
     async fn read(self, content_type: &str, limit_bytes: usize) -> Result<BodyText, Problem> {
-        check_type(&self.headers, content_type)?;
         let announced = announced_bytes(&self.headers);
-        if announced.is_some_and(|announced| announced > limit_bytes) {
-            drain(self.body.into_data_stream()).await;
-            return Err(too_large(limit_bytes));
+        let fits = announced.is_none_or(|announced| announced <= limit_bytes);
+        let checked = check_type(&self.headers, content_type);
+        if let Err(problem) = checked.and_then(|()| if fits { Ok(()) } else { Err(too_large(limit_bytes)) }) {
+            drain_refused(&self.headers, self.body, DRAIN_BYTES).await;
+            return Err(problem);
         }
         let reserved = Reservation::none(&self.memory, Arc::clone(&self.caller));
         let (bytes, reserved) = collect(self.body, announced.unwrap_or(0), limit_bytes, reserved).await?;
@@ -129,7 +132,7 @@ async fn collect(
         let needed = bytes.len() + chunk.len();
         if needed > limit_bytes {
             drop((bytes, reserved));
-            drain(arriving).await;
+            drain(arriving, DRAIN_BYTES).await;
             return Err(too_large(limit_bytes));
         }
         if needed > bytes.capacity() {
@@ -156,8 +159,24 @@ fn broken_off(error: &axum::Error) -> Problem {
     Problem::malformed(format!("the body ended early: {error}"))
 }
 
-async fn drain(mut arriving: impl futures::Stream<Item = Result<Bytes, axum::Error>> + Unpin) {
-    let mut left = DRAIN_BYTES;
+/// Reads and drops up to `most` bytes of a request that is refused before its handler runs. A stream of HTTP/2 ends
+/// without harm; a connection of HTTP/1.1 that ends with unread bytes is reset, and the answer may be lost.
+pub(super) async fn drain_request(request: Request, most: usize) {
+    let (parts, body) = request.into_parts();
+    if parts.version != Version::HTTP_2 {
+        drain_refused(&parts.headers, body, most).await;
+    }
+}
+
+/// A client that expects `100 Continue` waits for a word before it sends the body, and a read would invite the body.
+async fn drain_refused(headers: &HeaderMap, body: Body, most: usize) {
+    if !headers.contains_key(header::EXPECT) {
+        drain(body.into_data_stream(), most).await;
+    }
+}
+
+async fn drain(mut arriving: impl futures::Stream<Item = Result<Bytes, axum::Error>> + Unpin, most: usize) {
+    let mut left = most;
     let take = async {
         while let Some(Ok(chunk)) = arriving.next().await {
             let Some(still) = left.checked_sub(chunk.len()) else { break };

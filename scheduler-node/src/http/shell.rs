@@ -23,6 +23,7 @@ use super::{
     Requirement, Shares,
     audit::{AuditDraft, PageNote},
     auth::Authenticator,
+    body::{DRAIN_BYTES, STRANGERS_DRAIN_BYTES, drain_request},
     metrics::HttpMetrics,
     reached::authority,
     refusal::Refusal,
@@ -88,6 +89,7 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let draft = Some(AuditDraft::of(&request, route));
     let mut underway = Underway { shell: &shell, method: &method, route, caller: None, draft };
     let required = requirement(&method, route);
+    let mut refused = None;
     let may_refuse = method.is_safe() && required != Requirement::May(Permission::Metrics);
     let response = match shell.admit(&request, required, started) {
         Ok(caller) => {
@@ -105,12 +107,18 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
         }
         Err(refusal) => {
             underway.caller = refusal.caller().cloned();
+            let drained = if refusal.caller().is_some() { DRAIN_BYTES } else { STRANGERS_DRAIN_BYTES };
+            refused = Some((request, drained));
             refusal.into_response()
         }
     };
     let took = started.elapsed();
     underway.answered(&page, &response, took);
     tracing::debug!(%method, path, status = response.status().as_u16(), took_ms = took.as_secs_f64() * 1e3, "answered");
+    if let Some((request, most)) = refused {
+        // After the note in the audit, which a client that hangs up cannot prevent.
+        drain_request(request, most).await;
+    }
     response
 }
 

@@ -1,3 +1,5 @@
+mod refused;
+
 use std::{sync::Arc, time::Duration};
 
 use axum::{
@@ -90,7 +92,8 @@ async fn running_with(limits: ConnectionLimits, within: Duration, certificate: O
         .route("/slow", get(slow))
         .route("/much", get(much))
         .route("/take", post(take))
-        .route("/encrypted", get(is_encrypted));
+        .route("/encrypted", get(is_encrypted))
+        .merge(refused::routes());
     let metrics = ConnectionMetrics::register(&Registry::new()).expect("registered once");
     let server = Server { listener, limits, metrics, certificate };
     let pulse = Pulse::default();
