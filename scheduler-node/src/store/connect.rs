@@ -27,6 +27,13 @@ const SERVER_BOUNDS: [(&str, &str); 6] = [
     ("tcp_keepalives_interval", "5"),
 ];
 
+/// Settings on which the statements of a node and of a migration rely, whatever is set for the server, the database or
+/// the role. Where a session must not write (`default_transaction_read_only`), that stays as it is set.
+const SESSION: [(&str, &str); 1] = [
+    // A statement that has waited for a lock reads anew what was committed meanwhile.
+    ("default_transaction_isolation", "read committed"),
+];
+
 /// Planner settings of a node's connections. Every statement is driven from a list of ids or shards into an index.
 /// While a table is young, its statistics say that it is empty. A connection keeps a plan made then (a scan of the
 /// whole table, hashed) after the table has grown: claims of 500 tasks took 120 ms instead of 15. So nodes allow
@@ -66,7 +73,7 @@ impl Options {
 
     /// How a node connects to `server`.
     pub(super) fn connection(&self, server: &PgConnectOptions) -> PgConnectOptions {
-        server.clone().application_name(&self.application_name).options(SERVER_BOUNDS).options(PLANS)
+        server.clone().application_name(&self.application_name).options(SESSION).options(SERVER_BOUNDS).options(PLANS)
     }
 
     /// A pool of one connection, with enough time for a migration. A statement that waits for a lock holds up all that
@@ -74,7 +81,7 @@ impl Options {
     /// which a network may have forgotten the connection.
     pub(super) fn migration_pool(server: &PgConnectOptions) -> PgPool {
         let bounds = [("lock_timeout", "200ms"), ("tcp_keepalives_idle", "60")];
-        let connection = server.clone().application_name("duetime migrate").options(bounds);
+        let connection = server.clone().application_name("duetime migrate").options(SESSION).options(bounds);
         PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(10)).connect_lazy_with(connection)
     }
 

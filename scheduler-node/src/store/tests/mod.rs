@@ -40,6 +40,7 @@ mod receipts;
 mod schedules;
 mod server_settings;
 mod server_wide;
+mod session;
 mod settle;
 mod shared_change;
 mod short;

@@ -1,0 +1,57 @@
+//! A node's sessions have the settings on which its statements rely, whatever is set for the database.
+
+use common::{
+    ids::ShardId,
+    task::{BusinessKey, NewTask, OnDuplicate},
+};
+use sqlx::AssertSqlSafe;
+
+use super::{
+    changed,
+    fixture::{self, TestDatabase},
+    new_task, until_waiting,
+};
+use crate::{
+    store::{
+        PoolKind,
+        put::{PutOutcome, Retention},
+    },
+    supervise::spawn_child,
+};
+
+const HOLD: Retention = Retention { window_ms: 86_400_000, keep_ms: 86_400_000 };
+
+/// A task with the key `k`, which an older version does not replace.
+fn keyed(version: i64) -> NewTask {
+    let keyed = BusinessKey { key: "k".to_owned(), version, on_duplicate: OnDuplicate::Version };
+    changed(new_task(fixture::fresh_id_of(ShardId::new(0))), |task| task.keyed = Some(keyed))
+}
+
+/// A database that gives each new session this setting, with a node that opens its connections from now on.
+async fn database_with(setting: &str) -> TestDatabase {
+    let test = fixture::database().await;
+    let name: String = sqlx::query_scalar("SELECT current_database()").fetch_one(&test.pool).await.unwrap();
+    let alter = format!("ALTER DATABASE \"{name}\" SET {setting}");
+    sqlx::query(AssertSqlSafe(alter)).execute(&test.pool).await.unwrap();
+    TestDatabase { database: fixture::open(&test.url), ..test }
+}
+
+#[tokio::test]
+async fn a_key_is_decided_by_what_is_committed_meanwhile_whatever_isolation_the_database_sets() {
+    let test = database_with("default_transaction_isolation = 'repeatable read'").await;
+    test.be_patient(PoolKind::Write).await;
+    let (older, newer) = (keyed(1), keyed(2));
+    let mut holder = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
+    sqlx::query("SELECT duetime.task_put($1, 0, 'orders', now(), true, 3::smallint, '', 'x', NULL, NULL, NULL, NULL, NULL, NULL, 'k', 2, 'version', '1 day', 1, NULL)")
+        .bind(newer.id.uuid())
+        .execute(&mut *holder)
+        .await
+        .unwrap();
+    let database = test.database.clone();
+    let waiting = spawn_child(async move { database.task_put(&[older], &[HOLD]).await });
+    until_waiting(&test.pool, 1).await;
+    sqlx::query("COMMIT").execute(&mut *holder).await.unwrap();
+    let answer = waiting.await.unwrap().unwrap().remove(0);
+    assert_eq!((answer.outcome, answer.id), (PutOutcome::Stale, newer.id));
+}
