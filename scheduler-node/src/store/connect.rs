@@ -29,9 +29,11 @@ const SERVER_BOUNDS: [(&str, &str); 6] = [
 
 /// Settings on which the statements of a node and of a migration rely, whatever is set for the server, the database or
 /// the role. Where a session must not write (`default_transaction_read_only`), that stays as it is set.
-const SESSION: [(&str, &str); 1] = [
+const SESSION: [(&str, &str); 2] = [
     // A statement that has waited for a lock reads anew what was committed meanwhile.
     ("default_transaction_isolation", "read committed"),
+    // A statement that is given a connection that the server has ended fails.
+    ("idle_session_timeout", "0"),
 ];
 
 /// Planner settings of a node's connections. Every statement is driven from a list of ids or shards into an index.
@@ -80,7 +82,7 @@ impl Options {
     /// come after it, so it gives up soon and is tried again. The build of an index may be silent for an hour, after
     /// which a network may have forgotten the connection.
     pub(super) fn migration_pool(server: &PgConnectOptions) -> PgPool {
-        let bounds = [("lock_timeout", "200ms"), ("tcp_keepalives_idle", "60")];
+        let bounds = [("lock_timeout", "200ms"), ("statement_timeout", "0"), ("tcp_keepalives_idle", "60")];
         let connection = server.clone().application_name("duetime migrate").options(SESSION).options(bounds);
         PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(10)).connect_lazy_with(connection)
     }

@@ -115,6 +115,16 @@ async fn a_migration_waits_for_a_lock_in_short_tries_so_that_others_pass_in_betw
     assert_eq!(migrated.from, Some(schema_version()));
 }
 
+/// It gives up a lock soon, and nothing else waits for it.
+#[tokio::test]
+async fn a_migration_takes_as_long_as_it_needs_whatever_the_database_sets() {
+    let server = shared::postgres().await.unwrap();
+    let name = shared::unique("timed");
+    let url = server.create_database(&name).await.unwrap();
+    server.execute(&format!("ALTER DATABASE \"{name}\" SET statement_timeout = '1ms'")).await.unwrap();
+    migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await.unwrap();
+}
+
 #[tokio::test]
 async fn the_databases_of_a_cluster_have_its_id_and_no_other_cluster_takes_them() {
     let (first, second) = (fixture::database().await, fixture::database().await);

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     store::{
-        PoolKind,
+        PoolKind, StoreOp,
         put::{PutOutcome, Retention},
     },
     supervise::spawn_child,
@@ -54,4 +54,19 @@ async fn a_key_is_decided_by_what_is_committed_meanwhile_whatever_isolation_the_
     sqlx::query("COMMIT").execute(&mut *holder).await.unwrap();
     let answer = waiting.await.unwrap().unwrap().remove(0);
     assert_eq!((answer.outcome, answer.id), (PutOutcome::Stale, newer.id));
+}
+
+/// An idle node keeps its connections, so that the next submission does not wait for one.
+#[tokio::test]
+async fn an_idle_connection_of_a_node_is_kept_whatever_the_database_sets() {
+    let test = database_with("idle_session_timeout = '1h'").await;
+    for op in [StoreOp::TaskClaim, StoreOp::TaskSubmit, StoreOp::TaskList] {
+        let read = "SELECT current_setting('idle_session_timeout')";
+        let found = test
+            .database
+            .run(op, |pool| async move { sqlx::query_scalar::<_, String>(read).fetch_one(&pool).await })
+            .await
+            .unwrap();
+        assert_eq!(found, "0", "{op}");
+    }
 }
