@@ -29,11 +29,14 @@ const SERVER_BOUNDS: [(&str, &str); 6] = [
 
 /// Settings on which the statements of a node and of a migration rely, whatever is set for the server, the database or
 /// the role. Where a session must not write (`default_transaction_read_only`), that stays as it is set.
-const SESSION: [(&str, &str); 2] = [
+const SESSION: [(&str, &str); 3] = [
     // A statement that has waited for a lock reads anew what was committed meanwhile.
     ("default_transaction_isolation", "read committed"),
     // A statement that is given a connection that the server has ended fails.
     ("idle_session_timeout", "0"),
+    // Statements name the schema of all that is not PostgreSQL's own. A function elsewhere that fits better would be
+    // called in the place of PostgreSQL's, with the rights of this role. `pg_temp` would come first unless it is named.
+    ("search_path", "pg_catalog,pg_temp"),
 ];
 
 /// Planner settings of a node's connections. Every statement is driven from a list of ids or shards into an index.

@@ -1,7 +1,7 @@
 //! A node's sessions have the settings on which its statements rely, whatever is set for the database.
 
 use common::{
-    ids::ShardId,
+    ids::{DatabaseName, ShardId},
     task::{BusinessKey, NewTask, OnDuplicate},
 };
 use sqlx::AssertSqlSafe;
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     store::{
         PoolKind, StoreOp,
+        migrate::build_indexes,
         put::{PutOutcome, Retention},
     },
     supervise::spawn_child,
@@ -69,4 +70,16 @@ async fn an_idle_connection_of_a_node_is_kept_whatever_the_database_sets() {
             .unwrap();
         assert_eq!(found, "0", "{op}");
     }
+}
+
+/// `task_put` and builds of indexes call `hashtextextended` with an integer, which PostgreSQL's own takes as a bigint.
+#[tokio::test]
+async fn no_function_of_another_schema_stands_in_for_one_of_postgresql() {
+    let test = fixture::database().await;
+    let closer = "CREATE FUNCTION public.hashtextextended(text, integer) RETURNS bigint LANGUAGE plpgsql AS
+                  $$ BEGIN RAISE EXCEPTION 'called with the rights of a node'; END $$;
+                  DROP INDEX duetime.task_lane";
+    sqlx::raw_sql(closer).execute(&test.pool).await.unwrap();
+    test.database.task_put(&[keyed(1)], &[HOLD]).await.unwrap();
+    build_indexes(&DatabaseName::new("main"), &fixture::options(&test.url), drop).await.unwrap();
 }
