@@ -43,6 +43,9 @@ pub async fn migrate(args: &Args) -> Result<(), Error> {
     if args.indexes {
         return build_indexes(&config, form).await;
     }
+    let named =
+        config.databases.iter().map(|database| (database.name.clone(), settings::database(database, "migrate")));
+    store::migrate::refuse_new_first(&named.collect::<Vec<_>>()).await.map_err(Error::Migrate)?;
     let (asked, stated) = (config.first_shard_count(), config.stated_shard_count());
     let mut membership: Option<Membership> = None;
     for database in &config.databases {

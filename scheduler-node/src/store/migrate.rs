@@ -67,6 +67,26 @@ impl Membership {
             wanted.last().number() < self.shard_count && !self.given.iter().any(|given| is_given(*wanted, given))
         })
     }
+
+    /// Refuses a database of another cluster, and one of the members under another name.
+    fn refuse_other(
+        &self,
+        name: &DatabaseName,
+        cluster: ClusterId,
+        shard_count: u16,
+        id: Option<DatabaseId>,
+    ) -> Result<(), Misfit> {
+        let database = name.clone();
+        if self.cluster != cluster {
+            Err(Misfit::Cluster { database, found: cluster, expected: self.cluster })
+        } else if self.shard_count != shard_count {
+            Err(Misfit::Shards { database, found: shard_count, expected: self.shard_count })
+        } else if let Some((_, other)) = self.members.iter().find(|(member, _)| Some(*member) == id) {
+            Err(Misfit::Same { database, other: other.clone() })
+        } else {
+            Ok(())
+        }
+    }
 }
 
 /// Brings one database to this version, unless a newer version has been there. The first run also makes it part of the
@@ -86,6 +106,9 @@ pub async fn migrate(
     let found = patiently(async || Ok(read_if_any(&pool).await?)).await.map_err(refused)?;
     if let Some(schema) = &found {
         refuse_unreleased(name, schema)?;
+        if let (Some(of), Some(meta)) = (joining, &schema.meta) {
+            of.refuse_other(name, meta.cluster, meta.shard_count, meta.id)?;
+        }
     }
     if joining.is_none() && found.as_ref().is_none_or(|schema| schema.meta.is_none()) {
         refuse_too_many(name, shard_count)?;
@@ -105,18 +128,35 @@ pub async fn migrate(
     let schema = read(&pool).await.map_err(unreachable)?;
     let Fit { version, id, cluster, shard_count, first_shards, .. } = compare(name, &schema)?;
     if let Some(of) = joining {
-        let database = name.clone();
-        if of.cluster != cluster {
-            return Err(Misfit::Cluster { database, found: cluster, expected: of.cluster });
-        } else if of.shard_count != shard_count {
-            return Err(Misfit::Shards { database, found: shard_count, expected: of.shard_count });
-        } else if let Some((_, other)) = of.members.iter().find(|(member, _)| *member == id) {
-            return Err(Misfit::Same { database, other: other.clone() });
-        }
+        of.refuse_other(name, cluster, shard_count, Some(id))?;
     }
     let producer = grant(&pool).await.map_err(unreachable)?;
     let (database, to, shards) = (name.clone(), version, first_shards);
     Ok(Migrated { database, id, from, to, shards, cluster, shard_count, producer, indexes })
+}
+
+/// Refuses a first database that would found a second cluster: it belongs to none yet, and another one does.
+pub async fn refuse_new_first(databases: &[(DatabaseName, connect::Options)]) -> Result<(), Misfit> {
+    let [(first, options), others @ ..] = databases else { return Ok(()) };
+    if others.is_empty() || is_member(first, options).await? {
+        return Ok(());
+    }
+    for (member, options) in others {
+        if is_member(member, options).await? {
+            return Err(Misfit::NewFirst { database: first.clone(), member: member.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Whether the database belongs to a cluster.
+async fn is_member(name: &DatabaseName, options: &connect::Options) -> Result<bool, Misfit> {
+    let writer = Writer::new(options.clone());
+    let server = writer.find().await.map_err(|source| Misfit::unreachable(name, source))?.server;
+    let pool = writer.migration_pool(server);
+    let found = patiently(async || Ok(read_if_any(&pool).await?)).await;
+    let found = found.map_err(|source| Misfit::Migration { database: name.clone(), source })?;
+    Ok(found.is_some_and(|schema| schema.meta.is_some()))
 }
 
 /// Builds the indexes of the table of tasks that are missing, however large it is. Nodes of 0.2.0 dispatch

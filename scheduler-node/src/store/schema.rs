@@ -39,6 +39,11 @@ pub enum Misfit {
     )]
     Cluster { database: DatabaseName, found: ClusterId, expected: ClusterId },
     #[error(
+        "database `{database}` stands first and is empty, but `{member}` belongs to a cluster already: the first \
+         database of that cluster stands first, and new ones below it. Check the order and the URLs"
+    )]
+    NewFirst { database: DatabaseName, member: DatabaseName },
+    #[error(
         "`{database}` and `{other}` are the same database under two names; give each section of the configuration a \
          database of its own"
     )]
@@ -164,11 +169,11 @@ pub(super) struct Schema {
 /// The row of `duetime.meta`.
 #[derive(Debug)]
 pub(super) struct Meta {
-    shard_count: u16,
+    pub(super) shard_count: u16,
     first_shards: Option<ShardRange>,
-    cluster: ClusterId,
+    pub(super) cluster: ClusterId,
     /// `None`: the schema is older than the ids.
-    id: Option<DatabaseId>,
+    pub(super) id: Option<DatabaseId>,
     /// The oldest version whose nodes work with the schema.
     serves: i64,
     /// Whether its queues are copies of another database's.

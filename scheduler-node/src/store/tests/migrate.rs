@@ -14,7 +14,7 @@ use sqlx::{Connection, Executor, Postgres, migrate::Migrator, pool::PoolConnecti
 use super::{fixture, until_none_waits, until_waiting};
 use crate::store::{
     Effect, Fault, connect,
-    migrate::{Membership, migrate},
+    migrate::{Membership, migrate, refuse_new_first},
     migrations::{FILES, migrations, schema_version},
     schema::Misfit,
 };
@@ -143,6 +143,43 @@ async fn the_databases_of_a_cluster_have_its_id_and_no_other_cluster_takes_them(
     let misfit =
         migrate(&main, Some(fixture::all_shards()), 128, Some(&joining), &options(&second.url)).await.unwrap_err();
     assert!(matches!(misfit, Misfit::Cluster { expected, .. } if expected == cluster), "{misfit:?}");
+}
+
+/// The version of the schema. `None`: there is none.
+async fn version_of(url: &str) -> Option<i64> {
+    let pool = sqlx::PgPool::connect(url).await.unwrap();
+    let exists = "SELECT to_regclass('duetime.migration') IS NOT NULL";
+    let exists: bool = sqlx::query_scalar(exists).fetch_one(&pool).await.unwrap();
+    if !exists {
+        return None;
+    }
+    Some(sqlx::query_scalar("SELECT max(version) FROM duetime.migration").fetch_one(&pool).await.unwrap())
+}
+
+#[tokio::test]
+async fn a_database_of_another_cluster_is_refused_before_anything_in_it_changes() {
+    let url = last_release().await;
+    let before = version_of(&url).await;
+    let cluster = ClusterId::new(uuid::Uuid::new_v4());
+    let joining = Membership { cluster, shard_count: 128, given: Vec::new(), members: Vec::new() };
+    let misfit = migrate(&DatabaseName::new("east"), None, 128, Some(&joining), &options(&url)).await.unwrap_err();
+    assert!(matches!(misfit, Misfit::Cluster { expected, .. } if expected == cluster), "{misfit:?}");
+    assert!(before.is_some_and(|before| before < schema_version()));
+    assert_eq!(version_of(&url).await, before);
+}
+
+#[tokio::test]
+async fn an_empty_database_that_stands_before_one_of_a_cluster_is_refused() {
+    let server = shared::postgres().await.unwrap();
+    let new = server.create_database(&shared::unique("new")).await.unwrap();
+    let old = fixture::database().await;
+    let named = |name: &str, url: &str| (DatabaseName::new(name), options(url));
+    let misfit = refuse_new_first(&[named("new", &new), named("old", &old.url)]).await.unwrap_err();
+    assert!(matches!(&misfit, Misfit::NewFirst { member, .. } if member.as_str() == "old"), "{misfit:?}");
+    assert!(misfit.is_final());
+    assert_eq!(version_of(&new).await, None);
+    refuse_new_first(&[named("old", &old.url), named("new", &new)]).await.unwrap();
+    refuse_new_first(&[named("new", &new)]).await.unwrap();
 }
 
 #[tokio::test]
