@@ -40,6 +40,8 @@ pub struct PostgresSettings {
     pub lock_room: i64,
     /// The locks of a statement that looks through the whole archive.
     pub archive_locks: i64,
+    /// In which the server keeps the texts of this database.
+    pub encoding: String,
     /// The indexes of the table of tasks that are missing, or left by a build that was given up.
     pub missing_indexes: Vec<String>,
 }
@@ -115,8 +117,18 @@ pub fn postgres_hints(settings: &PostgresSettings) -> Vec<Hint> {
     ]
     .into_iter()
     .flatten()
+    .chain(encoding(settings))
     .chain(missing_indexes(settings))
     .collect()
+}
+
+fn encoding(settings: &PostgresSettings) -> Option<Hint> {
+    (settings.encoding != "UTF8").then(|| Hint {
+        setting: "server_encoding",
+        current: settings.encoding.clone(),
+        recommended: "UTF8, by a dump that is restored into a new database".to_owned(),
+        why: "tasks with characters that it does not have are refused",
+    })
 }
 
 fn missing_indexes(settings: &PostgresSettings) -> Option<Hint> {
@@ -151,6 +163,7 @@ mod tests {
             max_locks_per_transaction: 64,
             lock_room: 6_400,
             archive_locks: 245,
+            encoding: "UTF8".to_owned(),
             missing_indexes: Vec::new(),
         }
     }
@@ -169,6 +182,7 @@ mod tests {
             ("fsync", "off", PostgresSettings { fsync: false, ..good.clone() }),
             ("full_page_writes", "off", PostgresSettings { full_page_writes: false, ..good.clone() }),
             ("synchronous_commit", "off", PostgresSettings { commits_are_durable: false, ..good.clone() }),
+            ("server_encoding", "LATIN1", PostgresSettings { encoding: "LATIN1".to_owned(), ..good.clone() }),
             ("autovacuum", "off", PostgresSettings { autovacuum: false, ..good.clone() }),
             ("max_wal_size", "1 GB", PostgresSettings { max_wal_bytes: GB, ..good.clone() }),
             ("min_wal_size", "80 MB", PostgresSettings { min_wal_bytes: 80 * MB, ..good.clone() }),

@@ -114,6 +114,9 @@ pub async fn migrate(
         refuse_too_many(name, shard_count)?;
     }
     let from = found.and_then(|schema| schema.version);
+    if from.is_none() {
+        refuse_encoding(name, &pool).await?;
+    }
     let mut indexes = None;
     if from.is_none_or(|from| from <= schema_version()) {
         patiently(async || migrations().run(&pool).await).await.map_err(refused)?;
@@ -133,6 +136,13 @@ pub async fn migrate(
     let producer = grant(&pool).await.map_err(unreachable)?;
     let (database, to, shards) = (name.clone(), version, first_shards);
     Ok(Migrated { database, id, from, to, shards, cluster, shard_count, producer, indexes })
+}
+
+/// Refuses to begin in a database that would refuse texts later. One that was begun by an earlier version goes on.
+async fn refuse_encoding(name: &DatabaseName, pool: &sqlx::PgPool) -> Result<(), Misfit> {
+    let read = sqlx::query_scalar::<_, String>("SELECT current_setting('server_encoding')");
+    let found = read.fetch_one(pool).await.map_err(|source| Misfit::unreachable(name, source))?;
+    if found == "UTF8" { Ok(()) } else { Err(Misfit::Encoding { database: name.clone(), found }) }
 }
 
 /// Refuses a first database that would found a second cluster: it belongs to none yet, and another one does.

@@ -44,6 +44,11 @@ pub enum Misfit {
     )]
     NewFirst { database: DatabaseName, member: DatabaseName },
     #[error(
+        "database `{database}` has the encoding {found} and cannot keep every text; make it anew, empty: \
+         `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`"
+    )]
+    Encoding { database: DatabaseName, found: String },
+    #[error(
         "`{database}` and `{other}` are the same database under two names; give each section of the configuration a \
          database of its own"
     )]

@@ -23,6 +23,7 @@ impl Database {
                 max_locks_per_transaction: row.try_get("max_locks_per_transaction")?,
                 lock_room: row.try_get("lock_room")?,
                 archive_locks: row.try_get("archive_locks")?,
+                encoding: row.try_get("encoding")?,
                 missing_indexes: row.try_get("missing_indexes")?,
             })
         })

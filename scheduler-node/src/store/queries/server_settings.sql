@@ -17,6 +17,7 @@ SELECT pg_size_bytes(current_setting('max_wal_size')) AS max_wal_bytes,
            * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) AS lock_room,
        (SELECT count(*) + coalesce(sum((SELECT count(*) FROM pg_catalog.pg_index AS i WHERE i.indrelid = part.relid)), 0)::bigint
           FROM pg_partition_tree(to_regclass('duetime.archive')) AS part) AS archive_locks,
+       current_setting('server_encoding') AS encoding,
        ARRAY(SELECT wanted.name
                FROM unnest($1::text[]) AS wanted (name)
               WHERE (SELECT max(version) FROM duetime.migration WHERE success) <= $2 AND NOT EXISTS (

@@ -169,6 +169,20 @@ async fn a_database_of_another_cluster_is_refused_before_anything_in_it_changes(
 }
 
 #[tokio::test]
+async fn a_database_that_cannot_keep_every_text_is_refused_while_it_is_empty() {
+    let server = shared::postgres().await.unwrap();
+    let name = shared::unique("latin");
+    server.execute(&format!("CREATE DATABASE \"{name}\" ENCODING 'LATIN1' TEMPLATE template0")).await.unwrap();
+    let url = server.url(&name);
+    let main = DatabaseName::new("main");
+    let misfit =
+        migrate(&main, Some(fixture::all_shards()), 128, None, &options(&url)).await.expect_err("no place for a €");
+    assert!(matches!(&misfit, Misfit::Encoding { found, .. } if found == "LATIN1"), "{misfit:?}");
+    assert!(misfit.is_final());
+    assert_eq!(version_of(&url).await, None);
+}
+
+#[tokio::test]
 async fn an_empty_database_that_stands_before_one_of_a_cluster_is_refused() {
     let server = shared::postgres().await.unwrap();
     let new = server.create_database(&shared::unique("new")).await.unwrap();
