@@ -28,14 +28,15 @@ BEGIN
 END
 $$;
 
--- Stood in 0009_create_submit.sql, which describes it.
+-- Stood in 0009_create_submit.sql, which describes it. An application may have `standard_conforming_strings` off, and
+-- E'' means the same then.
 CREATE OR REPLACE FUNCTION duetime.shard_of(p_queue text, p_single boolean, p_partition_key text, p_key text, p_shard_count integer)
 RETURNS integer LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_hash bytea := sha256(CASE
         WHEN p_single THEN convert_to(p_queue, 'UTF8')
         WHEN p_partition_key IS NOT NULL THEN convert_to(p_partition_key, 'UTF8')
-        WHEN p_key IS NOT NULL THEN convert_to(p_queue, 'UTF8') || '\x00'::bytea || convert_to(p_key, 'UTF8')
+        WHEN p_key IS NOT NULL THEN convert_to(p_queue, 'UTF8') || E'\\x00'::bytea || convert_to(p_key, 'UTF8')
     END);
 BEGIN
     RETURN (((('x' || encode(substring(v_hash FROM 1 FOR 4), 'hex'))::bit(32)::bigint % p_shard_count) * (4294967296 % p_shard_count)

@@ -201,6 +201,16 @@ async fn a_database_and_a_node_agree_on_the_shard_of_every_key() {
 }
 
 #[tokio::test]
+async fn an_application_whose_strings_have_escapes_submits_with_a_key() {
+    let test = fixture::database().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    sqlx::query("SET standard_conforming_strings = off").execute(&mut *connection).await.unwrap();
+    let id = submit_with(&mut connection, "'mail', '{}', key => 'k'").await.unwrap();
+    let decided = bound_to(&QueueName::new("mail"), Placement::Spread, None, Some("k"), fixture::SHARDS.into());
+    assert_eq!(Some(id.shard()), decided);
+}
+
+#[tokio::test]
 async fn every_field_of_a_submission_arrives() {
     let test = fixture::database().await;
     submit(
