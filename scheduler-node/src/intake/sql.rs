@@ -108,7 +108,7 @@ enum Left {
     Nothing,
     /// Perhaps rows that were submitted meanwhile.
     Fresh,
-    /// Rows beyond the batch.
+    /// Perhaps rows beyond the batch, or beyond the bytes that one read takes.
     More,
 }
 
@@ -226,7 +226,7 @@ impl SqlIntake {
         // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
         let head = rows.first().map(|row| row.id);
         let is_new = head.is_some() && std::mem::replace(&mut passed.head, head) != head;
-        let more = rows.len() == BATCH || rows.iter().any(|row| row.request.is_none());
+        let more = rows.len() == BATCH || rows.iter().any(|row| row.is_last || row.request.is_none());
         // While queues cannot be read, each pass waits for that, and finds other rows first.
         Ok(match (is_new && !is_unread, more) {
             (false, _) => Left::Nothing,

@@ -50,6 +50,8 @@ pub struct InboxRow {
     pub submitted_at: UnixMicros,
     /// Whether the row is on its way into another database and may have arrived there.
     pub leaving: bool,
+    /// Whether the read ended with this row because of its size, so that others may wait behind it.
+    pub is_last: bool,
 }
 
 /// The rows that a read returns.
@@ -135,6 +137,7 @@ impl Database {
                     request,
                     submitted_at: super::moment(&row, "submitted_at")?,
                     leaving: row.try_get("leaving")?,
+                    is_last: row.try_get::<bool, _>("is_last")? || bytes >= READ_BYTES,
                 });
             }
             Ok(read)

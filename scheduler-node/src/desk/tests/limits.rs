@@ -177,6 +177,7 @@ async fn while_tasks_cannot_be_counted_a_limit_refuses_none_for_good() {
         request: Some(task("mail").to_string()),
         submitted_at: counter.desk.now(),
         leaving: false,
+        is_last: false,
     };
     let (judged, _room) = counter.desk.judge(&[row]).await;
     assert!(judged[0].as_ref().expect_err("no room is known").is_unavailable(), "the row waits: {judged:?}");
@@ -260,6 +261,7 @@ async fn a_submission_in_sql_keeps_the_limits_of_its_queue_but_for_the_rate() {
         request: Some(task("mail").to_string()),
         submitted_at: counter.desk.now(),
         leaving: false,
+        is_last: false,
     };
     let rows: Vec<InboxRow> = (0..6).map(row).collect();
     let (judged, _room) = counter.desk.judge(&rows).await;

@@ -52,6 +52,24 @@ async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
     assert_eq!(left, 0);
 }
 
+/// A read takes 1 MiB at most.
+#[tokio::test]
+async fn large_submissions_beyond_one_read_are_collected_without_a_pause() {
+    let (counter, test) = fresh().await;
+    let database = &counter.databases.all()[0];
+    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
+    let (intake, mut passed) = (intake(&counter), Passed::default());
+    // Random bytes, which PostgreSQL cannot compress: 250 kB each.
+    let submit = "SELECT duetime.submit('orders', to_jsonb(string_agg(encode(uuid_send(gen_random_uuid()), 'base64'), \
+                  ''))) FROM generate_series(1, 10400)";
+    for _ in 0..6 {
+        sqlx::query(submit).execute(&test.pool).await.unwrap();
+    }
+    assert_eq!(intake.collect(&mut passed).await.unwrap(), Left::More);
+    assert_eq!(intake.collect(&mut passed).await.unwrap(), Left::Fresh);
+    assert_eq!(test.live().await, 6);
+}
+
 /// The database of the refused row's shard may have it as a task, and has to say so first.
 #[tokio::test]
 async fn a_refused_row_whose_database_takes_no_writes_keeps_no_other_row_waiting() {

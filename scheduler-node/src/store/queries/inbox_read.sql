@@ -3,6 +3,7 @@
 -- The statement leaves out a row whose database is unreachable, so that it does not stand in the way of the others.
 -- The read is bounded in bytes before any request is unpacked. The bound adds up the rows by their size in the table.
 -- A request that is too long, in the table or as text, comes back as NULL.
+-- `is_last`: the rows reach the bound with this one, so others may wait behind it.
 -- `leaving`: the row is on its way into another database, or was cancelled while its shard was in another one.
 -- Guard: none is needed. A row that is read twice is moved once (task_collect.sql, task_collect_keyed.sql).
 -- $1 this node's shards; $2 the shards whose database is reachable; $3 how long a row is left to its owner; $4 the
@@ -21,7 +22,7 @@ WITH head AS MATERIALIZED (
 ), added AS (
     SELECT h.*, sum(h.stored) OVER (ORDER BY h.submitted_at, h.id) - h.stored AS before FROM head AS h
 )
-SELECT a.id, a.submitted_at, a.leaving,
+SELECT a.id, a.submitted_at, a.leaving, a.before + a.stored >= $6 AS is_last,
        CASE WHEN $8 AND a.stored <= $7
             THEN (SELECT CASE WHEN octet_length(r.text) <= $7 THEN r.text END
                     FROM (SELECT i.request::text AS text FROM duetime.inbox AS i WHERE i.id = a.id OFFSET 0) AS r)
