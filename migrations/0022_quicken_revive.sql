@@ -1,8 +1,10 @@
 -- Makes a retry of a dead task with a key read the finished tasks of its own partition only.
+-- Makes a retry leave a task alone that its queue would place on another shard by now.
 -- Locks: none that another session waits for; a function.
 
 -- Stood in 0014_place_submits.sql; 0008_create_keyed_writes.sql describes it. The partition key is compared in the form
--- of the index archive_key_version.
+-- of the index archive_key_version. A queue whose placement has changed counts, orders and finds its tasks on their new
+-- shards, which may be in another database. So a task of an old one does not come back.
 CREATE OR REPLACE FUNCTION duetime.task_revive(p_drop_on date, p_id uuid, p_wait boolean) RETURNS SETOF duetime.task LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -11,6 +13,13 @@ DECLARE
 BEGIN
     SELECT a.* INTO v_dead FROM duetime.archive AS a WHERE a.drop_on = p_drop_on AND a.id = p_id AND a.state = 'dead';
     IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    -- A queue without such a turn has never been placed anew. Without a shard to which the task is bound, any will do.
+    IF EXISTS (SELECT FROM duetime.queue_turn AS q WHERE q.queue = v_dead.queue AND q.placed > 0)
+       AND v_dead.shard <> duetime.shard_of(
+           v_dead.queue, duetime.queue_placement(v_dead.queue) = 'single', v_dead.partition_key, v_dead.key,
+           (SELECT m.shard_count FROM duetime.meta AS m)) THEN
         RETURN;
     END IF;
     IF v_dead.key IS NOT NULL THEN

@@ -47,6 +47,8 @@ pub enum SkipReason {
     WouldExpire,
     /// Another task has the key of this dead task by now.
     KeyTaken,
+    /// The queue of this dead task has another `placement` by now, so its tasks are on other shards.
+    PlacedAnew,
     /// Another transaction locks the task's row.
     Held,
     /// The database stopped answering before this task of a shift had its turn, or during it.

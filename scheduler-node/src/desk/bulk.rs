@@ -10,7 +10,9 @@ use std::{
 };
 
 use common::{
-    ids::{QueueName, TaskId},
+    ids::{QueueName, ShardId, TaskId},
+    queue::Placement,
+    shard::route::bound_to,
     task::{
         TaskState,
         bulk::{BulkAction, SkipReason, Target},
@@ -129,10 +131,15 @@ impl Desk {
         let database = self.database_at(at)?;
         let step = database.bulk_look(Walk::of(bulk.act, at.began_at), &bulk.filter, at.place.as_ref(), most).await?;
         let mut counts = BatchCounts { matched: step.found.len() as u64, ..BatchCounts::default() };
-        let now = self.now();
+        // One step finds tasks of one queue.
+        let queue = at.place.as_ref().map(|place| &place.queue).or(bulk.filter.queue.as_ref());
+        let (now, only) = (self.now(), self.only_shard(bulk.act, queue));
         let mut fit = Vec::with_capacity(step.found.len());
         for found in step.found {
             match bulk.act.check(&found.seen, now) {
+                Ok(()) if only.is_some_and(|only| only != found.seen.id.shard()) => {
+                    counts.refuse(SkipReason::PlacedAnew);
+                }
                 Ok(()) => fit.push(found),
                 Err(why) => counts.refuse(why),
             }
@@ -140,9 +147,7 @@ impl Desk {
         if bulk.dry_run {
             counts.done = fit.len() as u64;
         } else if !fit.is_empty() {
-            let (desk, database, act) = (self.clone(), Arc::clone(&database), bulk.act);
-            // One step finds tasks of one queue.
-            let queue = at.place.as_ref().map(|place| &place.queue).or(bulk.filter.queue.as_ref()).cloned();
+            let (desk, database, act, queue) = (self.clone(), Arc::clone(&database), bulk.act, queue.cloned());
             let (acted, problem) =
                 run_to_end(async move { desk.act(&database, act, queue.as_ref(), fit).await }).await?;
             counts.add(acted);
@@ -154,6 +159,15 @@ impl Desk {
             return Ok((counts, self.after(at, step.next, false), problem));
         }
         Ok((counts, self.after(at, step.next, bulk.dry_run), None))
+    }
+
+    /// The one shard to which a retry may bring tasks of `queue`. The statements check this too, for tasks with keys of
+    /// other queues as well, but several times for each task that they leave. `None`: they alone decide.
+    fn only_shard(&self, act: BulkAction, queue: Option<&QueueName>) -> Option<ShardId> {
+        let (queue, shard_count) = (queue?, self.parts().store.places().shard_count()?);
+        let placement = self.parts().books.load().get(queue).policy.placement;
+        let is_bound = act == BulkAction::Retry && placement == Placement::Single;
+        is_bound.then(|| bound_to(queue, placement, None, None, shard_count.into())).flatten()
     }
 
     /// The position of the next batch. If the map of the shards has changed since the walk began, tasks may have gone
@@ -313,6 +327,8 @@ pub(crate) fn reason_left(problem: &Problem) -> SkipReason {
     match (problem.status, problem.slug()) {
         (422, _) => SkipReason::WouldExpire,
         (_, "duplicate") => SkipReason::KeyTaken,
+        // Of all actions only a retry meets a dead task in this way.
+        (_, "conflict") if problem.state == Some(TaskState::Dead) => SkipReason::PlacedAnew,
         // The task has finished, or its row was even dropped, since the walk found it.
         _ => SkipReason::InFlight,
     }

@@ -168,6 +168,7 @@ impl Desk {
             };
             match revived {
                 Guarded::Done(task) => Ok(desk.changed(task)),
+                Guarded::Refused(task) if task.state == TaskState::Dead => Err(placed_anew(&task)),
                 Guarded::Refused(task) => {
                     let detail = format!("only a dead task can be retried, but this one is {}", task.state);
                     Err(Problem::conflict(detail).with_state(task.state))
@@ -222,6 +223,16 @@ fn unchanged(task: &TaskRecord, change: &ValidChange) -> Problem {
     let expires_at = change.expires_at.unwrap_or(task.expires_at).unwrap_or(due_at);
     let field = if change.expires_at.is_some() { "expires_at" } else { "due_at" };
     Problem::invalid_field(field, format!("the task would expire at {expires_at}, before it is due at {due_at}"))
+}
+
+/// The reason why a dead task cannot be retried: its queue counts and orders its tasks on another shard by now.
+fn placed_anew(task: &TaskRecord) -> Problem {
+    let detail = format!(
+        "the `placement` of queue `{}` has changed since this task was submitted, and its tasks are on another shard \
+         now; submit the task again",
+        task.queue
+    );
+    Problem::conflict(detail).with_state(task.state)
 }
 
 fn stale(attempt: Attempt, state: TaskState, newest: Attempt) -> Problem {

@@ -1,7 +1,7 @@
 //! Many tasks at once: bulk actions and exports.
 
 use common::{
-    ids::{Epoch, TaskId},
+    ids::{Epoch, QueueName, TaskId},
     task::{TaskState, bulk::SkipReason},
     wire::{BulkAnswer, BulkRequest, ExportEnd, ExportedTask, Problem, TaskFilter},
 };
@@ -271,6 +271,41 @@ async fn a_dead_task_is_not_retried_beside_a_newer_one_with_its_key() {
     counter.desk.cancel(newer).await.expect("not claimed");
     assert_eq!(bulk(&counter, json).await.expect("answered").done, 1);
     assert_eq!(state(&counter, id).await, TaskState::Scheduled);
+}
+
+#[tokio::test]
+async fn a_dead_task_of_a_queue_that_was_placed_anew_is_not_retried_on_its_old_shard() {
+    let (counter, _test) = fresh().await;
+    let place = async |placement: &str| {
+        let policy = serde_json::from_str(&format!(r#"{{"placement":"{placement}"}}"#)).expect("a policy");
+        counter.desk.queue_put(QueueName::new("a"), policy).await.expect("no task of it is left");
+    };
+    let dead = async |json: &str| {
+        let id = submitted(&counter, json).await;
+        let attempt = claim(&counter, id).await;
+        let discard = common::task::report::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
+        counter.desk.report(id, attempt, discard).await.expect("applied");
+        id
+    };
+    for (before, after) in [("spread", "single"), ("single", "spread")] {
+        place(before).await;
+        let id = dead(r#"{"queue":"a","key":"k","partition_key":"p"}"#).await;
+        place(after).await;
+        let refused = counter.desk.retry(id).await.expect_err("its key is ordered on another shard");
+        assert_eq!((refused.status, refused.state), (409, Some(TaskState::Dead)), "{refused}");
+        assert!(refused.detail.contains("`placement`"), "{refused}");
+        let answer = bulk(&counter, r#"{"action":"retry","filter":{"queue":"a"}}"#).await.expect("answered");
+        assert_eq!((answer.done, answer.refused.get(&SkipReason::PlacedAnew)), (0, Some(&1)), "{answer:?}");
+        place(before).await;
+        counter.desk.retry(id).await.expect("its shard is that of its key again");
+        counter.desk.cancel(id).await.expect("not claimed");
+    }
+    place("spread").await;
+    dead(r#"{"queue":"a"}"#).await;
+    place("single").await;
+    place("spread").await;
+    let answer = bulk(&counter, r#"{"action":"retry","filter":{"queue":"a"}}"#).await.expect("answered");
+    assert_eq!(answer.done, 1, "without a key it may be on any shard: {answer:?}");
 }
 
 #[tokio::test]

@@ -1,7 +1,9 @@
 -- Gives a dead task new attempts: moves it back from the archive, due now, in one statement.
--- Guard: in the function duetime.task_revive: dead, and no newer task has its key (else a unique violation of
--- task_key_version). The attempt goes on counting from where it was, so that no message id is ever used twice; the
--- budget begins anew there. An expiry that has passed would end the task at once, so the function takes it away.
+-- Guard: in the function duetime.task_revive: dead, on the shard on which its queue places such a task now, and no
+-- newer task has its key (else a unique violation of task_key_version). A change of the placement that commits at the
+-- same moment may be missed, and so may one that this database has not copied yet. The attempt goes on counting from
+-- where it was, so that no message id is ever used twice; the budget begins anew there. An expiry that has passed would
+-- end the task at once, so the function takes it away.
 -- $1 id. Returns the row as it is now; no row: the guard did not hold.
 WITH found AS MATERIALIZED (
     SELECT a.drop_on

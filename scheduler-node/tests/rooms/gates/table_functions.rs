@@ -24,6 +24,8 @@ const IN_GAP: Guard = guard(GAP_STATED, After("SELECT duetime.shard", "s.epoch =
 const REVIVE_KEY: Guard = guard("first takes the lock of the task's key", Call("SELECT pg_advisory_xact_lock(v_lock)"));
 const REVIVE_TRY: Guard =
     guard("when a lock is held", Command("ELSIF NOT pg_try_advisory_xact_lock ( v_lock ) THEN RETURN"));
+const REVIVE_PLACE: Guard =
+    guard("a task of an old one does not come back", Command("v_dead . shard <> duetime . shard_of ("));
 const REVIVE_LIVE: Guard =
     guard("an unfinished one of this version or a newer one", Command("t . version >= v_dead . version"));
 const REVIVE_KEPT: Guard = guard("a kept one of a newer version", Command("a . version > v_dead . version"));
@@ -78,6 +80,7 @@ const KEYED: &[Gate] = &[
         NO_ROW,
         &[
             guard("the task is not dead any more", Itself("a.state = 'dead'")),
+            REVIVE_PLACE,
             REVIVE_KEY,
             REVIVE_TRY,
             REVIVE_LIVE,
