@@ -1,7 +1,7 @@
 -- Lets duetime.submit refuse what no node would take. So far only a node refused it, after the commit.
 -- Lets duetime.cancel answer that an id without a shard of the cluster is of no task.
 -- Makes long chains of dependencies quicker to submit.
--- Lets a change of a queue see which of its rules for submissions change.
+-- Lets a change of a queue see which of its rules for submissions change, and its deletion whether it has tasks.
 -- Locks: none that another session waits for; functions only.
 
 -- Checks that apply to one option each are functions of their own: a submission without the option does not call them.
@@ -450,5 +450,14 @@ $$;
 CREATE FUNCTION duetime.queue_policy(p_queue text) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT q.policy FROM duetime.queue AS q WHERE q.name = p_queue);
+END
+$$;
+
+-- Whether the queue has unfinished tasks here, with those that were committed while the caller waited. In the order of
+-- the index task_queue_due the first one is enough, whatever the statistics say about the queue.
+CREATE FUNCTION duetime.queue_has_tasks(p_queue text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM duetime.task AS t WHERE t.queue = p_queue AND duetime.is_here(t.shard) ORDER BY t.due_at, t.id LIMIT 1;
+    RETURN FOUND;
 END
 $$;

@@ -40,6 +40,9 @@ const TURN_TRIES: u32 = 4;
 /// The most tries of a change by a caller who saw the queue before: others change it at the same moment.
 const SEEN_TRIES: usize = 4;
 
+/// The most tries of a deletion, which tasks that come in at the same moment prevent. The next try counts them.
+const DELETE_TRIES: usize = 2;
+
 /// The pause between two tries, in which the statements that queued up behind the first get their turn.
 const TURN_PAUSE: Duration = Duration::from_millis(100);
 
@@ -230,23 +233,42 @@ impl Desk {
         Ok(census)
     }
 
-    /// Deletes a queue that has no unfinished task.
+    /// Deletes a queue that has no unfinished task. In the first database the deletion itself looks for tasks that come
+    /// in meanwhile. In another one such a task may be missed, and goes on with the default policy.
     pub(crate) async fn queue_delete(&self, name: QueueName) -> Result<(), Problem> {
         self.require_queue(&name)?;
         let desk = self.clone();
         run_to_end(async move {
-            let live = desk.live(&name).await?;
-            if live.total() > 0 {
-                let more = if live.at_least { " or more" } else { "" };
-                let detail = format!("the queue has {}{more} unfinished tasks; cancel them first", live.total());
-                return Err(Problem::conflict(detail));
-            }
             let home = desk.parts().store.home();
-            let turned = turn(|| home.queue_delete(&name)).await?.ok_or_else(|| no_queue(&name))?;
-            tracing::info!(queue = %name, "queue deleted");
-            desk.announce(&name, turned).await
+            for _ in 0..DELETE_TRIES {
+                desk.refuse_to_delete(&name).await?;
+                if let Some(turned) = turn(|| home.queue_delete(&name)).await? {
+                    tracing::info!(queue = %name, "queue deleted");
+                    return desk.announce(&name, turned).await;
+                }
+                home.queue_find(&name).await?.ok_or_else(|| no_queue(&name))?;
+            }
+            Err(Problem::conflict("tasks of the queue keep coming in; delete it when none is submitted any more"))
         })
         .await
+    }
+
+    /// Refuses to delete a queue that has unfinished tasks, or is about to have some.
+    async fn refuse_to_delete(&self, name: &QueueName) -> Result<(), Problem> {
+        // In this order, what becomes a task meanwhile is seen as one of both.
+        let looks = self.parts().store.databases().iter().map(|database| database.queue_awaited(name));
+        if futures::future::try_join_all(looks).await?.contains(&true) {
+            let detail = "submissions in SQL or fire times of the queue are about to be tasks; try again when they are, \
+                          and cancel these first";
+            return Err(Problem::conflict(detail));
+        }
+        let live = self.live(name).await?;
+        if live.total() == 0 {
+            return Ok(());
+        }
+        let more = if live.at_least { " or more" } else { "" };
+        let detail = format!("the queue has {}{more} unfinished tasks; cancel them first", live.total());
+        Err(Problem::conflict(detail))
     }
 
     /// Refuses a change while a database cannot be reached.

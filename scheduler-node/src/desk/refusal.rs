@@ -175,6 +175,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueuePage
             | StoreOp::QueueChanges
             | StoreOp::QueueCounts
+            | StoreOp::QueueAwaited
             | StoreOp::QueueUsage
             | StoreOp::ScheduleRead
             | StoreOp::TokenBook

@@ -88,6 +88,7 @@ common::labelled! {
         QueuePause = "queue_pause",
         QueueTurn = "queue_turn",
         QueueCounts = "queue_counts",
+        QueueAwaited = "queue_awaited",
         QueueUsage = "queue_usage",
         ScheduleRead = "schedule_read",
         ScheduleAdd = "schedule_add",

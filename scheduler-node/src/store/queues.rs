@@ -27,6 +27,10 @@ const COUNTED_TOGETHER: i64 = 300_000;
 /// stays within [`COUNTED_TOGETHER`].
 const COUNTED_LEAST: i64 = 300;
 
+/// The most submissions in SQL, and the most fire times, among which those of a queue are looked for: some
+/// milliseconds, unless the submissions are large.
+const AWAITED_MOST: i64 = 1_000;
+
 /// The revisions for which a deletion is remembered: some hundred kilobytes. A node that is
 /// further behind reads all queues.
 const REMEMBERED: i64 = 10_000;
@@ -217,8 +221,8 @@ impl Database {
         .await
     }
 
-    /// Deletes a queue and returns the turn of the deletion. `None`: there was no such queue. Its tasks, if there
-    /// are any, go on with the default policy.
+    /// Deletes a queue and returns the turn of the deletion. `None`: there was no such queue, or this database has
+    /// tasks of it. Its tasks in other databases, if there are any, go on with the default policy.
     pub async fn queue_delete(&self, name: &QueueName) -> Result<Option<QueueRevisions>, Error> {
         self.run(StoreOp::QueueDelete, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_delete.sql"))
@@ -227,6 +231,15 @@ impl Database {
                 .fetch_optional(&pool)
                 .await?;
             row.as_ref().map(turn).transpose()
+        })
+        .await
+    }
+
+    /// Whether submissions in SQL or decided fire times of the queue wait in this database to become tasks.
+    pub async fn queue_awaited(&self, name: &QueueName) -> Result<bool, Error> {
+        self.run(StoreOp::QueueAwaited, |pool| async move {
+            let look = sqlx::query(include_str!("queries/queue_awaited.sql")).bind(name.as_str()).bind(AWAITED_MOST);
+            look.fetch_one(&pool).await?.try_get("awaited")
         })
         .await
     }

@@ -8,9 +8,13 @@ use common::{
 };
 
 use super::{fresh, request, with_one_of_two_gone, with_two_databases};
-use crate::store::{
-    submit::Sending,
-    tests::{fixture, new_task},
+use crate::{
+    store::{
+        PoolKind,
+        submit::Sending,
+        tests::{fixture, new_task},
+    },
+    supervise::spawn_child,
 };
 
 fn queue(json: &str) -> QueueRequest {
@@ -60,6 +64,43 @@ async fn a_queue_with_tasks_left_in_any_database_is_not_deleted() {
     counter.desk.queue_delete(name("orders")).await.expect("none is left");
     assert!(counter.books.load().find(&name("orders")).is_none());
     assert_eq!(counter.desk.queue_get(name("orders")).await.expect_err("gone").status, 404);
+}
+
+#[tokio::test]
+async fn a_queue_is_not_deleted_under_a_task_that_comes_in_while_the_deletion_waits() {
+    let (counter, test) = fresh().await;
+    sqlx::raw_sql("ALTER FUNCTION duetime.await_claims() SET lock_timeout = '1min'").execute(&test.pool).await.unwrap();
+    test.be_patient(PoolKind::Write).await;
+    counter.desk.queue_put(name("orders"), queue("{}")).await.expect("set");
+    // As an insert does that was admitted by the queue's policy and has not committed yet.
+    let mut inserting = test.pool.acquire().await.unwrap();
+    let insert = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+                  VALUES (gen_random_uuid(), 0, 'orders', 'scheduled', now(), now(), '', 'x')";
+    for statement in ["BEGIN", "SELECT FROM duetime.shard WHERE id = 0 FOR SHARE", insert] {
+        sqlx::query(statement).execute(&mut *inserting).await.unwrap();
+    }
+    let desk = counter.desk.clone();
+    let deleting = spawn_child(async move { desk.queue_delete(name("orders")).await });
+    test.until_waiting(1).await;
+    sqlx::query("COMMIT").execute(&mut *inserting).await.unwrap();
+    let refused = deleting.await.unwrap().expect_err("its task is there");
+    assert_eq!((refused.status, refused.detail.contains("1 unfinished")), (409, true), "{refused}");
+    assert!(
+        counter.desk.queue_get(name("orders")).await.is_ok() && counter.books.load().find(&name("orders")).is_some()
+    );
+}
+
+#[tokio::test]
+async fn a_queue_is_not_deleted_under_a_submission_in_sql_that_is_about_to_be_a_task() {
+    let (counter, tests) = with_two_databases().await;
+    counter.desk.queue_put(name("orders"), queue("{}")).await.expect("set");
+    let submit = "SELECT duetime.submit('orders', '1')";
+    sqlx::query(submit).execute(&tests[1].pool).await.unwrap();
+    let refused = counter.desk.queue_delete(name("orders")).await.expect_err("no node has collected it yet");
+    assert_eq!((refused.status, refused.detail.contains("in SQL")), (409, true), "{refused}");
+    let refuse = "UPDATE duetime.inbox SET error = 'no task', refused_at = now()";
+    sqlx::query(refuse).execute(&tests[1].pool).await.unwrap();
+    counter.desk.queue_delete(name("orders")).await.expect("it will never be a task");
 }
 
 #[tokio::test]
