@@ -35,6 +35,9 @@ const AWAITED_MOST: i64 = 1_000;
 /// further behind reads all queues.
 const REMEMBERED: i64 = 10_000;
 
+/// The most outdated turns that one statement forgets: more than it makes, and few enough for claims to wait.
+const FORGOTTEN_AT_ONCE: i64 = 100;
+
 /// The changes of queues since a revision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueChanges {
@@ -199,7 +202,8 @@ impl Database {
     ) -> Result<(), Error> {
         self.run(StoreOp::QueueTurn, |pool| async move {
             let turn = sqlx::query(include_str!("queries/queue_turn.sql"));
-            turn.bind(name.as_str()).bind(revision).bind(placed).bind(reports_since).execute(&pool).await.map(drop)
+            let turn = turn.bind(name.as_str()).bind(revision).bind(placed).bind(reports_since);
+            turn.bind(REMEMBERED).bind(FORGOTTEN_AT_ONCE).execute(&pool).await.map(drop)
         })
         .await
     }
@@ -228,6 +232,7 @@ impl Database {
             let row = sqlx::query(include_str!("queries/queue_delete.sql"))
                 .bind(name.as_str())
                 .bind(REMEMBERED)
+                .bind(FORGOTTEN_AT_ONCE)
                 .fetch_optional(&pool)
                 .await?;
             row.as_ref().map(turn).transpose()

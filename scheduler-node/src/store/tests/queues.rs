@@ -10,7 +10,11 @@ use sqlx::{AssertSqlSafe, Executor};
 
 use super::{claim, fixture, own, submitted, until_waiting};
 use crate::{
-    store::{PoolKind, queues::QueueQuota, rows::Seen},
+    store::{
+        PoolKind,
+        queues::{QueueQuota, QueueRevisions},
+        rows::Seen,
+    },
     supervise::spawn_child,
 };
 
@@ -201,6 +205,30 @@ async fn what_changed_after_a_revision_is_read_and_nothing_else() {
     assert_eq!(database.queue_changes(revision + 1).await.unwrap().changes, None);
     sqlx::query("UPDATE duetime.meta SET queue_revision = queue_revision + 20000").execute(&test.pool).await.unwrap();
     assert_eq!(database.queue_changes(start).await.unwrap().changes, None);
+}
+
+#[tokio::test]
+async fn turns_of_queues_that_are_long_gone_are_forgotten_in_every_database() {
+    let (home, other) = (fixture::database().await, fixture::database().await);
+    for queue in ["gone", "kept", "last"] {
+        home.database.queue_put(&name(queue), &QueuePolicy::default(), None, 10).await.unwrap().expect("there is room");
+    }
+    let turns = async |test: &fixture::TestDatabase| -> Vec<String> {
+        let read = sqlx::query_scalar("SELECT queue FROM duetime.queue_turn ORDER BY queue");
+        read.fetch_all(&test.pool).await.unwrap()
+    };
+    assert!(home.database.queue_delete(&name("gone")).await.unwrap().is_some());
+    assert_eq!(turns(&home).await, ["gone", "kept", "last"], "nodes may not know of the deletion yet");
+    sqlx::query("UPDATE duetime.meta SET queue_revision = queue_revision + 20000").execute(&home.pool).await.unwrap();
+    assert!(home.database.queue_delete(&name("last")).await.unwrap().is_some());
+    assert_eq!(turns(&home).await, ["kept", "last"]);
+
+    other.database.queue_add(&[name("kept")], &QueuePolicy::default(), None).await.unwrap();
+    for (queue, revision) in [("gone", 1), ("kept", 2), ("last", 20_000)] {
+        let turn = QueueRevisions { revision, ..QueueRevisions::default() };
+        other.database.queue_turn(&name(queue), turn).await.unwrap();
+    }
+    assert_eq!(turns(&other).await, ["kept", "last"]);
 }
 
 /// Without glances, each node looks for changes several times a second.
