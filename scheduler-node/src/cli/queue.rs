@@ -34,7 +34,7 @@ pub enum Command {
     #[command(after_help = "Examples:\n  duetime queue set mails settle=result max_attempts=5\n  \
                             duetime queue set mails retry='{\"kind\":\"fixed\",\"delay_ms\":1000}' timeout_ms=null")]
     Set(Invocation<Set>),
-    /// Forget a queue that has no unfinished task.
+    /// Forget a queue that has no unfinished task and no schedule.
     #[command(after_help = "Example:\n  duetime queue delete mails")]
     Delete(Invocation<One>),
     /// Stop dispatch; tasks that come due wait as `ready`.

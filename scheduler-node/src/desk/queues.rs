@@ -43,6 +43,9 @@ const SEEN_TRIES: usize = 4;
 /// The most tries of a deletion, which tasks that come in at the same moment prevent. The next try counts them.
 const DELETE_TRIES: usize = 2;
 
+/// The most schedules that the refusal of a deletion names.
+const SCHEDULES_NAMED: usize = 3;
+
 /// The pause between two tries, in which the statements that queued up behind the first get their turn.
 const TURN_PAUSE: Duration = Duration::from_millis(100);
 
@@ -149,7 +152,7 @@ impl Desk {
 
     /// Refuses a new placement while the queue has unfinished tasks. Tasks stay on their shards, so those of a
     /// queue with a new placement would be counted and ordered on two shards. A queue that does not exist has the
-    /// default one: a schedule may make tasks for it.
+    /// default one: tasks may have come for it while it was deleted, or from a schedule that was set meanwhile.
     async fn refuse_to_move(
         &self,
         name: &QueueName,
@@ -233,28 +236,38 @@ impl Desk {
         Ok(census)
     }
 
-    /// Deletes a queue that has no unfinished task. In the first database the deletion itself looks for tasks that come
-    /// in meanwhile. In another one such a task may be missed, and goes on with the default policy.
+    /// Deletes a queue that has no unfinished task and no schedule. In the first database the deletion itself looks for
+    /// tasks that come in meanwhile. In another one such a task may be missed, and goes on with the default policy.
     pub(crate) async fn queue_delete(&self, name: QueueName) -> Result<(), Problem> {
         self.require_queue(&name)?;
         let desk = self.clone();
         run_to_end(async move {
             let home = desk.parts().store.home();
             for _ in 0..DELETE_TRIES {
+                home.queue_find(&name).await?.ok_or_else(|| no_queue(&name))?;
                 desk.refuse_to_delete(&name).await?;
                 if let Some(turned) = turn(|| home.queue_delete(&name)).await? {
                     tracing::info!(queue = %name, "queue deleted");
                     return desk.announce(&name, turned).await;
                 }
-                home.queue_find(&name).await?.ok_or_else(|| no_queue(&name))?;
             }
             Err(Problem::conflict("tasks of the queue keep coming in; delete it when none is submitted any more"))
         })
         .await
     }
 
-    /// Refuses to delete a queue that has unfinished tasks, or is about to have some.
+    /// Refuses to delete a queue that has unfinished tasks, or is about to have some. A schedule that is set at the same
+    /// moment may be missed.
     async fn refuse_to_delete(&self, name: &QueueName) -> Result<(), Problem> {
+        let most = i64::try_from(SCHEDULES_NAMED + 1).unwrap_or(i64::MAX);
+        let schedules = self.parts().store.home().schedule_names(name, most).await?;
+        if !schedules.is_empty() {
+            let mut named: Vec<String> =
+                schedules.iter().take(SCHEDULES_NAMED).map(|name| format!("`{name}`")).collect();
+            named.extend((schedules.len() > SCHEDULES_NAMED).then(|| "...".to_owned()));
+            let detail = format!("the queue has schedules ({}); delete or change them first", named.join(", "));
+            return Err(Problem::conflict(detail));
+        }
         // In this order, what becomes a task meanwhile is seen as one of both.
         let looks = self.parts().store.databases().iter().map(|database| database.queue_awaited(name));
         if futures::future::try_join_all(looks).await?.contains(&true) {

@@ -178,6 +178,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueueAwaited
             | StoreOp::QueueUsage
             | StoreOp::ScheduleRead
+            | StoreOp::ScheduleNames
             | StoreOp::TokenBook
             | StoreOp::TokenList
             | StoreOp::AuditList

@@ -98,6 +98,7 @@ common::labelled! {
         ScheduleDue = "schedule_due",
         ScheduleDelete = "schedule_delete",
         ScheduleCount = "schedule_count",
+        ScheduleNames = "schedule_names",
         TokenRevision = "token_revision",
         TokenBook = "token_book",
         TokenList = "token_list",

@@ -78,7 +78,8 @@ impl StoreOp {
 
             TaskRead | TaskFind | TaskDependencies | TaskList | TaskCensus | TaskOutlook | DeadGroups => PoolKind::Read,
             BulkLook | BulkQueue | BulkCancel | BulkRun | BulkMove | BulkRevive | ExportRead => PoolKind::Read,
-            QueueFind | QueuePage | QueueCounts | ScheduleRead | TokenList | AuditList | InboxFind => PoolKind::Read,
+            QueueFind | QueuePage | QueueCounts | TokenList | AuditList | InboxFind => PoolKind::Read,
+            ScheduleRead | ScheduleNames => PoolKind::Read,
             ServerSettings | ShardRead | QueueUsage | QueueAwaited | MoveList | MoveEndedList
             | DatabaseStandingList | ShardWeights => PoolKind::Read,
             MovePage | MoveEstimate => PoolKind::Read,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use common::{
-    ids::{ScheduleName, ShardId, TaskId},
+    ids::{QueueName, ScheduleName, ShardId, TaskId},
     schedule::{Fire, FireDecision, Rules, ScheduleState},
     time::UnixMicros,
 };
@@ -289,6 +289,15 @@ impl Database {
             let query = sqlx::query(include_str!("queries/schedule_count.sql")).bind(interval(ahead));
             let row = query.fetch_one(&pool).await?;
             Ok(ScheduleCount { schedules: row.try_get("schedules")?, ahead: row.try_get("ahead")? })
+        })
+        .await
+    }
+
+    /// Names at most `most` schedules that make tasks of the queue, in the order of their names.
+    pub async fn schedule_names(&self, queue: &QueueName, most: i64) -> Result<Vec<String>, Error> {
+        self.run(StoreOp::ScheduleNames, |pool| async move {
+            let query = sqlx::query(include_str!("queries/schedule_names.sql")).bind(queue.as_str()).bind(most);
+            query.fetch_all(&pool).await?.iter().map(|row| row.try_get("name")).collect()
         })
         .await
     }

@@ -2,9 +2,9 @@
 
 use common::{
     access::Scope,
-    ids::{QueueName, ShardId, TaskId},
+    ids::{QueueName, ScheduleName, ShardId, TaskId},
     queue::QueuePolicy,
-    wire::{NamePage, QueueRequest, queue::Counts},
+    wire::{NamePage, QueueRequest, ScheduleRequest, queue::Counts},
 };
 
 use super::{fresh, request, with_one_of_two_gone, with_two_databases};
@@ -91,6 +91,30 @@ async fn a_queue_is_not_deleted_under_a_task_that_comes_in_while_the_deletion_wa
 }
 
 #[tokio::test]
+async fn a_queue_is_not_deleted_under_its_schedules() {
+    let (counter, _test) = fresh().await;
+    let put = async |schedule: &str, queue: &str| {
+        let request =
+            ScheduleRequest::parse(&format!(r#"{{"queue":"{queue}","every_ms":3600000}}"#)).expect("a schedule");
+        counter.desk.schedule_put(ScheduleName::new(schedule), request).await.expect("set");
+    };
+    for schedule in ["d", "b", "c", "a"] {
+        put(schedule, "orders").await;
+    }
+    put("other", "mails").await;
+    let refused = counter.desk.queue_delete(name("orders")).await.expect_err("they would go on");
+    assert_eq!(refused.status, 409);
+    assert!(refused.detail.contains("schedules (`") && refused.detail.contains(", ...)"), "{refused}");
+    for schedule in ["a", "b", "c"] {
+        counter.desk.schedule_delete(ScheduleName::new(schedule)).await.expect("deleted");
+    }
+    let refused = counter.desk.queue_delete(name("orders")).await.expect_err("one is left");
+    assert!(refused.detail.contains("schedules (`d`)"), "{refused}");
+    put("d", "mails").await;
+    counter.desk.queue_delete(name("orders")).await.expect("none is left");
+}
+
+#[tokio::test]
 async fn a_queue_is_not_deleted_under_a_submission_in_sql_that_is_about_to_be_a_task() {
     let (counter, tests) = with_two_databases().await;
     counter.desk.queue_put(name("orders"), queue("{}")).await.expect("set");
@@ -120,7 +144,7 @@ async fn a_queue_with_tasks_left_is_not_placed_anew() {
 }
 
 #[tokio::test]
-async fn tasks_that_a_schedule_made_for_a_deleted_queue_keep_its_default_placement() {
+async fn tasks_of_a_queue_that_does_not_exist_keep_the_default_placement() {
     let (counter, _test) = fresh().await;
     let task = new_task(fixture::fresh_id_of(ShardId::new(100)));
     counter.store.home().task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
