@@ -39,9 +39,10 @@ impl Desk {
         let mut task = admitted.pop().expect("one task, one answer")?;
         let hop = self.parts().traces.submitting(&mut task);
         let shown = task.clone();
-        let answer = self.send_admitted(vec![task], SOURCE, revision).await.pop().expect("one task, one answer");
+        let (mut answers, without_room) = self.send_admitted(vec![task], SOURCE, revision).await;
+        let answer = answers.pop().expect("one task, one answer");
         self.trace(hop, &shown.queue, Way::Http, &answer);
-        let put = match self.explained(answer)?? {
+        let put = match self.explained(answer, &without_room)?? {
             Accepted::Stored(stored) => return Ok(self.new_view(&stored, shown)),
             Accepted::Keyed(put) => refusal::put(put)?,
         };
@@ -111,24 +112,54 @@ impl Desk {
             Ok(sent)
         };
         let sent: Vec<Result<_, Problem>> = tasks.into_iter().map(&mut send).collect();
-        let mut answers = self.send_admitted(admitted, source, revision).await.into_iter();
+        let (answers, without_room) = self.send_admitted(admitted, source, revision).await;
+        let mut answers = answers.into_iter();
         let answered = |sent: Result<_, Problem>| {
             let (hop, queue) = sent?;
             let answer = answers.next().expect("every task has its answer");
             self.trace(hop, &queue, way, &answer);
-            Ok((queue, self.explained(answer)?))
+            Ok((queue, self.explained(answer, &without_room)?))
         };
         sent.into_iter().map(answered).collect()
     }
 
-    /// Submits tasks that were admitted by the queues as of `revision`, or by a newer one.
+    /// Submits tasks that were admitted by the queues as of `revision`, or by a newer one. A queue that was deleted
+    /// meanwhile is created again before its tasks are sent again, as by their first use. Also returns the queues for
+    /// which there was no room then.
     async fn send_admitted(
         &self,
         tasks: Vec<ValidTask>,
         source: &'static str,
         revision: i64,
-    ) -> Vec<Result<Accepted, SubmitError>> {
-        self.parts().submitter.submit(tasks, source, revision, |task| self.admit_again(task).is_ok()).await
+    ) -> (Vec<Result<Accepted, SubmitError>>, BTreeSet<QueueName>) {
+        let submitter = &self.parts().submitter;
+        let admits = |task: &ValidTask| self.admit_again(task).is_ok() && !self.lacks_queue(task);
+        let mut answers = submitter.submit(tasks, source, revision, admits).await;
+        let mut deleted = BTreeSet::new();
+        for task in answers.iter().filter_map(moved) {
+            if self.lacks_queue(task) && self.admit_again(task).is_ok() {
+                deleted.insert(task.queue.clone());
+            }
+        }
+        if deleted.is_empty() {
+            return (answers, BTreeSet::new());
+        }
+        let refused = self.create_unknown(&deleted).await;
+        let revision = self.parts().books.load().revision();
+        let (mut places, mut left) = (Vec::new(), Vec::new());
+        for (place, answer) in answers.iter().enumerate() {
+            let Some(task) = moved(answer) else { continue };
+            let has_queue = deleted.contains(&task.queue) && !refused.contains(&task.queue);
+            if has_queue && self.admit_again(task).is_ok() {
+                places.push(place);
+                left.push(task.clone());
+            }
+        }
+        let again = submitter.submit(left, source, revision, admits).await;
+        for (place, answer) in places.into_iter().zip(again) {
+            answers[place] = answer;
+        }
+        (answers, refused)
     }
 
     /// Judges a task again that was admitted by former rules of its queue. This node has read the queues since.
@@ -139,10 +170,23 @@ impl Desk {
         }
     }
 
-    /// Gives the reason for which the present rules of its queue refuse a task that was handed back.
-    fn explained(&self, answer: Result<Accepted, SubmitError>) -> Result<Result<Accepted, SubmitError>, Problem> {
-        if let Err(SubmitError::Moved(task)) = &answer {
+    /// Whether the task needs a queue that this node does not know. A message on its way to another exchange needs none.
+    fn lacks_queue(&self, task: &ValidTask) -> bool {
+        task.envelope.is_none() && self.parts().books.load().find(&task.queue).is_none()
+    }
+
+    /// Gives the reason for which a task was handed back: the present rules of its queue refuse it, or its queue was
+    /// deleted and is one of those without room.
+    fn explained(
+        &self,
+        answer: Result<Accepted, SubmitError>,
+        without_room: &BTreeSet<QueueName>,
+    ) -> Result<Result<Accepted, SubmitError>, Problem> {
+        if let Some(task) = moved(&answer) {
             self.admit_again(task)?;
+            if without_room.contains(&task.queue) {
+                return Err(self.no_queue_more(&task.queue));
+            }
         }
         Ok(answer)
     }
@@ -248,6 +292,14 @@ impl Desk {
         let Err(error) = self.read_missing(&missing).await else { return Unread::new() };
         tracing::debug!(error = &error as &dyn std::error::Error, "the queues cannot be read");
         missing.into_iter().collect()
+    }
+}
+
+/// The task that was handed back, because its queue has other rules by now.
+fn moved(answer: &Result<Accepted, SubmitError>) -> Option<&ValidTask> {
+    match answer {
+        Err(SubmitError::Moved(task)) => Some(&task.task),
+        _ => None,
     }
 }
 

@@ -298,6 +298,34 @@ async fn a_node_that_does_not_know_of_a_queues_new_rules_judges_its_tasks_by_the
 }
 
 #[tokio::test]
+async fn a_queue_that_is_deleted_while_its_task_comes_in_is_created_again_or_the_task_is_refused() {
+    let test = fixture::database().await;
+    let [changing, behind] =
+        [(); 2].map(|()| counter(vec![Arc::clone(&test.database)], Setup { queues_max: 2, ..PLAIN }));
+    let queue = common::ids::QueueName::new("orders");
+    let default = common::wire::QueueRequest::default;
+    let delete = async || {
+        behind.desk.queue_put(queue.clone(), default()).await.expect("it knows the queue");
+        changing.desk.queue_delete(queue.clone()).await.expect("no task of it is left");
+        assert!(behind.books.load().find(&queue).is_some(), "it has not read the deletion yet");
+    };
+    for body in [r#"{"queue":"orders","delay_ms":60000}"#, r#"{"queue":"orders","delay_ms":60000,"key":"k"}"#] {
+        delete().await;
+        let id = behind.desk.submit(request(body)).await.expect("accepted").id;
+        changing.desk.queue_get(queue.clone()).await.expect("its queue is there again");
+        behind.desk.cancel(id).await.expect("not claimed");
+    }
+    delete().await;
+    for other in ["a", "b"] {
+        changing.desk.queue_put(common::ids::QueueName::new(other), default()).await.expect("there is room");
+    }
+    let bodies = [r#"{"queue":"orders"}"#, r#"{"queue":"orders","key":"l"}"#];
+    let answers = behind.desk.submit_batch(bodies.iter().map(|body| Ok(request(body))).collect()).await;
+    let statuses: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_or_else(|p| p.status, |_| 200)).collect();
+    assert_eq!((statuses, test.live().await), (vec![429, 429], 0), "{answers:?}");
+}
+
+#[tokio::test]
 async fn tasks_that_a_database_cannot_store_have_one_line_in_the_log() {
     let log = Log::keep();
     let (counter, test) = fresh().await;
