@@ -11,7 +11,7 @@ use common::{
     ids::QueueName,
     limit::{Excess, Limit, LimitDecision, Measure, PendingLimits, Usage},
     queue::QueueBook,
-    task::{OnDuplicate, TaskState, ValidTask},
+    task::{Content, OnDuplicate, TaskState, ValidTask},
     wire::Problem,
 };
 use futures::future::join_all;
@@ -205,8 +205,8 @@ impl Desk {
         let _ = timeout(COUNT_WITHIN, all).await;
     }
 
-    /// Lets a task pass whose key exists already: it adds nothing, and the other task answers for it. A bounded
-    /// number of keys is looked up.
+    /// Lets a task pass whose key exists already, and the other task answers for it. One that takes the other's place
+    /// adds the bytes by which it is larger, so it needs room for these. A bounded number of keys is looked up.
     async fn let_answered_pass(
         &self,
         tasks: &[Result<ValidTask, Problem>],
@@ -223,24 +223,31 @@ impl Desk {
             .collect();
         let mut answered = Vec::new();
         for some in named.chunks(LOOKED_UP_AT_ONCE) {
-            let found = join_all(some.iter().map(|(_, task)| self.is_answered_by_another(task))).await;
-            answered.extend(some.iter().zip(found).filter(|(_, found)| *found).map(|((at, _), _)| *at));
+            let found = join_all(some.iter().map(|(_, task)| self.growth_of_another(task))).await;
+            answered.extend(some.iter().zip(found).filter_map(|((at, _), found)| Some((*at, found?))));
         }
-        for at in answered {
+        for (at, growth) in answered {
             let case = &mut cases[at];
+            let taken = if growth > 0 { Usage { tasks: 0, bytes: growth } } else { case.size };
+            if growth > 0 && !take_bytes(&case.bounds, taken) {
+                continue;
+            }
             for bound in &case.bounds {
-                bound.meter.force(case.size);
-                admission.add(&bound.meter, case.size);
+                if growth <= 0 {
+                    bound.meter.force(taken);
+                }
+                admission.add(&bound.meter, taken);
             }
             case.verdict = LimitVerdict::Admitted;
         }
     }
 
-    /// Whether another task answers for `task`, or gives its place to it, as far as that can be read.
-    async fn is_answered_by_another(&self, task: &ValidTask) -> bool {
-        let Some(keyed) = &task.keyed else { return false };
+    /// The bytes by which a stored task grows when `task` takes its place; 0: the other answers for it as it is. `None`:
+    /// no other does, as far as that can be read.
+    async fn growth_of_another(&self, task: &ValidTask) -> Option<i64> {
+        let keyed = task.keyed.as_ref()?;
         let there = self.read_rival(&task.queue, task.partition_key.as_deref(), &keyed.key).await;
-        let Ok(Some(there)) = there else { return false };
+        let there = there.ok().flatten()?;
         let adds_one = match keyed.version.cmp(&there.version) {
             _ if keyed.on_duplicate != OnDuplicate::Version => false,
             Ordering::Less => false,
@@ -248,12 +255,21 @@ impl Desk {
             Ordering::Greater => !there.state.may_be_changed(),
         };
         if adds_one {
-            return false;
+            return None;
         }
-        let Some(finished_at) = there.finished_at else { return true };
-        let window_ms = self.parts().books.load().get(&task.queue).policy.dedup_window_ms;
-        let holds_its_key = matches!(there.state, TaskState::Succeeded | TaskState::Dead);
-        holds_its_key && finished_at.shifted(window_ms) > self.now()
+        if let Some(finished_at) = there.finished_at {
+            let window_ms = self.parts().books.load().get(&task.queue).policy.dedup_window_ms;
+            let holds_its_key = matches!(there.state, TaskState::Succeeded | TaskState::Dead);
+            return (holds_its_key && finished_at.shifted(window_ms) > self.now()).then_some(0);
+        }
+        let takes_its_place = match keyed.on_duplicate {
+            OnDuplicate::Keep | OnDuplicate::Reject => false,
+            OnDuplicate::Replace => there.state.may_be_changed(),
+            OnDuplicate::Version => there.state.may_be_changed() && keyed.version >= there.version,
+        };
+        let (content_type, headers) = (there.content_type, there.headers);
+        let before = Content { payload: there.payload.unwrap_or_default(), content_type, headers }.usage();
+        Some(if takes_its_place { task.content.usage().bytes - before.bytes } else { 0 })
     }
 
     fn full(&self, limit: Limit, Excess { by, most, used }: Excess, size: Usage) -> Problem {
@@ -295,6 +311,20 @@ impl Desk {
         let used = book.iter().filter(|queue| self.scope.has(&queue.name)).count();
         Some((i64::try_from(used).unwrap_or(i64::MAX), most))
     }
+}
+
+/// Takes room for the bytes of `more` within each bound, or none at all.
+fn take_bytes(bounds: &[LimitBound], more: Usage) -> bool {
+    let now = Instant::now();
+    let fits = |bound: &LimitBound| {
+        let most = PendingLimits { tasks: None, ..bound.most };
+        matches!(bound.meter.admit(most, more, now, true), LimitDecision::Fits | LimitDecision::FitsButCount)
+    };
+    let taken = bounds.iter().take_while(|bound| fits(bound)).count();
+    if taken < bounds.len() {
+        bounds[..taken].iter().for_each(|bound| bound.meter.withdraw(more));
+    }
+    taken == bounds.len()
 }
 
 fn note(bounds: &mut Vec<LimitBound>, bound: &LimitBound) {

@@ -210,6 +210,37 @@ async fn bytes_are_limited_as_they_are_stored() {
 }
 
 #[tokio::test]
+async fn a_task_that_takes_anothers_place_needs_room_for_the_bytes_that_it_adds() {
+    let (counter, _test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending_bytes": 1_000 })).await;
+    let sized = |bytes: usize, key: &str, more: Value| {
+        // Two of the bytes are quotes.
+        let mut task = json!({ "queue": "mail", "delay_ms": 60_000, "payload": "x".repeat(bytes - 2), "key": key });
+        task.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        task
+    };
+    let version = |version: i64| json!({ "on_duplicate": "version", "version": version });
+    let replace = || json!({ "on_duplicate": "replace" });
+    let full = [sized(10, "a", json!({})), sized(10, "b", version(1)), sized(980, "c", json!({}))];
+    assert_eq!(statuses(&batch(&counter.desk, full).await), [200, 200, 200]);
+    for (task, status) in [
+        (sized(900, "a", replace()), 429),
+        (sized(900, "b", version(2)), 429),
+        (sized(900, "a", json!({})), 200),
+        (sized(10, "a", replace()), 200),
+    ] {
+        assert_eq!(statuses(&batch(&counter.desk, [task.clone()]).await), [status], "{task}");
+    }
+    assert_eq!(statuses(&batch(&counter.desk, [sized(100, "c", replace())]).await), [200], "it makes room");
+    let accepted = async {
+        while counter.desk.submit(request(&sized(900, "a", replace()).to_string())).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("there is room for the larger one", accepted).await;
+}
+
+#[tokio::test]
 async fn a_token_is_limited_over_all_its_queues_and_no_other_is() {
     let (counter, _tests) = with_two_databases().await;
     let limits = TokenLimits { pending: Some(3), ..TokenLimits::NONE };
