@@ -136,6 +136,10 @@ impl TaskSnapshot<'_> {
         if deadline > now || !TIMED_OUT_FROM.contains(&self.state) {
             return Verdict::Ignore;
         }
+        // Silence ends it whatever the policy is now: the stop was asked for while consumers reported.
+        if self.stopping {
+            return self.stopped(FailureReason::Timeout);
+        }
         // A consumer that said it is at work reports, whatever the policy was.
         let reports = !self.predates_reports || self.state == TaskState::Running;
         if self.policy.settle.needs_report() && reports {

@@ -314,6 +314,16 @@ fn a_task_that_is_to_stop_ends_cancelled_unless_it_succeeds() {
 }
 
 #[test]
+fn a_change_of_the_queue_forgets_no_stop_at_the_deadline() {
+    let cancelled = Verdict::Archive { state: TaskState::Cancelled, reason: Some(FailureReason::Timeout) };
+    for (settle, predates_reports) in [(Settle::Confirm, false), (Settle::Reject, false), (Settle::Result, true)] {
+        let policy = policy(settle);
+        let task = TaskSnapshot { stopping: true, predates_reports, ..snapshot(TaskState::Delivered, &policy) };
+        assert_eq!(task.after_deadline(NOW, NOW, 0.0), cancelled, "{settle:?}");
+    }
+}
+
+#[test]
 fn a_returned_message_ends_its_task_as_the_rule_says_unless_something_was_heard_of_it() {
     let policy = policy(Settle::Result);
     let returned = |state, rule| snapshot(state, &policy).after_return(Attempt::new(2), rule);
