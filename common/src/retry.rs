@@ -8,7 +8,7 @@ use serde_with::skip_serializing_none;
 use crate::{field::FieldError, json, time::UnixMicros};
 
 /// The longest wait: ten years. A longer one is a mistake.
-const LONGEST_MS: i64 = 315_360_000_000;
+pub(crate) const LONGEST_MS: i64 = 315_360_000_000;
 
 /// How long to wait after a failure. `n` counts the failures before this one, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

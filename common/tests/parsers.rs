@@ -225,7 +225,7 @@ proptest! {
         let message = ResultBody::parse_message(text.as_bytes()).map(|(report, _)| report);
         for report in [message, ResultBody::parse(&text), ResultBody::parse_request(&text)].into_iter().flatten() {
             prop_assert!(report.progress.is_none_or(|progress| (0..=100).contains(&progress)));
-            prop_assert!(report.retry_in_ms.is_none_or(|retry_in_ms| retry_in_ms >= 0));
+            prop_assert!(report.retry_in_ms.is_none_or(|wait_ms| (0..=315_360_000_000).contains(&wait_ms)));
             prop_assert!([&report.status_msg, &report.worker].into_iter().flatten().all(|text| !text.contains('\0')));
             prop_assert!(report.result.is_none_or(|result| serde_json::from_str::<serde_json::Value>(result.get()).is_ok()));
         }

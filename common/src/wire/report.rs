@@ -8,6 +8,7 @@ use serde_json::{de::StrRead, value::RawValue};
 use crate::{
     field::FieldError,
     json,
+    retry::LONGEST_MS,
     task::report::{ReportStatus, ResultBody, keepable},
     wire::{Problem, problem::short_detail, read},
 };
@@ -57,7 +58,7 @@ impl Fields<'_> {
             status_code: kept(number("status_code", self.status_code, i64::MIN, i64::MAX), why),
             status_msg: kept(text("status_msg", self.status_msg), why),
             result: kept(self.result.map(keepable).transpose(), why),
-            retry_in_ms: kept(number("retry_in_ms", self.retry_in_ms, 0, i64::MAX), why),
+            retry_in_ms: kept(number("retry_in_ms", self.retry_in_ms, 0, LONGEST_MS), why),
             progress: kept(number("progress", self.progress, 0, 100), why),
             worker: kept(text("worker", self.worker), why),
             attempt: kept(number("attempt", self.attempt, i32::MIN, i32::MAX), why),
@@ -200,6 +201,7 @@ mod tests {
             (r#"{"status":"running","progress":101}"#, Some("progress")),
             (r#"{"status":"running","progress":-1}"#, Some("progress")),
             (r#"{"status":"failed","retry_in_ms":-1}"#, Some("retry_in_ms")),
+            (r#"{"status":"failed","retry_in_ms":315360000001}"#, Some("retry_in_ms")),
             (r#"{"status":"failed","status_code":"x"}"#, Some("status_code")),
             (r#"{"status":"succeeded","result":"\ud800"}"#, Some("result")),
             (r#"{"status":"succeeded","result":1e999999}"#, Some("result")),
@@ -230,6 +232,7 @@ mod tests {
             ("status_msg", "{}"),
             ("retry_in_ms", "1500.5"),
             ("retry_in_ms", "-1"),
+            ("retry_in_ms", "1800000000000"), // a Unix time in ms
             ("progress", "33.3"),
             ("progress", "101"),
             ("worker", "12345"),
