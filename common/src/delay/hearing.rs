@@ -38,7 +38,7 @@ impl Hearing {
         }
     }
 
-    /// Messages come again after an outage of the broker.
+    /// Messages come again, as after an outage of the broker.
     pub fn begin_again(&mut self, now: Instant) {
         self.since = Some(now);
     }

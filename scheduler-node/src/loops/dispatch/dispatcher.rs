@@ -141,10 +141,7 @@ impl<S: Statements> Dispatcher<S> {
         let claims = Arc::new(Semaphore::new(CLAIMS_IN_FLIGHT));
         let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
         let mut children = JoinSet::new();
-        // Claims must wait for the book: it treats a missing queue as one without gates.
-        while !self.books.load().is_read() && !stop.is_cancelled() {
-            tokio::time::sleep(BOOK_EVERY).await;
-        }
+        self.until_book(&stop).await;
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
             let owned_shards = Arc::clone(&self.claims.database.owned_shards);
@@ -189,6 +186,18 @@ impl<S: Statements> Dispatcher<S> {
             }
         }
         while children.join_next().await.is_some() {}
+    }
+
+    /// Claims must wait for the book: it treats a missing queue as one without gates. Its database may answer long
+    /// after this one, and reports are not read before.
+    async fn until_book(&self, stop: &CancellationToken) {
+        if self.books.load().is_read() {
+            return;
+        }
+        while !self.books.load().is_read() && !stop.is_cancelled() {
+            tokio::time::sleep(BOOK_EVERY).await;
+        }
+        self.claims.database.hearing.lock().begin_again(clock::instant());
     }
 
     fn turn(&self) -> Turn {

@@ -110,12 +110,16 @@ async fn all_wait(loops: &Loops, ids: [TaskId; 3]) {
 
 /// Wakes the deadlines of these tasks in a dispatcher. They are put back, and end no attempt.
 async fn put_back(loops: &Loops, ids: [TaskId; 3]) -> CancellationToken {
-    let owned_shards = Arc::clone(&loops.database().owned_shards);
     let (_dispatches, stop) = loops.dispatch(WakeKind::Deadline, &ids);
+    until_put_back(loops, ids).await;
+    stop
+}
+
+async fn until_put_back(loops: &Loops, ids: [TaskId; 3]) {
+    let owned_shards = Arc::clone(&loops.database().owned_shards);
     let now = loops.claims().0.now();
     until(|| async { owned_shards.in_flight() == 0 && owned_shards.next_due().is_none_or(|due| due > now) }).await;
     all_wait(loops, ids).await;
-    stop
 }
 
 /// A rejection may wait at the broker for the end of the outage in which its deadline passed.
@@ -131,6 +135,25 @@ async fn after_an_outage_a_rejection_that_waits_comes_before_a_deadline_that_has
     for id in ids {
         until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
     }
+    stop.cancel();
+}
+
+/// Reports are not read before the first database has answered, which may be long after this one.
+#[tokio::test]
+async fn while_the_queues_are_not_read_no_rejection_is_and_then_it_comes_before_a_deadline_that_has_passed() {
+    let loops = Loops::new().await;
+    let ids = overdue(&loops).await;
+    let book = loops.counter.books.swap(Arc::default());
+    loops.database().hearing.lock().begin_again(clock::instant() - LONG);
+    let stop = CancellationToken::new();
+    let dispatcher = loops.dispatcher(loops.claims().0, Lead::new(Duration::ZERO, clock::instant()));
+    let mut running = Box::pin(dispatcher.run(stop.clone()));
+    assert!(running.as_mut().now_or_never().is_none(), "it waits for the queues");
+    loops.counter.books.store(book);
+    let deadlines = ids.map(|id| Entry { wake_at: UnixMicros::FIRST, id, kind: WakeKind::Deadline });
+    loops.database().owned_shards.offer(deadlines);
+    spawn_child(running);
+    until_put_back(&loops, ids).await;
     stop.cancel();
 }
 

@@ -22,6 +22,7 @@ use crate::{
     audit::AuditEvent,
     broker::{Incoming, MOST_HELD, Source},
     by_database::ByDatabase,
+    clock,
     store::{Statements, quarantine::Quarantined},
     supervise::at_work,
     working_set::database::NodeDatabase,
@@ -144,8 +145,11 @@ impl<S: Statements> Reporter<S> {
 
     /// Waits for the keys of receipts: without them a genuine receipt cannot be told from a wrong one. Returns the
     /// messages that came meanwhile. Those that wait for [`AWAY_LONGEST`] go back to the broker: another node may have
-    /// the keys. `None`: the keys will never come.
+    /// the keys. So in every database deadlines wait for messages once more. `None`: the keys will never come.
     async fn until_keys(&self, incoming: &mut mpsc::Receiver<Incoming>) -> Option<Vec<Incoming>> {
+        if self.receipts.borrow().is_some() {
+            return Some(Vec::new());
+        }
         let mut receipts = self.receipts.clone();
         // As bounded as the prefetch: the broker delivers no more without acks.
         let mut held: Vec<Incoming> = Vec::new();
@@ -154,7 +158,12 @@ impl<S: Statements> Reporter<S> {
             let are_known = async { receipts.wait_for(Option::is_some).await.is_ok() };
             tokio::select! {
                 biased;
-                are_known = are_known => return are_known.then_some(held),
+                are_known = are_known => {
+                    for database in self.databases.all().iter() {
+                        database.hearing.lock().begin_again(clock::instant());
+                    }
+                    return are_known.then_some(held);
+                }
                 _ = look.tick() => {
                     for message in held.extract_if(.., |message| message.arrived_at.elapsed() >= AWAY_LONGEST) {
                         message.ack.requeue().await;
