@@ -1,12 +1,17 @@
 //! Whether the reports that came during an outage have had time to be read.
 //!
 //! Consumers report and reject while a database, or all nodes, are away or stopped. Those messages wait at the broker.
-//! A deadline that passed meanwhile says nothing about the consumer, so after the outage the messages come first.
+//! A deadline that passed meanwhile says nothing about the consumer, so after the outage the messages come first. After
+//! a long one they may be many, so the broker is asked what is left before the first deadline ends an attempt.
 
 use std::time::{Duration, Instant};
 
 /// How long messages come first: 20,000 of them are read and written in less.
 const HEAR_FIRST: Duration = Duration::from_secs(10);
+
+/// How long messages come first while many are left. Some million are read in that time; many that are left even then
+/// tell of readers that are too slow at all times.
+const HEAR_LONGEST: Duration = Duration::from_secs(1_800);
 
 /// A process that has not run for longer was stopped. It runs each second, and a busy machine delays that by less.
 const STOPPED_AFTER: Duration = Duration::from_secs(3);
@@ -16,6 +21,10 @@ const STOPPED_AFTER: Duration = Duration::from_secs(3);
 pub struct Hearing {
     is_away: bool,
     since: Option<Instant>,
+    /// When messages came again, until the broker has told that few are left.
+    asked_since: Option<Instant>,
+    /// Whether many were left when the broker told last.
+    had_many: bool,
     /// When the process ran last.
     ran_at: Option<Instant>,
 }
@@ -34,13 +43,33 @@ impl Hearing {
     /// The database answers.
     pub fn begin(&mut self, now: Instant) {
         if std::mem::take(&mut self.is_away) {
-            self.since = Some(now);
+            self.begin_again(now);
         }
     }
 
     /// Messages come again, as after an outage of the broker.
     pub fn begin_again(&mut self, now: Instant) {
-        self.since = Some(now);
+        (self.since, self.asked_since) = (Some(now), Some(now));
+    }
+
+    /// Whether the broker must tell how many messages are left, before a deadline ends an attempt.
+    pub fn must_ask(&self) -> bool {
+        self.asked_since.is_some()
+    }
+
+    /// The broker has told whether many messages are left. While they are many, they come first, and so do the last few
+    /// of them. Returns whether they have come first for so long that deadlines no longer wait for them.
+    pub fn told(&mut self, are_many: bool, now: Instant) -> bool {
+        let Some(asked_since) = self.asked_since else { return false };
+        let gives_up = are_many && now.saturating_duration_since(asked_since) >= HEAR_LONGEST;
+        if gives_up || !are_many {
+            self.asked_since = None;
+        }
+        if !gives_up && (are_many || self.had_many) {
+            self.since = Some(now);
+        }
+        self.had_many = are_many && !gives_up;
+        gives_up
     }
 
     /// The process runs. If it was stopped before, messages come again only now.

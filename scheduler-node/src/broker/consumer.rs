@@ -6,7 +6,7 @@ use common::wire::{
     amqp::{IN, REJECTED, RESULT_KEY, RESULTS, addressed_to, may_answer_to},
     screen::{Trouble, TroubleKind},
 };
-use lapin::types::FieldTable;
+use lapin::{options::QueueDeclareOptions, types::FieldTable};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -15,8 +15,8 @@ use tokio::{
 use super::{
     ack::AckHandle,
     answers::Answer,
-    connection::Link,
-    error::Error,
+    connection::{ANSWER_WITHIN, Link},
+    error::{Error, answer},
     intake::Intake,
     message::{attempt_of, death_of, json_of},
     reading::{EXTRA_PREFETCH, Reading},
@@ -149,6 +149,21 @@ impl Subscriptions {
             error = self.rejected.forward(incoming) => error,
         }
     }
+}
+
+/// Whether more results or rejections wait in their queue than a node holds, beside those that nodes hold. It asks on a
+/// channel of its own, because a queue that is missing closes the channel.
+pub(super) async fn are_many_left(link: &Link) -> Result<bool, Error> {
+    let channel = link.channel().await?;
+    for queue in [RESULTS, REJECTED] {
+        let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+        let asked = channel.queue_declare(queue.into(), passive, FieldTable::default());
+        let told = answer(|| format!("count what waits in `{queue}`"), ANSWER_WITHIN, asked).await?;
+        if told.message_count() > u32::from(PREFETCH) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 impl Returns {

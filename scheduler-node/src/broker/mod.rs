@@ -188,6 +188,16 @@ impl Broker {
         }
     }
 
+    /// Whether many reports or rejections are left in their queues. `None`: the broker does not tell.
+    pub async fn has_many_reports(&self) -> Option<bool> {
+        let publisher = self.shared.publisher.load_full()?;
+        let told = consumer::are_many_left(&publisher.link).await;
+        told.inspect_err(|error| {
+            tracing::debug!(error = error.explained(), "RabbitMQ does not tell how many reports wait");
+        })
+        .ok()
+    }
+
     /// The channel of results and rejections, which outlives reconnects. The same message may come again.
     ///
     /// # Panics

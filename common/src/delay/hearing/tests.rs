@@ -41,3 +41,37 @@ fn after_a_stop_of_the_process_deadlines_wait_for_the_messages_that_came_meanwhi
         assert_eq!(hearing.wait(at(s)), HEAR_FIRST, "the database is still away");
     }
 }
+
+#[test]
+fn after_a_long_outage_deadlines_wait_until_few_of_the_many_messages_are_left() {
+    let start = Instant::now();
+    let at = |s| start + Duration::from_secs(s);
+    let mut hearing = Hearing::default();
+    assert!(!hearing.must_ask(), "there was no outage");
+    hearing.begin_again(at(0));
+    assert!(!hearing.told(false, at(10)), "few waited");
+    assert!(!hearing.must_ask());
+    assert_eq!(hearing.wait(at(10)), Duration::ZERO);
+    hearing.begin_again(at(20));
+    for s in [30, 40, 50] {
+        assert_eq!(hearing.wait(at(s)), Duration::ZERO);
+        assert!(hearing.must_ask() && !hearing.told(true, at(s)));
+        assert_eq!(hearing.wait(at(s)), HEAR_FIRST, "many are left");
+    }
+    assert!(!hearing.told(false, at(60)));
+    assert!(!hearing.must_ask());
+    assert_eq!(hearing.wait(at(60)), HEAR_FIRST, "the last of them are still to be written");
+    assert!(!hearing.told(true, at(70)), "these came long after the outage");
+    assert_eq!(hearing.wait(at(70)), Duration::ZERO);
+}
+
+#[test]
+fn deadlines_do_not_wait_for_ever_where_messages_come_faster_than_they_are_read() {
+    let start = Instant::now();
+    let mut hearing = Hearing::default();
+    hearing.begin_again(start);
+    assert!(!hearing.told(true, start + HEAR_LONGEST - HEAR_FIRST));
+    assert!(hearing.told(true, start + HEAR_LONGEST), "once");
+    assert!(!hearing.must_ask());
+    assert_eq!(hearing.wait(start + HEAR_LONGEST), Duration::ZERO);
+}

@@ -398,10 +398,11 @@ impl<S: Statements> Dispatcher<S> {
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        if let Some(broker) = &self.sounded
-            && !broker.takes_messages().await
-        {
-            return Err(LOOK_AGAIN);
+        if let Some(broker) = &self.sounded {
+            if !broker.takes_messages().await {
+                return Err(LOOK_AGAIN);
+            }
+            self.count_what_waits(broker).await;
         }
         let until = due.iter().map(|(_, wake_at)| *wake_at).max().unwrap_or(UnixMicros::LAST);
         if let Some(instant) = self.claims.database.sql.clock().instant_of(until) {
@@ -410,6 +411,19 @@ impl<S: Statements> Dispatcher<S> {
         // The process may have been stopped in one of these waits, and continue here before the loop does.
         let wait = self.hears_first();
         if wait.is_zero() { Ok(()) } else { Err(wait) }
+    }
+
+    /// Learns after an outage whether many reports are still to be read. A broker that does not tell may have many.
+    async fn count_what_waits(&self, broker: &Broker) {
+        let database = &self.claims.database;
+        let must_ask = database.hearing.lock().must_ask();
+        if !must_ask {
+            return;
+        }
+        let are_many = broker.has_many_reports().await.unwrap_or(true);
+        if database.hearing.lock().told(are_many, clock::instant()) {
+            tracing::warn!(database = %database.name(), "many reports still wait at RabbitMQ long after an outage; deadlines no longer wait for them");
+        }
     }
 
     /// How long reports come before deadlines.

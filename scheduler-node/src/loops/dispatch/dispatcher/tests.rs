@@ -2,12 +2,14 @@ use common::{
     delay::Hearing,
     ids::{QueueName, ShardId},
     queue::{Queue, QueueBook, QueuePolicy, Settle},
+    wire::amqp::REJECTED,
 };
 use futures::FutureExt;
+use lapin::{BasicProperties, options::QueuePurgeOptions};
 
 use super::*;
 use crate::{
-    broker::{AmqpSettings, BrokerMetrics, Login},
+    broker::{AmqpSettings, BrokerMetrics, Login, tests::bench::Bench},
     loops::tests::{DELIVER, LONG, Loops, POISON, until},
     store::tests::fixture,
     supervise::spawn_child,
@@ -136,6 +138,35 @@ async fn after_an_outage_a_rejection_that_waits_comes_before_a_deadline_that_has
         until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
     }
     stop.cancel();
+}
+
+/// After some hours there may be 200,000 of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_an_outage_a_deadline_that_has_passed_ends_nothing_while_many_rejections_wait() {
+    let (loops, bench) = (Loops::new().await, Bench::new().await);
+    let (ids, hand) = (overdue(&loops).await, bench.hand().await);
+    // The bench reads as many as a node does, and acks none.
+    for _ in 0..1_200 {
+        hand.publish(REJECTED, b"", BasicProperties::default()).await;
+    }
+    until(|| async { hand.depth(REJECTED).await > 600 }).await;
+    let lead = Lead::new(Duration::ZERO, clock::instant());
+    let dispatcher = Dispatcher { sounded: Some(bench.broker.clone()), ..loops.dispatcher(loops.claims().0, lead) };
+    let end_after_a_minute = async || {
+        loops.database().hearing.lock().begin_again(clock::instant() - LONG);
+        dispatcher.deadlines(ids.map(|id| (id, UnixMicros::FIRST)).to_vec()).await;
+    };
+
+    end_after_a_minute().await;
+    all_wait(&loops, ids).await;
+    hand.channel.queue_purge(REJECTED.into(), QueuePurgeOptions::default()).await.unwrap();
+    end_after_a_minute().await;
+    all_wait(&loops, ids).await;
+    end_after_a_minute().await;
+    for id in ids {
+        let state = loops.test.state_of(id).await;
+        assert_eq!(state.as_deref(), Some("succeeded"), "nothing has been left for a while");
+    }
 }
 
 /// Reports are not read before the first database has answered, which may be long after this one.

@@ -234,6 +234,7 @@ async fn a_node_without_the_keys_of_receipts_gives_reports_back_and_applies_them
 
     keys.send_replace(Some(Arc::default()));
     until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
+    assert!(loops.database().hearing.lock().must_ask(), "what waited meanwhile comes before deadlines");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
