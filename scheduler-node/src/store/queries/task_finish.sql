@@ -6,6 +6,7 @@
 -- skips a row that another transaction locks, so an application's open transaction delays its own task and no other.
 -- $1 ids; $2 attempts; $3 final states; $4 the states that the task may be in; $5 ms for which it is kept;
 -- $6 results; $7 history entries; $8 status codes; $9 status messages; $10 whether a deadline ends it (pairwise).
+-- The history keeps the newest 100 entries, as in task_retry.
 -- Returns the ids that moved, and the name and partition key of each task with a key that succeeded: others may wait
 -- for it.
 WITH fact AS MATERIALIZED (
@@ -28,7 +29,8 @@ INSERT INTO duetime.archive (
     progress, worker, history, created_at, envelope, finished_at, result, status_code, status_msg, drop_on)
 SELECT id, shard, queue, final::duetime.task_state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
        payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, coalesce(delivered_at, clock_timestamp()),
-       progress, worker, CASE WHEN entry IS NULL THEN history ELSE coalesce(history, '[]') || entry::jsonb END,
+       progress, worker,
+       CASE WHEN entry IS NULL THEN history ELSE jsonb_path_query_array(coalesce(history, '[]'), '$[last - 98 to last]') || entry::jsonb END,
        created_at, envelope, clock_timestamp(), result, status_code, status_msg,
        ((clock_timestamp() + keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone

@@ -1,5 +1,5 @@
 -- Schedules a task again, at its retry time, after a failed attempt with tries left; one priority lower where the
--- policy asks for that.
+-- policy asks for that. The history keeps the newest 100 entries: each failure writes all of it again.
 -- Guard: this attempt, it has been handed over or may have been, the task is not to stop, and its budget is not used
 -- up: a newer version of it may have ended that meanwhile. A deadline ($5) ends
 -- the attempt only if no sign of life has moved its `wake_at` meanwhile. The statement skips such a row if another
@@ -16,7 +16,8 @@ WITH fact AS MATERIALIZED (
 UPDATE duetime.task AS t
    SET state = 'scheduled', wake_at = f.retry_at, due_at = f.retry_at, redeliveries = 0, progress = NULL, worker = NULL,
        priority = CASE WHEN f.lower THEN least(5, t.priority + 1) ELSE t.priority END,
-       delivered_at = NULL, history = coalesce(t.history, '[]') || f.entry::jsonb
+       delivered_at = NULL,
+       history = jsonb_path_query_array(coalesce(t.history, '[]'), '$[last - 98 to last]') || f.entry::jsonb
   FROM fact AS f LEFT JOIN free AS n ON n.id = f.id
  WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text IN ('dispatching', 'delivered', 'running')  -- cast: see task_claim
    AND NOT t.stopping

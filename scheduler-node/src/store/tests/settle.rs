@@ -96,6 +96,28 @@ async fn a_retried_task_keeps_what_failed_and_is_not_marked_as_a_copy() {
 }
 
 #[tokio::test]
+async fn of_many_failures_a_task_keeps_the_newest_hundred() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 1).await;
+    claim(&test, &ids, &fences).await;
+    let kept = async |table: &str| -> (i32, String, String) {
+        let kept = format!("SELECT jsonb_array_length(history), history ->> 0, history ->> -1 FROM duetime.{table}");
+        sqlx::query_as(sqlx::AssertSqlSafe(kept)).fetch_one(&test.pool).await.unwrap()
+    };
+    let many = "UPDATE duetime.task SET history = (SELECT jsonb_agg(n ORDER BY n) FROM generate_series(1, 150) AS n)";
+    sqlx::query(many).execute(&test.pool).await.unwrap();
+    let (id, attempt, retry_at) = (ids[0], Attempt::new(1), fixture::now(&test.pool).await);
+    let failed = Retry { id, attempt, retry_at, entry: r#"{"n":151}"#.into(), at_deadline: false, lower: false };
+    assert_eq!(test.database.task_retry(&[failed]).await.unwrap(), ids);
+    assert_eq!(kept("task").await, (100, "52".to_owned(), r#"{"n": 151}"#.to_owned()));
+    claim(&test, &ids, &fences).await;
+    let died = Finish { entry: Some(r#"{"n":152}"#.into()), ..finish(id, 2, TaskState::Dead) };
+    assert_eq!(test.database.task_finish(&[died]).await.unwrap().ids, ids);
+    assert_eq!(kept("archive").await, (100, "53".to_owned(), r#"{"n": 152}"#.to_owned()));
+}
+
+#[tokio::test]
 async fn a_heartbeat_moves_the_deadline_and_overtakes_the_confirm() {
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
