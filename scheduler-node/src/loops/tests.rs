@@ -117,7 +117,7 @@ impl Loops {
     }
 
     fn releaser(&self) -> Releaser {
-        Releaser { nudger: Nudger::new(self.counter.databases.clone(), Duration::from_secs(10)) }
+        Releaser::new(Nudger::new(self.counter.databases.clone(), Duration::from_secs(10)))
     }
 
     pub(super) fn reporter(&self) -> Reporter {

@@ -46,7 +46,7 @@ impl Shared {
         Reporter {
             databases: self.databases.clone(),
             books: Arc::clone(&self.books),
-            releaser: Releaser { nudger: nudger.clone() },
+            releaser: Releaser::new(nudger.clone()),
             metrics: Arc::clone(&self.metrics),
             traces: self.traces.clone(),
             receipts: keys.clone(),

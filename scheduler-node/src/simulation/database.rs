@@ -354,6 +354,14 @@ impl Statements for SimulatedDatabase {
         Ok(ReleaseCheck::default())
     }
 
+    async fn task_release_dependents(
+        &self,
+        _succeeded: &[Succeeded],
+        _after: Option<TaskId>,
+    ) -> Result<ReleaseCheck, Error> {
+        Ok(ReleaseCheck::default())
+    }
+
     async fn task_set_aside(&self, _id: TaskId, _attempt: Attempt) -> Result<(), Error> {
         unreachable!("the simulated database refuses no row")
     }

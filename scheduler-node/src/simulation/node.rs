@@ -128,7 +128,7 @@ impl Node {
         let reporter = Reporter {
             databases: databases.clone(),
             books: Arc::clone(&books),
-            releaser: Releaser { nudger: Nudger::new(databases.clone(), HORIZON) },
+            releaser: Releaser::new(Nudger::new(databases.clone(), HORIZON)),
             metrics: Arc::clone(&METRICS),
             traces: Traces::default(),
             receipts: receipts.clone(),

@@ -25,6 +25,8 @@ pub struct ReleaseCheck {
     pub released: Vec<Released>,
     /// Tasks that another transaction holds. They need another check.
     pub held: Vec<TaskId>,
+    /// The task after which more of them may wait for the same successes.
+    pub more_after: Option<TaskId>,
 }
 
 /// A task that no longer waits.
@@ -36,10 +38,29 @@ pub struct Released {
 }
 
 impl Database {
-    /// Checks the waiting tasks `ids`, and those that wait for one of `succeeded`. Releases each task whose
-    /// dependencies have all succeeded.
+    /// Checks the waiting tasks `ids`, and the first of those that wait for one of `succeeded`. Releases each task
+    /// whose dependencies have all succeeded.
     pub async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<ReleaseCheck, Error> {
-        let ids = super::uuids(ids);
+        self.release(ids, succeeded, None).await
+    }
+
+    /// Checks the tasks that wait for one of `succeeded`, from the first or from the next one after `after`, and
+    /// releases them likewise.
+    pub async fn task_release_dependents(
+        &self,
+        succeeded: &[Succeeded],
+        after: Option<TaskId>,
+    ) -> Result<ReleaseCheck, Error> {
+        self.release(&[], succeeded, after).await
+    }
+
+    async fn release(
+        &self,
+        ids: &[TaskId],
+        succeeded: &[Succeeded],
+        after: Option<TaskId>,
+    ) -> Result<ReleaseCheck, Error> {
+        let (ids, after) = (super::uuids(ids), after.map_or(uuid::Uuid::nil(), TaskId::uuid));
         let (names, partition_keys): (Vec<&str>, Vec<Option<&str>>) =
             succeeded.iter().map(|one| (one.name.as_str(), one.partition_key.as_deref())).unzip();
         let elsewhere = self.elsewhere();
@@ -49,6 +70,7 @@ impl Database {
                 .bind(names)
                 .bind(partition_keys)
                 .bind(elsewhere)
+                .bind(after)
                 .fetch_all(&pool)
                 .await?;
             let mut looked = ReleaseCheck::default();
@@ -56,6 +78,8 @@ impl Database {
                 let id = super::task_id(row, "id")?;
                 if row.try_get("held")? {
                     looked.held.push(id);
+                } else if row.try_get("is_page_end")? {
+                    looked.more_after = Some(id);
                 } else {
                     let (queue, due_at) = (super::queue(row, "queue")?, super::moment(row, "due_at")?);
                     looked.released.push(Released { id, queue, due_at });

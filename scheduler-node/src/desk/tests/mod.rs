@@ -148,7 +148,7 @@ fn counter_in(
         let SubmitJobs { jobs, puts } = submitter.add_line();
         let run = submitter::run(index, jobs, claim_on_insert.clone(), nudger.clone(), CancellationToken::new());
         spawn_child(run);
-        let (database, books, releaser) = (database.clone(), Arc::clone(&books), Releaser { nudger: nudger.clone() });
+        let (database, books, releaser) = (database.clone(), Arc::clone(&books), Releaser::new(nudger.clone()));
         let keyed_submitter = KeyedSubmitter { database, books, releaser, metrics: Arc::clone(&metrics) };
         spawn_child(keyed_submitter.run(puts, CancellationToken::new()));
     }
@@ -156,7 +156,7 @@ fn counter_in(
     let reporter = Reporter {
         databases: databases.clone(),
         books: Arc::clone(&books),
-        releaser: Releaser { nudger: nudger.clone() },
+        releaser: Releaser::new(nudger.clone()),
         metrics: Arc::clone(&metrics),
         traces: Traces::default(),
         receipts: watch::channel(None).1,

@@ -210,7 +210,7 @@ async fn a_confirm_is_written_where_its_shard_is_by_then() {
     let settler = Settler {
         databases: counter.databases.clone(),
         index: DatabaseIndex::HOME,
-        releaser: Releaser { nudger: parts.nudger.clone() },
+        releaser: Releaser::new(parts.nudger.clone()),
         window: 100,
         lanes: Arc::default(),
         metrics: Arc::clone(&parts.metrics),

@@ -23,7 +23,7 @@ fn intake(counter: &Counter) -> SqlIntake {
         desk: counter.desk.clone(),
         books: Arc::clone(&counter.books),
         fitness: watch::channel(NodeFitness::default()).1,
-        releaser: Releaser { nudger: Nudger::new(counter.databases.clone(), Duration::from_secs(10)) },
+        releaser: Releaser::new(Nudger::new(counter.databases.clone(), Duration::from_secs(10))),
         metrics: Arc::new(Metrics::register(&Registry::new()).unwrap()),
     }
 }

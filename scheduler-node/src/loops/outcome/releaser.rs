@@ -5,11 +5,13 @@
 //! is looked at again at its own `wake_at`.
 
 use std::{
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use common::ids::TaskId;
+use tokio::sync::Semaphore;
 
 use crate::{
     clock,
@@ -18,6 +20,7 @@ use crate::{
         Database, Error, Fault, Statements, StoreOp,
         depend::{ReleaseCheck, Released, Succeeded},
     },
+    supervise::spawn_child,
     working_set::{database::NodeDatabase, retry::try_each, set_aside::Kind},
 };
 
@@ -33,20 +36,88 @@ pub const LOOKED_AT_ONCE: usize = 50;
 /// store it: a task that was not looked at is found at its own `wake_at`.
 pub const NEW_LOOKED_AT_WITHIN: Duration = Duration::from_secs(5);
 
+/// Releases of a success's further dependents under way. They share the connections of the claims and must leave most
+/// of them. The dependents of further successes wait for their own `wake_at`.
+const REST_IN_FLIGHT: usize = 2;
+
+/// How long the further dependents of successes are released. By then each has come up by itself, for a waiting task is
+/// looked at each minute.
+const REST_WITHIN: Duration = Duration::from_secs(60);
+
 #[derive(Clone, Debug)]
 pub struct Releaser<S = Arc<Database>> {
     pub nudger: Nudger<S>,
+    rest_places: Arc<Semaphore>,
+}
+
+/// The tasks that wait for these successes, from the next one after `after` on.
+#[derive(Debug)]
+struct Dependents {
+    succeeded: Vec<Succeeded>,
+    after: Option<TaskId>,
 }
 
 impl<S: Statements> Releaser<S> {
-    /// Releases the tasks that wait for these successes.
+    pub fn new(nudger: Nudger<S>) -> Self {
+        Self { nudger, rest_places: Arc::new(Semaphore::new(REST_IN_FLIGHT)) }
+    }
+
+    /// Releases the tasks that wait for these successes. If they are many, it returns after the first, for confirms and
+    /// reports wait for it, and releases the others meanwhile.
     pub async fn succeeded(&self, database: &NodeDatabase<S>, succeeded: &[Succeeded]) {
         if succeeded.is_empty() {
             return;
         }
-        if let (_, Some(error)) = self.release(database, &[], succeeded).await {
-            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check tasks that waited for a success; their next check finds them");
+        let rest = self.release_dependents(database, &Dependents { succeeded: succeeded.to_vec(), after: None }).await;
+        if rest.is_empty() {
+            return;
         }
+        let Ok(place) = Arc::clone(&self.rest_places).try_acquire_owned() else {
+            tracing::debug!(database = %database.name(), "more tasks wait for a success than are released at once; their next check finds them");
+            return;
+        };
+        let (this, database) = (self.clone(), database.clone());
+        spawn_child(async move {
+            this.release_rest(&database, rest).await;
+            drop(place);
+        });
+    }
+
+    async fn release_rest(&self, database: &NodeDatabase<S>, rest: Vec<Dependents>) {
+        let end = clock::instant() + REST_WITHIN;
+        let mut parts = VecDeque::from(rest);
+        while clock::instant() < end
+            && let Some(part) = parts.pop_front()
+        {
+            parts.extend(self.release_dependents(database, &part).await);
+        }
+    }
+
+    /// Releases the first of these tasks. Returns those that are left. Successes whose dependents ran out of their time
+    /// are halved.
+    async fn release_dependents(&self, database: &NodeDatabase<S>, dependents: &Dependents) -> Vec<Dependents> {
+        let Dependents { succeeded, after } = dependents;
+        let write = |part| async move {
+            database.sql.task_release_dependents(part, *after).await.map(|check: ReleaseCheck| (part, check))
+        };
+        // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
+        let tried = try_each(succeeded, write).await;
+        let (mut rest, mut checks) = (Vec::new(), Vec::new());
+        for (part, check) in tried.answers {
+            let more = |id| Dependents { succeeded: part.to_vec(), after: Some(id) };
+            rest.extend(check.more_after.map(more));
+            checks.push(check);
+        }
+        for (part, error) in tried.left {
+            if error.is_out_of_time() && part.len() > 1 {
+                let half = |half: &[Succeeded]| Dependents { succeeded: half.to_vec(), after: *after };
+                rest.extend(part.chunks(part.len().div_ceil(2)).map(half));
+            } else {
+                tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check tasks that waited for a success; their next check finds them");
+            }
+        }
+        self.note(database, checks);
+        rest
     }
 
     /// Looks at waiting tasks whose moment has come, and begins no part of them at or after `end`. Returns those that
@@ -63,7 +134,7 @@ impl<S: Statements> Releaser<S> {
         while clock::instant() < end
             && let Some(part) = parts.pop()
         {
-            let (more, error) = self.release(database, part, &[]).await;
+            let (more, error) = self.release(database, part).await;
             released.extend(more);
             let Some(error) = error else { continue };
             if error.is_out_of_time() && part.len() > 1 {
@@ -83,22 +154,20 @@ impl<S: Statements> Releaser<S> {
 
     /// Releases tasks, and returns them with an error of the others. A row whose change the database refuses is left
     /// alone for a while.
-    async fn release(
-        &self,
-        database: &NodeDatabase<S>,
-        ids: &[TaskId],
-        succeeded: &[Succeeded],
-    ) -> (Vec<Released>, Option<Error>) {
+    async fn release(&self, database: &NodeDatabase<S>, ids: &[TaskId]) -> (Vec<Released>, Option<Error>) {
         let mut ids = ids.to_vec();
         let look = |part| database.sql.task_release(part, &[]);
         // A look at a task that no longer waits reads nothing, so it shows nothing.
         let released = |check: &ReleaseCheck| check.released.iter().map(|task| task.id).collect::<Vec<_>>();
         let (_, mut asked) = database.suspects.try_each(StoreOp::TaskRelease, &mut ids, |id| *id, look, released).await;
-        // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
-        let mut told = try_each(succeeded, |part| database.sql.task_release(&[], part)).await;
         database.set_aside(Kind::Release, asked.refused).await;
+        (self.note(database, asked.answers), asked.left.pop().map(|(_, error)| error))
+    }
+
+    /// Notes released tasks where they come due, and those that another transaction holds. Returns the former.
+    fn note(&self, database: &NodeDatabase<S>, checks: Vec<ReleaseCheck>) -> Vec<Released> {
         let (mut released, mut held) = (Vec::new(), Vec::new());
-        for looked in asked.answers.into_iter().chain(told.answers) {
+        for looked in checks {
             released.extend(looked.released);
             held.extend(looked.held);
         }
@@ -109,7 +178,6 @@ impl<S: Statements> Releaser<S> {
         for task in &released {
             tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task no longer waits");
         }
-        let asked_left = asked.left.pop().map(|(_, error)| error);
-        (released, asked_left.or_else(|| told.left.pop().map(|(_, error)| error)))
+        released
     }
 }

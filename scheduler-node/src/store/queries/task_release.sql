@@ -11,9 +11,12 @@
 -- first that has not succeeded: the success of each of them is checked in its own turn.
 -- Finds the dependents of a success by its name. Each partition may use the same names, so where more than 200 tasks
 -- wait for that name, and fewer in the success's partition, it reads those of the partition. It counts to 10,000.
+-- Checks the first 500 dependents after $5, by their ids, for a statement has five seconds. The caller asks for more.
 -- $1 ids; $2 names and $3 partition keys (pairwise) of tasks that succeeded, whose dependents are checked too;
--- $4 shards whose dependents are left out, because their place is another database.
--- Returns the tasks that are scheduled now, and the tasks that it skipped (`held`).
+-- $4 shards whose dependents are left out, because their place is another database; $5 the id after which dependents
+-- are checked.
+-- Returns the tasks that are scheduled now, the tasks that it skipped (`held`), and the last of 500 dependents
+-- (`is_page_end`).
 WITH common AS MATERIALIZED (
     SELECT n.name, few.tasks
       FROM (SELECT DISTINCT unnest($2::text[]) AS name) AS n
@@ -34,9 +37,7 @@ WITH common AS MATERIALIZED (
                      FROM duetime.task AS t
                     WHERE c.tasks > 0 AND t.partition_key = d.partition_key AND t.state = 'waiting'
                     LIMIT 10001) AS waiting) AS few ON true
-), candidate AS MATERIALIZED (
-    SELECT t.id, t.xmin::text AS seen FROM unnest($1::uuid[]) AS asked (id) JOIN duetime.task AS t ON t.id = asked.id
-    UNION
+), waits_for AS MATERIALIZED (
     SELECT t.id, t.seen
       FROM done AS d
      CROSS JOIN LATERAL (
@@ -52,6 +53,12 @@ WITH common AS MATERIALIZED (
         ON t.depends_on @> ARRAY[d.name] AND t.state = 'waiting' AND t.partition_key IS NOT DISTINCT FROM d.partition_key
        AND t.shard <> ALL($4::int[])
      WHERE NOT d.by_partition
+), dependent AS MATERIALIZED (                                     -- apart, so that the order chooses no index above
+    SELECT id, seen FROM waits_for WHERE id > $5::uuid ORDER BY id LIMIT 500
+), candidate AS MATERIALIZED (
+    SELECT t.id, t.xmin::text AS seen FROM unnest($1::uuid[]) AS asked (id) JOIN duetime.task AS t ON t.id = asked.id
+    UNION
+    SELECT id, seen FROM dependent
 ), looked AS MATERIALIZED (
     SELECT t.id, t.depends_on, ARRAY(
            SELECT name
@@ -86,9 +93,11 @@ WITH common AS MATERIALIZED (
      WHERE t.id = l.id AND t.state = 'waiting' AND (l.free OR l.met <> '{}' OR t.wake_at <= clock_timestamp())
     RETURNING t.id, t.queue, t.due_at, t.state
 )
-SELECT id, queue, due_at, false AS held FROM moved WHERE state = 'scheduled'
+SELECT id, queue, due_at, false AS held, false AS is_page_end FROM moved WHERE state = 'scheduled'
  UNION ALL
-SELECT t.id, t.queue, t.due_at, true
+SELECT page.id, NULL, NULL, false, true FROM (SELECT id FROM dependent ORDER BY id LIMIT 1 OFFSET 499) AS page
+ UNION ALL
+SELECT t.id, t.queue, t.due_at, true, false
   FROM candidate AS c
   JOIN duetime.task AS t ON t.id = c.id
  WHERE (SELECT count(*) FROM looked) < (SELECT count(*) FROM candidate)          -- only if a row was skipped

@@ -369,7 +369,8 @@ async fn written_during_a_look(statement: &str) -> (String, bool) {
     let pool = test.pool.clone();
     let looking = spawn_child(async move {
         let look = sqlx::query(AssertSqlSafe(statement)).bind(vec![waiting.uuid()]).bind(Vec::<String>::new());
-        let rows = look.bind(Vec::<Option<String>>::new()).bind(Vec::<i32>::new()).fetch_all(&pool).await.unwrap();
+        let look = look.bind(Vec::<Option<String>>::new()).bind(Vec::<i32>::new()).bind(uuid::Uuid::nil());
+        let rows = look.fetch_all(&pool).await.unwrap();
         rows.iter().any(|row| row.get("held"))
     });
     until_waiting(&test.pool, 1).await;

@@ -159,7 +159,7 @@ async fn a_success_reads_no_task_that_waits_for_its_key_in_another_partition() {
     let release = sqlx::query(include_str!("../queries/task_release.sql")).bind(Vec::<uuid::Uuid>::new());
     // A batch of such successes, each in a partition of its own.
     let partitions: Vec<String> = (0..100).map(|g| if g == 0 { "p".to_owned() } else { format!("p{g}") }).collect();
-    let release = release.bind(vec!["orders a"; 100]).bind(partitions).bind(Vec::<i32>::new());
+    let release = release.bind(vec!["orders a"; 100]).bind(partitions).bind(Vec::<i32>::new()).bind(uuid::Uuid::nil());
     let rows = release.fetch_all(&mut *connection).await.unwrap();
     assert_eq!(rows.iter().map(|row| row.get("id")).collect::<Vec<uuid::Uuid>>(), [waiting.uuid()]);
     let read = tasks_read(&mut connection).await - before;

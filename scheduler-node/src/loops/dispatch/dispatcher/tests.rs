@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     broker::{AmqpSettings, BrokerMetrics, Login, tests::bench::Bench},
     loops::tests::{DELIVER, LONG, Loops, POISON, until},
-    store::tests::fixture,
+    store::{depend::Succeeded, tests::fixture},
     supervise::spawn_child,
 };
 
@@ -274,6 +274,55 @@ async fn a_waiting_task_whose_look_runs_out_of_its_time_alone_hides_no_release_o
     );
     at_each_change(&loops, &slow).await;
     assert!(looked_at_until(&loops, &ids, 1).await.is_some_and(|error| error.is_out_of_time()));
+}
+
+/// Writes a task for each of these keys, which waits for the success of that key. Returns those successes.
+async fn dependents(loops: &Loops, keys: &[String]) -> Vec<Succeeded> {
+    let successes = "INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, partition_key, finished_at, drop_on)
+                     SELECT gen_random_uuid(), 0, 'orders', 'succeeded', now(), now(), '', 'x', key, 'p', now(), current_date + 1
+                       FROM (SELECT DISTINCT unnest($1::text[]) AS key) AS made";
+    sqlx::query(successes).bind(keys).execute(&loops.test.pool).await.unwrap();
+    let ids: Vec<uuid::Uuid> = keys.iter().map(|_| fixture::fresh_id_of(ShardId::new(0)).uuid()).collect();
+    let insert = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, depends_on)
+                  SELECT id, 0, 'orders', 'waiting', now() + interval '1 h', now(), '', 'x', 'p', ARRAY['orders ' || key]
+                    FROM unnest($1::uuid[], $2::text[]) AS made (id, key)";
+    sqlx::query(insert).bind(ids).bind(keys).execute(&loops.test.pool).await.unwrap();
+    let names: BTreeSet<String> = keys.iter().map(|key| format!("orders {key}")).collect();
+    names.into_iter().map(|name| Succeeded { name, partition_key: Some("p".to_owned()) }).collect()
+}
+
+async fn does_none_wait(loops: &Loops) -> bool {
+    let count = "SELECT count(*) FROM duetime.task WHERE state = 'waiting'";
+    sqlx::query_scalar::<_, i64>(count).fetch_one(&loops.test.pool).await.unwrap() == 0
+}
+
+#[tokio::test]
+async fn thousands_of_tasks_that_wait_for_a_success_are_released_in_parts() {
+    let loops = Loops::new().await;
+    let keys: Vec<String> = (0..2_500).map(|n| if n == 0 { "b" } else { "a" }.to_owned()).collect();
+    let succeeded = dependents(&loops, &keys).await;
+    let first = loops.test.database.task_release_dependents(&succeeded, None).await.unwrap();
+    assert_eq!((first.released.len(), first.more_after.is_some()), (500, true));
+    loops.reporter().releaser.succeeded(loops.database(), &succeeded).await;
+    until(|| does_none_wait(&loops)).await;
+}
+
+#[tokio::test]
+async fn successes_whose_dependents_run_out_of_their_time_are_divided() {
+    let loops = Loops::new().await;
+    let keys: Vec<String> = (0..40).map(|n| format!("k{n}")).collect();
+    let succeeded = dependents(&loops, &keys).await;
+    let slow = "IF (SELECT count(*) FROM written) > 5 THEN
+                    RAISE EXCEPTION 'more than five take too long' USING ERRCODE = 'query_canceled';
+                END IF;";
+    at_each_change(&loops, slow).await;
+    let releaser = loops.reporter().releaser;
+    // A statement passes over a row whose failed write is not rolled back yet.
+    until(|| async {
+        releaser.succeeded(loops.database(), &succeeded).await;
+        does_none_wait(&loops).await
+    })
+    .await;
 }
 
 #[tokio::test]
