@@ -50,7 +50,7 @@ pub struct InsertResult {
 
 /// The time within which a sending must be executed, or it does nothing. It is long enough for a statement that
 /// waits for its turn, and short enough for a caller whose connection was cut.
-const EXECUTED_WITHIN: Duration = Duration::from_secs(2);
+pub const EXECUTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The period in which a sending may be executed, on the database's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +77,11 @@ impl Window {
 }
 
 impl Database {
-    /// The database's time as this node estimates it. Before the first answer it is this node's own time.
+    /// The database's time as this node estimates it: by the former server until the present one has answered, and
+    /// before any answer by this node's own clock.
     fn now(&self) -> UnixMicros {
-        self.clock.at(Instant::now()).unwrap_or_else(crate::clock::now)
+        let now = Instant::now();
+        self.clock.at(now).or_else(|| self.clock.at_most(now)).unwrap_or_else(crate::clock::now)
     }
 
     /// Writes the whole batch with one insert. `Ok` means that every task is durable, except those of queues in

@@ -8,7 +8,7 @@ use super::batch::SubmitError;
 use crate::{
     store::{
         Effect, Error, Fault, Statements,
-        submit::{Sending, Window},
+        submit::{EXECUTED_WITHIN, Sending, Window},
     },
     working_set::{database::NodeDatabase, set_aside::Kind},
 };
@@ -16,7 +16,8 @@ use crate::{
 /// The pause between two sendings of a batch.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A batch whose commit is unknown is sent again for this long. After that its callers learn that it is unknown.
+/// A batch whose commit is unknown is sent again for this long. After that, or before a wait that would last longer than
+/// the window of one more sending, its callers learn that it is unknown.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What is known of a part of a batch in the end.
@@ -84,13 +85,16 @@ where
             parts.push((before, sending, next, before_sent));
             continue;
         }
-        if refused || late || !(unknown || error.is_contention()) {
+        let pause = PAUSE.max(next.wait(database));
+        // The clock of a server that took over may be far behind the end of the last window.
+        let is_too_long = started.elapsed() + pause > RESOLVE_DEADLINE + EXECUTED_WITHIN;
+        if refused || late || is_too_long || !(unknown || error.is_contention()) {
             note_unstored(node_database, part.len(), &error);
             known.push((part, Known::Failed(unstored(&error, refused && part.len() == 1, unknown))));
             continue;
         }
         let sending = if unknown { Sending::Again } else { sending };
-        tokio::time::sleep(PAUSE.max(next.wait(database))).await;
+        tokio::time::sleep(pause).await;
         parts.push((part, sending, next, send(part, sending, next).await));
     }
     known
@@ -138,5 +142,34 @@ fn unstored(error: &Error, refused: bool, unknown: bool) -> SubmitError {
 pub(super) fn refused<S: Statements, T>(database: &NodeDatabase<S>, part: &[NewTask], stored: &Known<T>) {
     if let (Known::Failed(SubmitError::Refused(reason)), [task]) = (stored, part) {
         database.set_aside.note_task(Kind::Submission, database.sql.name(), task.id, reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::ids::{DatabaseName, ShardId};
+
+    use super::*;
+    use crate::{
+        desk::tests::fresh,
+        store::{
+            StoreOp,
+            tests::{fixture, new_task},
+        },
+    };
+
+    #[tokio::test]
+    async fn callers_do_not_wait_until_the_clock_of_a_server_that_took_over_has_caught_up() {
+        let (counter, _test) = fresh().await;
+        let database = counter.databases.home();
+        let first = Window::first(&database.sql);
+        let window = Window { until: first.until.plus(Duration::from_secs(60)), ..first };
+        let (name, op) = (DatabaseName::new("main"), StoreOp::TaskSubmit);
+        let error = Error { database: name, op, effect: Effect::Unknown, source: None };
+        let tasks = [new_task(fixture::fresh_id_of(ShardId::new(0)))];
+        let send = |_: &[NewTask], _, _| std::future::ready(Err::<(), Error>(error.clone()));
+        let known = until_known(database, &tasks, Sending::First, (window, error.clone()), send);
+        let known = tokio::time::timeout(Duration::from_secs(8), known).await.expect("the wait is bounded");
+        assert!(matches!(known.as_slice(), [(_, Known::Failed(SubmitError::Unknown(_)))]), "{known:?}");
     }
 }
