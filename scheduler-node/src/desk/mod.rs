@@ -264,8 +264,9 @@ impl Desk {
         Limits { max_payload_bytes: self.parts().max_payload_bytes }
     }
 
-    /// The moment from which delays count. It is the first database's time, which decides what is due. A node that no
-    /// server has answered yet is not ready; until then its own clock has to do.
+    /// The moment from which delays count. It is the first database's time, which decides what is due. Until that has
+    /// told it, the latest time of another database counts. A node that no server has answered yet is not ready; until
+    /// then its own clock has to do.
     pub(crate) fn now(&self) -> UnixMicros {
         self.present().latest
     }
@@ -273,10 +274,12 @@ impl Desk {
     /// The bounds of the first database's time. A node whose first answer took long knows its clock only roughly for a
     /// moment; without any answer of the present server no due time has certainly passed.
     pub(super) fn present(&self) -> Present {
-        let (clock, now) = (self.parts().store.home().clock(), Instant::now());
+        let (store, now) = (&self.parts().store, Instant::now());
+        let home = store.home().clock();
+        let of_another = || store.databases().iter().filter_map(|database| database.clock().at_most(now)).max();
         Present {
-            earliest: clock.at(now).unwrap_or(UnixMicros::FIRST),
-            latest: clock.at_most(now).unwrap_or_else(clock::now),
+            earliest: home.at(now).unwrap_or(UnixMicros::FIRST),
+            latest: home.at_most(now).or_else(of_another).unwrap_or_else(clock::now),
         }
     }
 }

@@ -7,14 +7,16 @@ use std::{
 
 use common::{
     access::{Caller, Role, Scope},
-    queue::Placement,
+    ids::QueueName,
+    queue::{Placement, Queue, QueueBook},
     shard::route::bound_to,
     task::{TaskState, report::ResultBody},
+    time::UnixMicros,
     wire::Problem,
 };
 use serde_json::json;
 
-use super::{PLAIN, Setup, claim, counter, fresh, hide_queues, request, with_two_databases};
+use super::{PLAIN, Setup, claim, counter, fresh, hide_queues, request, upper_half, with_two_databases};
 use crate::{store::tests::fixture, working_set::failures::tests::Log};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -86,7 +88,7 @@ async fn where_queues_are_made_by_hand_a_task_of_an_unknown_one_is_refused() {
     let strict = counter(vec![Arc::clone(&test.database)], Setup { auto_create: false, ..PLAIN });
     let refused = strict.desk.submit(request(r#"{"queue":"new"}"#)).await.expect_err("unknown");
     assert_eq!((refused.status, refused.field.as_deref()), (422, Some("queue")));
-    let name = common::ids::QueueName::new("new");
+    let name = QueueName::new("new");
     plain.desk.queue_put(name, common::wire::QueueRequest::default()).await.expect("made on another node");
     strict.desk.submit(request(r#"{"queue":"new"}"#)).await.expect("known without waiting for the next reading");
 }
@@ -97,7 +99,7 @@ async fn a_task_of_a_queue_that_cannot_be_read_is_not_accepted_now_and_is_once_i
     let queues = [("new", "{}"), ("one", r#"{"placement":"single"}"#)];
     for (name, policy) in queues {
         let policy = serde_json::from_str(policy).unwrap();
-        plain.desk.queue_put(common::ids::QueueName::new(name), policy).await.expect("made on another node");
+        plain.desk.queue_put(QueueName::new(name), policy).await.expect("made on another node");
     }
     let of_queue = r#"{"queue":"new"}"#;
     let of_dependency = r#"{"queue":"new","key":"b","partition_key":"p","depends_on":[{"queue":"one","key":"a"}]}"#;
@@ -146,7 +148,7 @@ async fn a_caller_creates_only_so_many_queues_and_uses_those_that_are_there() {
     mail.submit(request(r#"{"queue":"c"}"#)).await.expect("another caller has room");
     assert_eq!(mail.submit(request(r#"{"queue":"d"}"#)).await.expect_err("the cluster has none").status, 429);
     shop.submit(request(r#"{"queue":"c"}"#)).await.expect("it is there");
-    let name = common::ids::QueueName::new("e");
+    let name = QueueName::new("e");
     let refused = counter.desk.queue_put(name, common::wire::QueueRequest::default()).await.expect_err("no room");
     assert_eq!(refused.status, 429);
     assert_eq!(test.live().await, 5);
@@ -235,7 +237,7 @@ async fn a_node_that_does_not_know_of_a_queues_new_placement_places_its_tasks_by
     let (changing, tests) = with_two_databases().await;
     let databases = changing.store.databases().iter().cloned().collect();
     let behind = counter(databases, PLAIN);
-    let queue = common::ids::QueueName::new("orders");
+    let queue = QueueName::new("orders");
     behind.desk.queue_put(queue.clone(), common::wire::QueueRequest::default()).await.expect("it knows the queue");
     for placement in [Placement::Single, Placement::Spread] {
         let policy = format!(r#"{{"placement":"{placement}"}}"#);
@@ -266,7 +268,7 @@ async fn a_node_that_does_not_know_of_a_queues_new_placement_places_its_tasks_by
 async fn a_node_that_does_not_know_of_a_queues_new_rules_judges_its_tasks_by_them_all_the_same() {
     let (changing, test) = fresh().await;
     let behind = counter(vec![Arc::clone(&test.database)], Setup { auto_create: false, ..PLAIN });
-    let queue = common::ids::QueueName::new("orders");
+    let queue = QueueName::new("orders");
     let default = common::wire::QueueRequest::default;
     let change = async |policy: &str| {
         let known = behind.books.load().revision();
@@ -323,6 +325,25 @@ async fn a_queue_that_is_deleted_while_its_task_comes_in_is_created_again_or_the
     let answers = behind.desk.submit_batch(bodies.iter().map(|body| Ok(request(body))).collect()).await;
     let statuses: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_or_else(|p| p.status, |_| 200)).collect();
     assert_eq!((statuses, test.live().await), (vec![429, 429], 0), "{answers:?}");
+}
+
+#[tokio::test]
+async fn until_the_first_database_has_told_the_time_a_delay_counts_by_the_clock_of_another() {
+    let east = fixture::database().await;
+    east.keep_shards(upper_half()).await;
+    let databases = vec![fixture::unreachable_database("main"), fixture::named("east", &east.url)];
+    let counter = counter(databases, PLAIN);
+    counter.books.store(Arc::new(QueueBook::new(1, [Queue::with_defaults(QueueName::new("mail"))])));
+    // Its clock is a day ahead of this node's.
+    let ahead = fixture::now(&east.pool).await.shifted(86_400_000);
+    let (clock, now) = (counter.store.databases()[1].clock(), Instant::now());
+    clock.observe(ahead, clock.ask(now), now);
+    // Enough that some are for the database that answers.
+    let delayed = (0..20).map(|_| Ok(request(r#"{"queue":"mail","delay_ms":60000}"#))).collect();
+    counter.desk.submit_batch(delayed).await;
+    let first: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT min(due_at) FROM duetime.task").fetch_one(&east.pool).await.unwrap();
+    assert!(UnixMicros::from(first) >= ahead.shifted(60_000), "{first}");
 }
 
 #[tokio::test]
