@@ -101,7 +101,7 @@ impl Serialize for UnixMicros {
     }
 }
 
-const OUTSIDE: &str = "the time is outside the years 0 to 9999";
+const OUTSIDE: &str = "the time is before 0000-01-01T00:00:00Z or after 9999-12-31T23:59:59Z";
 
 /// Reads RFC 3339 text or integer Unix milliseconds, the two forms requests may use.
 impl<'de> Deserialize<'de> for UnixMicros {
@@ -163,6 +163,7 @@ mod tests {
         let texts = [
             "\"0000-01-01T00:00:00+01:00\"",
             "\"9999-12-31T23:59:59-01:00\"",
+            "\"9999-12-31T23:59:59.5Z\"",
             "253402300800000",
             "-62167219200001",
             "9223372036854775807",
@@ -170,7 +171,7 @@ mod tests {
             "18446744073709551615",
         ];
         for text in texts {
-            assert!(read(text).unwrap_err().contains("outside the years 0 to 9999"), "{text}");
+            assert!(read(text).unwrap_err().contains(OUTSIDE), "{text}");
         }
         for text in ["\"\"", "\"1700000001000\"", "\"2023-11-14\"", "1.5", "null", "true"] {
             assert!(read(text).is_err(), "{text}");

@@ -96,9 +96,10 @@ fn of_text(text: &str) -> Option<UnixMicros> {
     if let Ok(millis) = text.parse::<i64>() {
         return UnixMicros::from_millis(millis);
     }
+    let read = |text: &str| chrono::DateTime::parse_from_rfc3339(text).ok();
     // A `+` in a query string decodes to a blank, so the offset of a time zone arrives with one.
-    let read = chrono::DateTime::parse_from_rfc3339(&text.replace(' ', "+"));
-    read.ok().map(|time| UnixMicros::from(time.to_utc()))
+    let with_plus = || text.rsplit_once(' ').and_then(|(time, offset)| read(&format!("{time}+{offset}")));
+    read(text).or_else(with_plus).map(|time| UnixMicros::from(time.to_utc()))
 }
 
 pub(super) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
@@ -211,6 +212,10 @@ mod tests {
         assert_eq!(read.due_after, UnixMicros::from_millis(1_700_000_000_000));
         assert_eq!(read.due_before, UnixMicros::from_millis(1_700_000_001_000));
         assert_eq!((read.limit(), ListFilter::default().limit()), (7, 100));
+        for text in ["2023-11-14 22:13:21Z", "2023-11-14 23:13:21 01:00", "2023-11-14T23:13:21+01:00"] {
+            let read = filter(&format!(r#"{{"due_after":"{text}"}}"#)).expect("a blank instead of `T` is RFC 3339 too");
+            assert_eq!(read.due_after, UnixMicros::from_millis(1_700_000_001_000), "{text}");
+        }
         for json in [r#"{"due_after":"soon"}"#, r#"{"limit":"-1"}"#, r#"{"state":"done"}"#, r#"{"cursor":"x"}"#] {
             assert!(filter(json).is_err(), "{json}");
         }

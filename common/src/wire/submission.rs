@@ -234,7 +234,8 @@ fn take_delay(headers: &mut [(Text, Field)], now: Present) -> Result<Option<Unix
         let Some(millis) = waiting(name, field)? else { continue };
         let too_late = || refuse(name, format!("`{name}` reaches past the year 9999"));
         if name == X_DELIVERY_TIME {
-            let due_at = UnixMicros::from_millis(millis).filter(UnixMicros::is_writable).ok_or_else(too_late)?;
+            // Every moment before 1970 has passed, also one before the year 0.
+            let due_at = UnixMicros::from_millis(millis.max(0)).filter(UnixMicros::is_writable).ok_or_else(too_late)?;
             return Ok(Some(due_at).filter(|due_at| *due_at > now.earliest));
         }
         let Some(wait_ms) = u64::try_from(millis).ok().filter(|wait_ms| *wait_ms > 0) else { return Ok(None) };

@@ -214,7 +214,9 @@ fn a_delay_is_read_as_the_plugin_reads_it() {
 fn the_names_of_the_plugins_successors_count_too() {
     let at = delayed(&[("x-opt-delivery-time", Field::I64(NOW.millis() + 700))]).unwrap();
     assert_eq!(at.due_at, after_ms(700));
-    assert!(delayed(&[("x-opt-delivery-time", Field::I64(5))]).unwrap().due_now);
+    for past in [5, -5, i64::MIN] {
+        assert!(delayed(&[("x-opt-delivery-time", Field::I64(past))]).unwrap().due_now, "{past}");
+    }
     let roughly = Present { earliest: NOW, latest: after_ms(900) };
     let headers = [("x-opt-delivery-time", Field::I64(NOW.millis() + 700))];
     let at = message(&headers, b"").delayed(&DelayRoute::new("d", "o"), roughly, &Limits::default()).unwrap();
