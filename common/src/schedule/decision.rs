@@ -71,12 +71,18 @@ impl ScheduleState {
         }
     }
 
-    /// Resumes the schedule. Fire times during the pause get no tasks. If the fire times from before the pause are
-    /// still undecided, the pause has no effect.
+    /// Resumes the schedule. Fire times during the pause get no tasks, and an undecided one from before it still gets its
+    /// task. If several from before it are undecided, the pause has no effect: otherwise all but the first would be
+    /// left out.
     pub fn resume(&mut self, calendar: &Calendar, now: UnixMicros) {
         self.correct(calendar, now);
-        if self.paused_at.take().is_some() && self.next_at.is_none() {
-            self.since = self.since.max(now);
+        let Some(paused_at) = self.paused_at.take() else { return };
+        let since = self.since;
+        let is_last = |at: UnixMicros| calendar.next_after(at.max(since)).is_none_or(|next| next > paused_at);
+        if self.next_at.is_none_or(is_last) {
+            self.since = since.max(now);
+        }
+        if self.next_at.is_none() {
             self.next_at = calendar.next_after(self.since);
         }
     }

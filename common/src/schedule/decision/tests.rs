@@ -128,6 +128,13 @@ fn a_pause_stops_what_has_not_come_and_is_not_made_up() {
     paused.pause(at(105));
     let turn = take(&rules, paused, false, 150);
     assert_eq!((seconds(&turn), turn.missed, turn.wake_at), (vec![100], 0, None));
+    let mut several = ScheduleState { paused_at: Some(at(125)), ..paused };
+    for state in [&mut paused, &mut several] {
+        state.resume(&calendar, at(205));
+    }
+    let turn = take(&rules, paused, false, 205);
+    assert_eq!((seconds(&turn), turn.missed, turn.state.next_at), (vec![100], 0, Some(at(210))));
+    assert_eq!(seconds(&take(&rules, several, false, 205))[..3], [100, 110, 120], "none is left out");
 }
 
 #[test]
