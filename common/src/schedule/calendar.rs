@@ -29,6 +29,10 @@ pub(crate) const MAX_EVERY_MS: i64 = 31_622_400_000;
 /// The time zone of an expression without one.
 pub(crate) const DEFAULT_TIME_ZONE: &str = "UTC";
 
+/// The names that the parser knows, for the field of the weekday and for that of the month.
+const WEEKDAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
+const MONTHS: [&str; 12] = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"];
+
 /// A calendar in its written form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -73,9 +77,13 @@ impl When {
         }
     }
 
-    /// Like [`When::calendar`], but refuses a calendar without a fire time after `now`.
+    /// Like [`When::calendar`], but refuses a calendar without a fire time after `now`, and one that a former version
+    /// took for another: a stored one goes on as it did.
     pub(crate) fn calendar_that_fires(&self, now: UnixMicros) -> Result<Calendar, FieldError> {
         let calendar = self.calendar()?;
+        if let Self::Cron { cron, .. } = self {
+            check_names(cron)?;
+        }
         if calendar.next_after(now).is_none() {
             let Self::Cron { cron, .. } = self else {
                 return Err(FieldError::new("every_ms", "`every_ms` reaches past the year 9999"));
@@ -108,6 +116,37 @@ fn parsed(text: &str) -> Result<Cron, FieldError> {
     } else {
         Ok(cron)
     }
+}
+
+/// Refuses names that are no items of their own fields. The parser replaces them in the whole text: it reads `MON` as the
+/// month as January.
+fn check_names(text: &str) -> Result<(), FieldError> {
+    let text = text.trim().to_uppercase();
+    if text.starts_with('@') {
+        return Ok(());
+    }
+    let has_name = |text: &str| WEEKDAYS.iter().chain(&MONTHS).any(|name| text.contains(name));
+    for (nth_last, field) in text.split_whitespace().rev().enumerate() {
+        let names: &[&str] = match nth_last {
+            0 => &WEEKDAYS,
+            1 => &MONTHS,
+            _ => &[],
+        };
+        // `+MON` asks for the day too, and `FRIL` is the last Friday.
+        let is_own =
+            |word: &str| names.contains(&word) || word.strip_suffix('L').is_some_and(|day| names.contains(&day));
+        for item in field.trim_start_matches('+').split([',', '-']).filter(|item| has_name(item)) {
+            let (word, rest) = item.split_at(item.find(['#', '/']).unwrap_or(item.len()));
+            if !is_own(word) || has_name(rest) {
+                let detail = format!(
+                    "`{item}` in the field `{field}` of `cron` is not understood: months may be JAN to DEC in the field \
+                     of the month, weekdays SUN to SAT in that of the weekday"
+                );
+                return Err(FieldError::new("cron", detail));
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Calendar {

@@ -92,6 +92,16 @@ fn what_never_fires_or_cannot_be_read_is_refused_by_its_field() {
         assert_eq!(refused(cron(text, "UTC")).field, "cron", "{text}");
     }
     assert_eq!(refused(cron(&"*".repeat(300), "UTC")).field, "cron");
+    for text in ["0 9 * MON-FRI *", "0 9 * * JAN", "0 MON * * *", "0 9 * mon-jun *", "0 9 * 1FEB *", "0 9 * * */MON"] {
+        let why = refused(cron(text, "UTC"));
+        assert!(why.field == "cron" && why.detail.contains("weekdays SUN to SAT"), "{text}: {}", why.detail);
+        assert!(cron(text, "UTC").calendar().is_ok(), "one that is stored goes on: {text}");
+    }
+    for text in
+        ["0 9 * jan-Dec/2 mon-FRI", "0 9 * JUL +SAT,SUN", "0 9 * * FRI#2,FRIL,MON#L", "0 0 9 LW DEC *", "@monthly"]
+    {
+        cron(text, "UTC").calendar_that_fires(now).expect(text);
+    }
     for zone in ["", "Berlin", "Europe/Bonn", "+01:00"] {
         assert_eq!(refused(cron("* * * * *", zone)).field, "time_zone", "{zone}");
     }
