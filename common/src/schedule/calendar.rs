@@ -3,7 +3,8 @@
 //! The wall clock of a time zone skips an hour in spring and repeats one in autumn. An expression that names one
 //! moment of the day fires once on both days. If the skipped hour contains that moment, it fires right after that
 //! hour. If the repeated hour contains it, it fires in the first of the two. Any other expression follows the clock:
-//! skipped times do not fire, and repeated times fire twice. Vixie's cron does the same.
+//! skipped times do not fire, and repeated times fire twice. Vixie's cron follows the clock only where the minute or the
+//! hour begins with `*`, and does with each moment of a list what is done here with a single one.
 
 use std::{fmt, time::Duration};
 
