@@ -99,6 +99,7 @@ common::labelled! {
         ScheduleDelete = "schedule_delete",
         ScheduleCount = "schedule_count",
         ScheduleNames = "schedule_names",
+        ScheduleWake = "schedule_wake",
         TokenRevision = "token_revision",
         TokenBook = "token_book",
         TokenList = "token_list",

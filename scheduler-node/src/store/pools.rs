@@ -60,7 +60,8 @@ impl StoreOp {
             TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskSetAside | TaskStanding => PoolKind::Fire,
             TaskHeld | TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge | PresenceRead => PoolKind::Fire,
             QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
-            ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount | FireTake | FireDone => PoolKind::Fire,
+            ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount => PoolKind::Fire,
+            ScheduleWake | FireTake | FireDone => PoolKind::Fire,
 
             TaskSubmit | TaskPut | QueueAdd | PositionMark | WarmWrite => PoolKind::Write,
             InboxRead | InboxLeave | InboxDelete | InboxRefuse | InboxStanding | InboxForget => PoolKind::Write,

@@ -99,6 +99,16 @@ pub struct ScheduleCount {
     pub schedules: i64,
     /// Those whose `since` lies far ahead of the clock: it was set back.
     pub ahead: i64,
+    /// Schedules and decided fire times that a clock which was ahead has put off.
+    pub put_off: i64,
+}
+
+/// The longest times for which a schedule and a decided fire time wait for their next look, unless the schedule's next
+/// fire time is later.
+#[derive(Clone, Copy, Debug)]
+pub struct LookedAtWithin {
+    pub schedule: Duration,
+    pub fire: Duration,
 }
 
 /// The schedules that are due for a decision.
@@ -283,12 +293,29 @@ impl Database {
         .await
     }
 
-    /// Counts the schedules, and those whose `since` is more than `ahead` ahead of the clock.
-    pub async fn schedule_count(&self, ahead: Duration) -> Result<ScheduleCount, Error> {
+    /// Counts the schedules, those whose `since` is more than `ahead` ahead of the clock, and what is not looked at
+    /// `within` these times.
+    pub async fn schedule_count(&self, ahead: Duration, within: LookedAtWithin) -> Result<ScheduleCount, Error> {
         self.run(StoreOp::ScheduleCount, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_count.sql")).bind(interval(ahead));
+            let query = query.bind(interval(within.schedule)).bind(interval(within.fire));
             let row = query.fetch_one(&pool).await?;
-            Ok(ScheduleCount { schedules: row.try_get("schedules")?, ahead: row.try_get("ahead")? })
+            Ok(ScheduleCount {
+                schedules: row.try_get("schedules")?,
+                ahead: row.try_get("ahead")?,
+                put_off: row.try_get("put_off")?,
+            })
+        })
+        .await
+    }
+
+    /// Has schedules and decided fire times looked at now that are not looked at `within` these times, at most `most` of
+    /// each. Returns their number.
+    pub async fn schedule_wake(&self, within: LookedAtWithin, most: i64) -> Result<i64, Error> {
+        self.run(StoreOp::ScheduleWake, |pool| async move {
+            let query = sqlx::query(include_str!("queries/schedule_wake.sql"));
+            let query = query.bind(interval(within.schedule)).bind(interval(within.fire)).bind(most);
+            query.fetch_one(&pool).await?.try_get("woken")
         })
         .await
     }

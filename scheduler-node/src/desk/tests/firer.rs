@@ -86,6 +86,29 @@ async fn the_master_corrects_schedules_whose_clock_was_set_back() {
 }
 
 #[tokio::test]
+async fn a_buffered_fire_time_and_a_decided_one_that_a_clock_ahead_has_put_off_are_made() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly(r#","overlap":"buffer_one""#)).await.expect("put");
+    // The next fire time is later still.
+    let buffered = "UPDATE duetime.schedule SET next_at = next_at + interval '2 days',
+                        buffered_at = now() - interval '1 hour', wake_at = now() + interval '1 day'";
+    sqlx::query(buffered).execute(&test.pool).await.unwrap();
+    let decided = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+                   SELECT $1, name, now() - interval '2 hours', false, rules, payload, wake_at FROM duetime.schedule";
+    let id = fixture::fresh_id_of(ShardId::new(0)).uuid();
+    sqlx::query(decided).bind(id).execute(&test.pool).await.unwrap();
+    let (master, _) = firer(&counter, true);
+    let look = async || {
+        master.look().await.expect("it answers");
+        drop(master.keep_from_making().await);
+        test.live().await
+    };
+    assert_eq!(look().await, 0);
+    master.wake_put_off().await;
+    assert_eq!(look().await, 2);
+}
+
+#[tokio::test]
 async fn a_schedule_that_cannot_be_corrected_at_the_moment_keeps_no_other_waiting_and_is_corrected_later() {
     let (counter, test) = fresh().await;
     for schedule in ["s", "z"] {

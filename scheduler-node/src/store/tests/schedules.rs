@@ -15,7 +15,7 @@ use super::{
 use crate::{
     store::{
         PoolKind,
-        schedules::{ScheduleContents, ScheduleCount, ScheduleQuota, ScheduleRecord, ScheduleWrite},
+        schedules::{LookedAtWithin, ScheduleContents, ScheduleCount, ScheduleQuota, ScheduleRecord, ScheduleWrite},
     },
     supervise::spawn_child,
 };
@@ -110,8 +110,21 @@ async fn a_schedule_reads_back_and_pages_go_by_name() {
         .execute(&test.pool)
         .await
         .unwrap();
-    let count = test.database.schedule_count(Duration::from_secs(60)).await.unwrap();
-    assert_eq!(count, ScheduleCount { schedules: 3, ahead: 1 });
+    let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
+    let count = async || {
+        let within = LookedAtWithin { schedule: hour, fire: minute };
+        test.database.schedule_count(minute, within).await.unwrap()
+    };
+    assert_eq!(count().await, ScheduleCount { schedules: 3, ahead: 1, put_off: 0 });
+    // The first rightly waits for its next fire time, the second waits in vain.
+    sqlx::raw_sql(
+        "UPDATE duetime.schedule SET wake_at = now() + interval '1 day' WHERE name <> 'c';
+         UPDATE duetime.schedule SET next_at = wake_at + interval '3 s' WHERE name = 'a'",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    assert_eq!(count().await.put_off, 1);
     let rules = rules("others");
     assert!(put(&test, kept.name.as_str(), &rules, NONE).await.is_none(), "one is there");
 }

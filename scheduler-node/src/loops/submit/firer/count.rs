@@ -1,5 +1,5 @@
 //! The master's passes over all schedules: it counts them, and corrects those whose clock was set back or whose time
-//! zone has other rules since an upgrade.
+//! zone has other rules since an upgrade. What such a clock has put off is looked at now.
 
 use std::time::{Duration, Instant};
 
@@ -10,15 +10,28 @@ use common::{
 use futures::StreamExt;
 use tokio::task::JoinSet;
 
-use super::{DECIDED_AT_ONCE, Firer, READ_AT_ONCE};
+use super::{DECIDED_AT_ONCE, Firer, HOLD, POSTPONE_REFUSED, READ_AT_ONCE};
 use crate::{
-    store::{Error, Fault, schedules::ScheduleRecord},
+    store::{
+        Error, Fault,
+        schedules::{LookedAtWithin, ScheduleRecord},
+    },
     supervise::{Work, at_work},
 };
 
 /// The pause after a pass that failed, or that corrected nothing although schedules lie ahead of the clock: it cannot
 /// read them, or knows the former clock. Each pass reads all schedules.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
+
+/// The longest back-off and the longest hold, and what the clock of a server that takes over may be behind. What waits
+/// longer was put off by a clock that was ahead.
+const LOOKED_AT_WITHIN: LookedAtWithin = LookedAtWithin {
+    schedule: POSTPONE_REFUSED.saturating_add(Duration::from_secs(300)),
+    fire: HOLD.saturating_add(Duration::from_secs(60)),
+};
+
+/// The most schedules, and the most fire times, of one statement that has them looked at now. It takes a second.
+const WOKEN_AT_ONCE: i64 = 10_000;
 
 /// The passes that correct schedules. One runs at a time, beside the decisions.
 #[derive(Debug, Default)]
@@ -65,7 +78,7 @@ impl Corrections {
 
 impl Firer {
     /// Counts the schedules on the master. It begins to correct them if it has not yet done so in its term, or if some
-    /// lie far ahead of the clock.
+    /// lie far ahead of the clock. What was put off is looked at now.
     pub(super) async fn count(&self, corrections: &mut Corrections) {
         let _work = at_work();
         corrections.end();
@@ -75,13 +88,32 @@ impl Firer {
             return;
         }
         let home = self.store.home();
-        let Ok(count) = home.schedule_count(MOST_AHEAD).await else { return };
+        let Ok(count) = home.schedule_count(MOST_AHEAD, LOOKED_AT_WITHIN).await else { return };
         self.metrics.schedules.set(count.schedules);
+        if count.put_off > 0 {
+            self.wake_put_off().await;
+        }
         let is_wanted = corrections.is_wanted(term, count.ahead);
         if is_wanted && corrections.pass.is_empty() && home.clock().at(Instant::now()).is_some() {
             (corrections.term, corrections.left, corrections.has_failed) = (term, count.ahead, false);
             let (this, work) = (self.clone(), at_work());
             corrections.pass.spawn(async move { this.correct_all(work).await });
+        }
+    }
+
+    /// Has schedules and decided fire times looked at now that a clock which was ahead has put off. Those that are left
+    /// are found by the next count.
+    pub(crate) async fn wake_put_off(&self) {
+        match self.store.home().schedule_wake(LOOKED_AT_WITHIN, WOKEN_AT_ONCE).await {
+            Ok(0) => {}
+            Ok(woken) => tracing::warn!(
+                woken,
+                "schedules and fire times waited for a moment of a clock that was ahead, and are looked at now"
+            ),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::debug!(error, "cannot look at schedules that a clock which was ahead has put off");
+            }
         }
     }
 
