@@ -89,8 +89,12 @@ where
         // The clock of a server that took over may be far behind the end of the last window.
         let is_too_long = started.elapsed() + pause > RESOLVE_DEADLINE + EXECUTED_WITHIN;
         if refused || late || is_too_long || !(unknown || error.is_contention()) {
-            note_unstored(node_database, part.len(), &error);
-            known.push((part, Known::Failed(unstored(&error, refused && part.len() == 1, unknown))));
+            let is_refused = refused && part.len() == 1;
+            // The log has a line about a refused task where it is set aside.
+            if !is_refused {
+                note_unstored(node_database, part.len(), &error);
+            }
+            known.push((part, Known::Failed(unstored(&error, is_refused, unknown))));
             continue;
         }
         let sending = if unknown { Sending::Again } else { sending };
@@ -108,8 +112,7 @@ fn note_unstored(database: &NodeDatabase, tasks: usize, error: &Error) {
         database.leave_messages();
     }
     // The prober has said it once for all tasks.
-    let is_news = || error.fault() == Fault::Data || database.unstored.begin();
-    if error.not_replicated().is_none() && is_news() {
+    if error.not_replicated().is_none() && database.unstored.begin() {
         let cause = error as &dyn std::error::Error;
         tracing::warn!(database = %database.name(), tasks, error = cause, "could not store submitted tasks");
     }
