@@ -255,3 +255,25 @@ async fn a_decided_fire_time_that_cannot_be_read_has_one_line_in_the_log() {
     assert_eq!(log.count("cannot read a decided fire time"), 9, "each look finds it");
     assert_eq!(log.count("cannot read decided fire times"), 1);
 }
+
+#[tokio::test]
+async fn schedules_that_missed_fire_times_and_those_that_cannot_be_read_have_one_line_in_the_log() {
+    let log = Log::keep();
+    let (counter, test) = fresh().await;
+    for schedule in ["s", "t", "u"] {
+        counter.desk.schedule_put(name(schedule), hourly("")).await.expect("put");
+    }
+    let unreadable = "INSERT INTO duetime.schedule (name, rules, payload, since)
+                      SELECT 'a' || g, '{}'::jsonb, ''::bytea, now() FROM generate_series(1, 2) AS g";
+    sqlx::query(unreadable).execute(&test.pool).await.unwrap();
+    let (master, _) = firer(&counter, true);
+    // They make up those of a day.
+    for hours in [48, 1] {
+        set_back(&test, hours).await;
+        master.look().await.expect("it answers");
+    }
+    assert_eq!(log.count("a schedule has missed fire times"), 3);
+    assert_eq!(log.count("fire times were missed and are not made up"), 1);
+    assert_eq!(log.count("this version cannot read a schedule"), 3, "each look finds both");
+    assert_eq!(log.count("this version cannot read schedules"), 1);
+}

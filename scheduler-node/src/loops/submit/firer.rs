@@ -15,6 +15,7 @@ mod last_tasks;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -82,11 +83,22 @@ const DECIDED_AT_ONCE: usize = 4;
 /// The most decisions whose tasks are being made. A decision beyond it is left to a node that takes it on.
 const MADE_AT_ONCE: usize = 64;
 
-/// The interval between two lines in the log about decided fire times that this version cannot read.
+/// The interval between two lines in the log about schedules that this version cannot read, and between two about decided
+/// fire times.
 const SAY_UNREADABLE_EVERY: Duration = Duration::from_secs(600);
 
 /// The interval between two counts of the schedules; a count reads all of them.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
+
+/// A schedule that was looked at.
+#[derive(Debug)]
+struct Decided {
+    name: ScheduleName,
+    /// When it is due again, if that is known.
+    wake_at: Option<UnixMicros>,
+    /// Fire times that came while no node looked.
+    missed: u64,
+}
 
 #[derive(Clone, Debug)]
 pub struct Firer {
@@ -100,8 +112,9 @@ pub struct Firer {
     making: Arc<Semaphore>,
     /// The decisions with an unknown outcome.
     unknown: Failures,
-    /// When the log had a line about decided fire times that this version cannot read.
-    unreadable_said: Arc<Mutex<Option<Instant>>>,
+    /// When the log had a line about schedules that this version cannot read, and about decided fire times.
+    schedules_said: Arc<Mutex<Option<Instant>>>,
+    fires_said: Arc<Mutex<Option<Instant>>>,
     /// The schedules that could not be decided or postponed, and the end of the back-off of each. A change of one ends
     /// it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
@@ -120,7 +133,7 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        let (unknown, unreadable_said, left_alone, silent) = Default::default();
+        let (unknown, schedules_said, fires_said, left_alone, silent) = Default::default();
         Self {
             store,
             submitter,
@@ -131,7 +144,8 @@ impl Firer {
             set_aside,
             making,
             unknown,
-            unreadable_said,
+            schedules_said,
+            fires_said,
             left_alone,
             silent,
         }
@@ -233,10 +247,10 @@ impl Firer {
         for schedule in due.schedules {
             match schedule {
                 Ok(schedule) => readable.push(schedule),
-                Err(unreadable) => self.put_aside(unreadable).await,
+                Err(Unreadable { name, revision, why }) => self.put_aside(&name, revision, why).await,
             }
         }
-        let decided: Vec<Result<Option<UnixMicros>, Revision>> = self
+        let decided: Vec<Result<Decided, Revision>> = self
             .with_last_tasks(readable)
             .map(|(schedule, unfinished)| self.decide(schedule, unfinished, now, arrived))
             .buffer_unordered(DECIDED_AT_ONCE)
@@ -247,35 +261,39 @@ impl Firer {
         for revision in decided.iter().filter_map(|decided| decided.as_ref().err()) {
             self.leave_alone(*revision, POSTPONE);
         }
-        decided.into_iter().filter_map(Result::ok).flatten().min()
+        let missed: Vec<&Decided> = decided.iter().flatten().filter(|decided| decided.missed > 0).collect();
+        if let Some(first) = missed.first() {
+            let (schedules, fire_times) = (missed.len(), missed.iter().map(|decided| decided.missed).sum::<u64>());
+            tracing::warn!(schedules, fire_times, first = %first.name, "fire times were missed and are not made up");
+        }
+        decided.iter().flatten().filter_map(|decided| decided.wake_at).min()
     }
 
-    /// Decides a schedule, unless it is unknown whether its last task is unfinished. Returns when it is due again; an
-    /// error is the revision of a schedule whose decision failed.
+    /// Decides a schedule, unless it is unknown whether its last task is unfinished. An error is the revision of a
+    /// schedule whose decision failed.
     async fn decide(
         &self,
         due: DueSchedule,
         unfinished: Option<bool>,
         now: UnixMicros,
         arrived: Instant,
-    ) -> Result<Option<UnixMicros>, Revision> {
-        let name = due.record.name.clone();
+    ) -> Result<Decided, Revision> {
+        let (name, revision) = (due.record.name.clone(), due.record.revision);
         let calendar = match due.record.rules.when.calendar() {
             Ok(calendar) => calendar,
             Err(error) => {
-                tracing::error!(schedule = %name, %error, "this version cannot read the calendar of a schedule");
-                self.postpone(&name, due.record.revision, POSTPONE_UNREADABLE).await;
-                return Ok(None);
+                self.put_aside(&name, revision, error).await;
+                return Ok(Decided { name, wake_at: None, missed: 0 });
             }
         };
         let Some(unfinished) = unfinished else {
-            self.postpone(&name, due.record.revision, POSTPONE).await;
-            return Ok(None);
+            self.postpone(&name, revision, POSTPONE).await;
+            return Ok(Decided { name, wake_at: None, missed: 0 });
         };
         let now = now.plus(arrived.elapsed());
         let turn = FireDecision::decide(&due.record.rules, &calendar, due.record.standing, unfinished, now);
-        self.write(due.record, &turn).await?;
-        Ok(turn.wake_at)
+        let is_written = self.write(due.record, &turn).await?;
+        Ok(Decided { name, wake_at: turn.wake_at, missed: if is_written { turn.missed } else { 0 } })
     }
 
     /// The database of a task, if the prober finds that it answers.
@@ -290,10 +308,11 @@ impl Firer {
         fit.flat_map(|(index, _)| map.in_database(index)).collect()
     }
 
-    /// Writes a decision, and makes its tasks at once. An error is the revision of a schedule whose decision failed.
-    async fn write(&self, record: ScheduleRecord, turn: &FireDecision) -> Result<(), Revision> {
+    /// Writes a decision, and makes its tasks at once. Returns whether it was written; an error is the revision of a
+    /// schedule whose decision failed.
+    async fn write(&self, record: ScheduleRecord, turn: &FireDecision) -> Result<bool, Revision> {
         // The database that told of the schedule has told the number before.
-        let Some(shard_count) = self.store.places().shard_count() else { return Ok(()) };
+        let Some(shard_count) = self.store.places().shard_count() else { return Ok(false) };
         let ids: Vec<TaskId> = turn.fires.iter().map(|fire| self.mint(&record, *fire, shard_count)).collect();
         let name = &record.name;
         let turned = self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await;
@@ -304,13 +323,13 @@ impl Firer {
             Ok(Some(_)) => {}
             Ok(None) => {
                 tracing::debug!(schedule = %name, "a schedule was changed, or decided by another node, meanwhile");
-                return Ok(());
+                return Ok(false);
             }
             Err(error) if error.fault() == Fault::Data => {
                 let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
                 self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(&error)).await;
                 self.postpone(name, record.revision, POSTPONE_REFUSED).await;
-                return Ok(());
+                return Ok(false);
             }
             Err(error) => {
                 // If the statement was committed, a node takes the fire times on after the hold, and the schedule
@@ -323,7 +342,7 @@ impl Firer {
         }
         self.note(&record, turn);
         if ids.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         fail::fail_point!("after_fire", |_| std::process::abort());
         let fires = turn.fires.iter().zip(ids).map(|(fire, id)| FireRecord {
@@ -334,7 +353,7 @@ impl Firer {
             payload: record.payload.clone(),
         });
         self.make(fires.collect());
-        Ok(())
+        Ok(true)
     }
 
     fn note(&self, record: &ScheduleRecord, turn: &FireDecision) {
@@ -343,7 +362,7 @@ impl Firer {
             self.metrics.schedule_fires.with_label_values(&[outcome]).inc_by(count);
         }
         if turn.missed > 0 {
-            tracing::warn!(schedule = %record.name, missed = turn.missed, "fire times were missed and are not made up");
+            tracing::debug!(schedule = %record.name, missed = turn.missed, "a schedule has missed fire times");
         }
         for fire in &turn.fires {
             tracing::debug!(schedule = %record.name, fire_at = %fire.at, buffered = fire.buffered, "fire time decided");
@@ -442,17 +461,21 @@ impl Firer {
         left_alone.iter().map(|(revision, _)| *revision).collect()
     }
 
-    async fn put_aside(&self, Unreadable { name, revision, why }: Unreadable) {
-        tracing::error!(schedule = %name, error = %why, "this version cannot read a schedule");
-        self.postpone(&name, revision, POSTPONE_UNREADABLE).await;
+    /// Postpones a schedule that this version cannot read. It comes again after each back-off, so the log does not have
+    /// each.
+    async fn put_aside(&self, name: &ScheduleName, revision: Revision, error: impl fmt::Display) {
+        if is_news(&self.schedules_said) {
+            tracing::error!(schedule = %name, %error, "this version cannot read schedules; retrying");
+        } else {
+            tracing::debug!(schedule = %name, %error, "this version cannot read a schedule");
+        }
+        self.postpone(name, revision, POSTPONE_UNREADABLE).await;
     }
 
     /// One that cannot be read comes again after each hold, at any node. So the log does not have each.
-    fn readable(&self, fire: Result<FireRecord, impl std::fmt::Display>) -> Option<FireRecord> {
+    fn readable(&self, fire: Result<FireRecord, impl fmt::Display>) -> Option<FireRecord> {
         fire.inspect_err(|error| {
-            let (mut said, now) = (self.unreadable_said.lock(), Instant::now());
-            if said.is_none_or(|said| now.saturating_duration_since(said) >= SAY_UNREADABLE_EVERY) {
-                *said = Some(now);
+            if is_news(&self.fires_said) {
                 tracing::error!(%error, "this version cannot read decided fire times; retrying");
             } else {
                 tracing::debug!(%error, "this version cannot read a decided fire time");
@@ -460,4 +483,14 @@ impl Firer {
         })
         .ok()
     }
+}
+
+/// Whether the log may have the next line about what this version cannot read.
+fn is_news(said: &Mutex<Option<Instant>>) -> bool {
+    let (mut said, now) = (said.lock(), Instant::now());
+    let is_news = said.is_none_or(|said| now.saturating_duration_since(said) >= SAY_UNREADABLE_EVERY);
+    if is_news {
+        *said = Some(now);
+    }
+    is_news
 }
