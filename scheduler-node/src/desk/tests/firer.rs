@@ -8,6 +8,7 @@ use common::{
     time::UnixMicros,
     wire::ScheduleRequest,
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Counter, fresh,
@@ -16,8 +17,11 @@ use super::{
 };
 use crate::{
     loops::upkeep::prober::{NodeFitness, Unfit},
-    store::tests::fixture::{self, TestDatabase},
-    supervise::at_work,
+    store::{
+        PoolKind,
+        tests::fixture::{self, TestDatabase},
+    },
+    supervise::{at_work, spawn_child},
     working_set::failures::tests::Log,
 };
 
@@ -276,4 +280,22 @@ async fn schedules_that_missed_fire_times_and_those_that_cannot_be_read_have_one
     assert_eq!(log.count("fire times were missed and are not made up"), 1);
     assert_eq!(log.count("this version cannot read a schedule"), 3, "each look finds both");
     assert_eq!(log.count("this version cannot read schedules"), 1);
+}
+
+#[tokio::test]
+async fn a_look_that_waits_for_the_database_is_cut_off_when_the_node_stops() {
+    let log = Log::keep();
+    let (counter, test) = fresh().await;
+    test.be_patient(PoolKind::Fire).await;
+    let mut holder = test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.schedule").execute(&mut *holder).await.unwrap();
+    // It is not the master, so it counts nothing.
+    let (other, _) = firer(&counter, false);
+    let stop = CancellationToken::new();
+    let running = spawn_child(other.run(stop.clone()));
+    test.until_waiting(1).await;
+    stop.cancel();
+    running.await.expect("it ends");
+    assert_eq!(log.count("could not read due schedules"), 0, "it did not wait for the answer");
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
 }

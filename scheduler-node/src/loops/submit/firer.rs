@@ -152,16 +152,19 @@ impl Firer {
     }
 
     pub async fn run(self, stop: CancellationToken) {
-        let mut is_logged = false;
-        let (mut counted, mut corrections) = (None, Corrections::default());
+        let (mut is_logged, mut counted, mut corrections) = (false, None, Corrections::default());
         let mut glances = self.store.home().glances();
         loop {
             glances.mark_unchanged();
             if counted.is_none_or(|counted: Instant| counted.elapsed() > COUNT_EVERY) {
-                self.count(&mut corrections).await;
+                if stop.run_until_cancelled(self.count(&mut corrections)).await.is_none() {
+                    return;
+                }
                 counted = Some(Instant::now());
             }
-            let pause = self.look_if_fit().await.unwrap_or_else(|error| {
+            // A slow database may hold a look up for minutes. What is decided before it is cut off, any node makes.
+            let Some(looked) = stop.run_until_cancelled(self.look_if_fit()).await else { return };
+            let pause = looked.unwrap_or_else(|error| {
                 if !is_logged {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(
