@@ -3,8 +3,8 @@
 //! The wall clock of a time zone skips an hour in spring and repeats one in autumn. An expression that names one
 //! moment of the day fires once on both days. If the skipped hour contains that moment, it fires right after that
 //! hour. If the repeated hour contains it, it fires in the first of the two. Any other expression follows the clock:
-//! skipped times do not fire, and repeated times fire twice. Vixie's cron follows the clock only where the minute or the
-//! hour begins with `*`, and does with each moment of a list what is done here with a single one.
+//! skipped times do not fire, and repeated times fire twice. Vixie's cron follows the clock only where the minute or
+//! the hour begins with `*`, and does with each moment of a list what is done here with a single one.
 
 use std::{fmt, time::Duration};
 
@@ -119,8 +119,8 @@ fn parsed(text: &str) -> Result<Cron, FieldError> {
     }
 }
 
-/// Refuses names that are no items of their own fields. The parser replaces them in the whole text: it reads `MON` as the
-/// month as January.
+/// Refuses names that are no items of their own fields. The parser replaces them in the whole text: it reads `MON` as
+/// the month as January.
 fn check_names(text: &str) -> Result<(), FieldError> {
     let text = text.trim().to_uppercase();
     if text.starts_with('@') {
@@ -140,8 +140,8 @@ fn check_names(text: &str) -> Result<(), FieldError> {
             let (word, rest) = item.split_at(item.find(['#', '/']).unwrap_or(item.len()));
             if !is_own(word) || has_name(rest) {
                 let detail = format!(
-                    "`{item}` in the field `{field}` of `cron` is not understood: months may be JAN to DEC in the field \
-                     of the month, weekdays SUN to SAT in that of the weekday"
+                    "`{item}` in the field `{field}` of `cron` is not understood: months may be JAN to DEC in the \
+                     field of the month, weekdays SUN to SAT in that of the weekday"
                 );
                 return Err(FieldError::new("cron", detail));
             }

@@ -71,9 +71,9 @@ impl ScheduleState {
         }
     }
 
-    /// Resumes the schedule. Fire times during the pause get no tasks, and an undecided one from before it still gets its
-    /// task. If several from before it are undecided, the pause has no effect: otherwise all but the first would be
-    /// left out.
+    /// Resumes the schedule. Fire times during the pause get no tasks, and an undecided one from before it still gets
+    /// its task. If several from before it are undecided, the pause has no effect: otherwise all but the first would
+    /// be left out.
     pub fn resume(&mut self, calendar: &Calendar, now: UnixMicros) {
         self.correct(calendar, now);
         let Some(paused_at) = self.paused_at.take() else { return };

@@ -309,8 +309,8 @@ impl Database {
         .await
     }
 
-    /// Has schedules and decided fire times looked at now that are not looked at `within` these times, at most `most` of
-    /// each. Returns their number.
+    /// Has schedules and decided fire times looked at now that are not looked at `within` these times, at most `most`
+    /// of each. Returns their number.
     pub async fn schedule_wake(&self, within: LookedAtWithin, most: i64) -> Result<i64, Error> {
         self.run(StoreOp::ScheduleWake, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_wake.sql"));

@@ -83,8 +83,8 @@ const DECIDED_AT_ONCE: usize = 4;
 /// The most decisions whose tasks are being made. A decision beyond it is left to a node that takes it on.
 const MADE_AT_ONCE: usize = 64;
 
-/// The interval between two lines in the log about schedules that this version cannot read, and between two about decided
-/// fire times.
+/// The interval between two lines in the log about schedules that this version cannot read, and between two about
+/// decided fire times.
 const SAY_UNREADABLE_EVERY: Duration = Duration::from_secs(600);
 
 /// The interval between two counts of the schedules; a count reads all of them.

@@ -16,8 +16,8 @@ use crate::{
 /// The pause between two sendings of a batch.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A batch whose commit is unknown is sent again for this long. After that, or before a wait that would last longer than
-/// the window of one more sending, its callers learn that it is unknown.
+/// A batch whose commit is unknown is sent again for this long. After that, or before a wait that would last longer
+/// than the window of one more sending, its callers learn that it is unknown.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What is known of a part of a batch in the end.

@@ -1,6 +1,6 @@
--- Has what waits too long looked at now: schedules and decided fire times whose `wake_at` a clock that was ahead has put
--- off. A schedule rightly waits for its next fire time, or for a bounded back-off; one with a buffered fire time waits
--- for the last task and not for its next fire time.
+-- Has what waits too long looked at now: schedules and decided fire times whose `wake_at` a clock that was ahead has
+-- put off. A schedule rightly waits for its next fire time, or for a bounded back-off. One with a buffered fire time
+-- waits for the last task, and not for its next fire time.
 -- Guard: the statement skips rows that another transaction locks. They are found again later.
 -- $1 the longest time until a look at a schedule; $2 the same for a fire time; $3 the limit of rows of each kind.
 -- Returns the number of rows.
