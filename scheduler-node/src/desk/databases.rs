@@ -76,9 +76,10 @@ impl Desk {
         run_to_end(async move {
             let database = &desk.parts().store.databases()[index];
             let name = database.name();
-            // A removal has taken this right away.
-            database.producer_grant().await?;
             desk.parts().store.home().database_standing_put(name, Standing::Serving).await?;
+            // A removal has taken this right away. Where the database does not answer, the drain has ended all the
+            // same, and the request can be repeated.
+            database.producer_return().await?;
             tracing::info!(database = %name, by, "database undrained");
             let placement = desk.placement().await?;
             Ok(desk.database_view(&placement, index, None).await)
@@ -111,15 +112,29 @@ impl Desk {
                 database.producer_revoke().await?;
                 require_no_submissions(database).await?;
                 if desk.parts().store.home().database_standing_remove(name, drained.since).await?.is_none() {
+                    desk.return_producer_unless_removed(database).await?;
                     let detail = format!("another request has changed database `{name}`; look at it and try again");
                     return Err(Problem::conflict(detail));
                 }
                 tracing::info!(database = %name, by, "database removed");
+            } else if let Err(error) = database.producer_revoke().await {
+                // A migration has given the right again, or the server is gone already.
+                let error = &error as &dyn std::error::Error;
+                tracing::info!(database = %name, error, "a removed database may still accept submissions in SQL");
             }
             let placement = desk.placement().await?;
             Ok(desk.database_view(&placement, index, None).await)
         })
         .await
+    }
+
+    /// Gives the right to submit in SQL back where another request, such as an undrain, came before a removal.
+    async fn return_producer_unless_removed(&self, database: &Database) -> Result<(), Problem> {
+        let standings = self.placement().await?.standings;
+        if standings.iter().any(|row| row.name == *database.name() && row.standing == Standing::Removed) {
+            return Ok(());
+        }
+        Ok(database.producer_return().await?)
     }
 
     /// The place of a database among those of this node.

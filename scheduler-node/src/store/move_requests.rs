@@ -204,9 +204,9 @@ impl Database {
     }
 
     /// Lets applications submit in SQL here (again).
-    pub async fn producer_grant(&self) -> Result<(), Error> {
-        self.run(StoreOp::ProducerGrant, |pool| async move {
-            sqlx::raw_sql(include_str!("queries/producer_grant.sql")).execute(&pool).await.map(drop)
+    pub async fn producer_return(&self) -> Result<(), Error> {
+        self.run(StoreOp::ProducerReturn, |pool| async move {
+            sqlx::raw_sql(include_str!("queries/producer_return.sql")).execute(&pool).await.map(drop)
         })
         .await
     }

@@ -139,7 +139,7 @@ common::labelled! {
         DatabaseStandingList = "database_standing_list",
         DatabaseStandingPut = "database_standing_put",
         DatabaseStandingRemove = "database_standing_remove",
-        ProducerGrant = "producer_grant",
+        ProducerReturn = "producer_return",
         ProducerRevoke = "producer_revoke",
         ShardWeights = "shard_weights",
         PositionMark = "position_mark",

@@ -73,7 +73,7 @@ impl StoreOp {
             ScheduleAdd | ScheduleChange | ScheduleDelete => PoolKind::Write,
             TokenAdd | TokenRevoke | TokenForget | AuditAdd | AuditForget | QuarantineForget => PoolKind::Write,
             MoveAdd | MoveCallOff | DatabaseStandingPut | DatabaseStandingRemove => PoolKind::Write,
-            ProducerGrant | ProducerRevoke => PoolKind::Write,
+            ProducerReturn | ProducerRevoke => PoolKind::Write,
             PartitionRead | PartitionMake | PartitionDrop => PoolKind::Write,
             MoveProbe | MoveNote | MoveEnd | MoveGuard | MoveSweep => PoolKind::Write,
 

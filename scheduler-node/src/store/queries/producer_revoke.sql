@@ -1,5 +1,5 @@
 -- Takes from the role duetime_producer the right to submit in SQL here, if this user may. It may still cancel. Can be
--- run again; producer_grant.sql gives the right back.
+-- run again; producer_return.sql gives the right back.
 DO $$
 BEGIN
     -- One change of these rights at a time, as in producer_grant.sql.
