@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{
-    PgPool,
+    Executor, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
@@ -87,7 +87,17 @@ impl Options {
     pub(super) fn migration_pool(server: &PgConnectOptions) -> PgPool {
         let bounds = [("lock_timeout", "200ms"), ("statement_timeout", "0"), ("tcp_keepalives_idle", "60")];
         let connection = server.clone().application_name("duetime migrate").options(SESSION).options(bounds);
-        PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(10)).connect_lazy_with(connection)
+        PgPoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(Duration::from_secs(10))
+            // PostgreSQL has the setting since version 17, and refuses an option of the start that it does not know.
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    let _ = connection.execute("SET transaction_timeout = 0").await;
+                    Ok(())
+                })
+            })
+            .connect_lazy_with(connection)
     }
 
     pub(super) fn pool(&self, kind: PoolKind, server: &PgConnectOptions, entrance: &Entrance) -> PgPool {

@@ -118,8 +118,6 @@ async fn build_missing(connection: &mut PgConnection, effort: Effort) -> Result<
     let patience = if effort == Effort::Any { "SET lock_timeout = 0" } else { "SET lock_timeout = '10s'" };
     connection.execute(patience).await?;
     connection.execute("SET statement_timeout = 0").await?;
-    // It would end a long build as well. PostgreSQL has it since version 17.
-    let _ = connection.execute("SET transaction_timeout = 0").await;
     // The build ends with its command: it would hold the lock below. Some platforms refuse the setting.
     let _ = connection.execute("SET client_connection_check_interval = '10s'").await;
     while !is_only_build(connection).await? {
