@@ -158,7 +158,9 @@ impl ClusterView {
         databases: &[DatabaseName],
         divided: &mut [(DatabaseName, BTreeSet<ShardId>)],
     ) -> Option<ShardGroup> {
-        let reached: Vec<&DatabaseName> = databases.iter().filter(|database| self.is_reached(database)).collect();
+        // No shard has moved to a database that some member does not use yet.
+        let may_have = |database: &&DatabaseName| self.is_reached(database) && self.not_used_by(database).is_none();
+        let reached: Vec<&DatabaseName> = databases.iter().filter(may_have).collect();
         let (database, fit) = ((*reached.first()?).clone(), self.fit_for(&reached));
         if fit.is_empty() {
             return None;
@@ -169,7 +171,8 @@ impl ClusterView {
         for (index, (_, of_source)) in divided.iter_mut().enumerate() {
             for shard in map.closed(DatabaseIndex::new(index)) {
                 of_source.remove(&shard);
-                if self.assigned(shard).or_else(|| by_key(shard)).is_none_or(|owner| !fit.contains(owner)) {
+                let owner = if self.assignment.is_some() { self.assigned(shard) } else { by_key(shard) };
+                if owner.is_none_or(|owner| !fit.contains(owner)) {
                     shards.insert(shard);
                 }
             }

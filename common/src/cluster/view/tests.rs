@@ -105,6 +105,9 @@ fn shards_of_a_database_that_the_master_has_not_read_get_owners_among_the_nodes_
 fn a_closed_shard_that_may_have_moved_belongs_to_a_node_that_reaches_all_databases() {
     let mut view = view_of(&["a", "b", "c"]);
     let names = ["main", "west"].map(DatabaseName::new);
+    for member in view.members.values_mut() {
+        member.databases = Some(names.clone().into());
+    }
     let lose = |view: &mut ClusterView, name: &str, database: &DatabaseName| {
         view.members.get_mut(name).expect("is a member").unfit.insert(database.clone());
     };
@@ -119,6 +122,10 @@ fn a_closed_shard_that_may_have_moved_belongs_to_a_node_that_reaches_all_databas
     assign(&mut view, before.owners.clone());
     let next = solve(&view.problem(&map, &names, 7), &before);
     assert_eq!(next, owned(["a", "b", "a", "b", "b", "b", "c"]), "an owner that reaches all keeps what it has");
+    let mut joining = view.clone();
+    joining.members.get_mut("c").expect("is a member").databases = Some([names[0].clone()].into());
+    let next = solve(&joining.problem(&map, &names, 7), &before);
+    assert_eq!(next.owner(ShardId::new(1)), Some(&node("c")), "nothing moves to a database that a member does not use");
     for name in ["a", "b"] {
         lose(&mut view, name, &names[0]);
     }
