@@ -13,6 +13,9 @@ const HEAR_FIRST: Duration = Duration::from_secs(10);
 /// tell of readers that are too slow at all times.
 const HEAR_LONGEST: Duration = Duration::from_secs(1_800);
 
+/// While many messages are left, an outage that ends within this time goes on with the same wait.
+const SHORT_GAP: Duration = Duration::from_secs(60);
+
 /// A process that has not run for longer was stopped. It runs each second, and a busy machine delays that by less.
 const STOPPED_AFTER: Duration = Duration::from_secs(3);
 
@@ -49,12 +52,22 @@ impl Hearing {
 
     /// Messages come again, as after an outage of the broker.
     pub fn begin_again(&mut self, now: Instant) {
-        (self.since, self.asked_since) = (Some(now), Some(now));
+        // A short gap while many are left does not begin the longest wait anew.
+        let is_short = self.since.is_some_and(|since| now.saturating_duration_since(since) < SHORT_GAP);
+        if !(self.had_many && is_short) {
+            self.asked_since = Some(now);
+        }
+        self.since = Some(now);
     }
 
     /// Whether the broker must tell how many messages are left, before a deadline ends an attempt.
     pub fn must_ask(&self) -> bool {
         self.asked_since.is_some()
+    }
+
+    /// Whether many messages are left, as the broker has told.
+    pub fn has_many(&self) -> bool {
+        self.had_many
     }
 
     /// The broker has told whether many messages are left. While they are many, they come first, and so do the last few

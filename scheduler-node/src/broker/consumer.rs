@@ -1,6 +1,6 @@
 //! Messages that come back: consumers' reports, and deliveries that they or the broker gave up.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use common::wire::{
     amqp::{IN, REJECTED, RESULT_KEY, RESULTS, addressed_to, may_answer_to},
@@ -15,7 +15,7 @@ use tokio::{
 use super::{
     ack::AckHandle,
     answers::Answer,
-    connection::{ANSWER_WITHIN, Link},
+    connection::Link,
     error::{Error, answer},
     intake::Intake,
     message::{attempt_of, death_of, json_of},
@@ -34,6 +34,9 @@ pub const MOST_HELD: usize = 2 * (PREFETCH as usize + EXTRA_PREFETCH as usize);
 /// The number of messages handed over and not yet taken. When the channel is full, reading stops, and prefetch
 /// stops the broker.
 pub(super) const INCOMING: usize = 1_000;
+
+/// How long RabbitMQ may take to count what waits in a queue. A place among the claims is held meanwhile.
+const COUNT_WITHIN: Duration = Duration::from_secs(1);
 
 /// The queue from which a message came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,8 +161,8 @@ pub(super) async fn are_many_left(link: &Link) -> Result<bool, Error> {
     for queue in [RESULTS, REJECTED] {
         let passive = QueueDeclareOptions { passive: true, ..Default::default() };
         let asked = channel.queue_declare(queue.into(), passive, FieldTable::default());
-        let told = answer(|| format!("count what waits in `{queue}`"), ANSWER_WITHIN, asked).await?;
-        if told.message_count() > u32::from(PREFETCH) {
+        let told = answer(|| format!("count what waits in `{queue}`"), COUNT_WITHIN, asked).await?;
+        if told.consumer_count() == 0 || told.message_count() > u32::from(PREFETCH) {
             return Ok(true);
         }
     }

@@ -421,7 +421,16 @@ impl<S: Statements> Dispatcher<S> {
             return;
         }
         let are_many = broker.has_many_reports().await.unwrap_or(true);
-        if database.hearing.lock().told(are_many, clock::instant()) {
+        let (begins, gives_up) = {
+            let mut hearing = database.hearing.lock();
+            let had_many = hearing.has_many();
+            let gives_up = hearing.told(are_many, clock::instant());
+            (!had_many && hearing.has_many(), gives_up)
+        };
+        if begins {
+            tracing::info!(database = %database.name(), "many reports wait at RabbitMQ after an outage, or it does not tell; deadlines wait for them");
+        }
+        if gives_up {
             tracing::warn!(database = %database.name(), "many reports still wait at RabbitMQ long after an outage; deadlines no longer wait for them");
         }
     }
