@@ -37,8 +37,12 @@ pub const LOOKED_AT_ONCE: usize = 50;
 pub const NEW_LOOKED_AT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Releases of a success's further dependents under way. They share the connections of the claims and must leave most
-/// of them. The dependents of further successes wait for their own `wake_at`.
+/// of them.
 const REST_IN_FLIGHT: usize = 2;
+
+/// Batches of successes whose further dependents are released or wait for that, with up to 1,000 names each. Those of
+/// others wait for their own `wake_at`.
+const RESTS: usize = 100;
 
 /// How long the further dependents of successes are released. By then each has come up by itself, for a waiting task is
 /// looked at each minute.
@@ -48,6 +52,7 @@ const REST_WITHIN: Duration = Duration::from_secs(60);
 pub struct Releaser<S = Arc<Database>> {
     pub nudger: Nudger<S>,
     rest_places: Arc<Semaphore>,
+    rests: Arc<Semaphore>,
 }
 
 /// The tasks that wait for these successes, from the next one after `after` on.
@@ -59,7 +64,8 @@ struct Dependents {
 
 impl<S: Statements> Releaser<S> {
     pub fn new(nudger: Nudger<S>) -> Self {
-        Self { nudger, rest_places: Arc::new(Semaphore::new(REST_IN_FLIGHT)) }
+        let [rest_places, rests] = [REST_IN_FLIGHT, RESTS].map(|most| Arc::new(Semaphore::new(most)));
+        Self { nudger, rest_places, rests }
     }
 
     /// Releases the tasks that wait for these successes. If they are many, it returns after the first, for confirms and
@@ -72,14 +78,14 @@ impl<S: Statements> Releaser<S> {
         if rest.is_empty() {
             return;
         }
-        let Ok(place) = Arc::clone(&self.rest_places).try_acquire_owned() else {
+        let Ok(rest_of_all) = Arc::clone(&self.rests).try_acquire_owned() else {
             tracing::debug!(database = %database.name(), "more tasks wait for a success than are released at once; their next check finds them");
             return;
         };
         let (this, database) = (self.clone(), database.clone());
         spawn_child(async move {
             this.release_rest(&database, rest).await;
-            drop(place);
+            drop(rest_of_all);
         });
     }
 
@@ -89,6 +95,8 @@ impl<S: Statements> Releaser<S> {
         while clock::instant() < end
             && let Some(part) = parts.pop_front()
         {
+            // For one page only, so that a success with many dependents does not keep others from theirs.
+            let Ok(_place) = self.rest_places.acquire().await else { return };
             parts.extend(self.release_dependents(database, &part).await);
         }
     }
