@@ -81,20 +81,25 @@ impl Desk {
         self.require_error_texts(filter.error.as_ref())?;
         let (started, limit) = (Instant::now(), filter.limit());
         let mut tasks: Vec<TaskRecord> = Vec::new();
-        loop {
-            let page = self.page(&filter).await?;
+        let next_cursor = loop {
+            let page = match self.page(&filter).await {
+                // What was found is the answer. The next request begins where this page did.
+                Err(_) if !tasks.is_empty() => break filter.cursor,
+                page => page?,
+            };
             // A task that was moved to a later time between two reads is in both. The later read counts.
             let again: HashSet<TaskId> = page.tasks.iter().map(|task| task.id).collect();
             tasks.retain(|task| !again.contains(&task.id));
             tasks.extend(page.tasks);
             let room = limit.saturating_sub(u32::try_from(tasks.len()).unwrap_or(u32::MAX));
             if room == 0 || page.next.is_none() || started.elapsed() > LOOK_ON {
-                let book = self.parts().books.load();
-                let tasks = tasks.into_iter().map(|task| self.view(task, &book)).collect();
-                return Ok(ListAnswer { tasks, next_cursor: page.next });
+                break page.next;
             }
             (filter.limit, filter.cursor) = (Some(room), page.next);
-        }
+        };
+        let book = self.parts().books.load();
+        let tasks = tasks.into_iter().map(|task| self.view(task, &book)).collect();
+        Ok(ListAnswer { tasks, next_cursor })
     }
 
     async fn page(&self, filter: &ListFilter) -> Result<Page, Problem> {

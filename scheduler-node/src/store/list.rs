@@ -150,6 +150,8 @@ async fn part(
     let names: Vec<&str> = among.names.iter().map(QueueName::as_str).collect();
     if filter.key.is_some() {
         let hops = if among.others { HOPS } else { 0 };
+        // Only a filter by `error` reads histories, which may be slow.
+        let bounds = if filter.error.is_none() { Bounds { look: LOOK, ..bounds } } else { bounds };
         let rows = rows(pool, table.by_key(), filter, Some(&names), hops, bounds).await?;
         let mut is_whole = true;
         for row in &rows {

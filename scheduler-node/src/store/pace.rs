@@ -19,6 +19,10 @@ const MOST_TENTHS: u32 = 2;
 /// After a quicker look the next one examines ten times as many rows. That should take half of a statement's time.
 const QUICK: Duration = Duration::from_millis(250);
 
+/// One look in so many tries ten times as many rows however long it took: a wait for a connection, and the search of many
+/// queues, take as long for few rows.
+const TRY_MORE_EACH: u32 = 20;
+
 /// The paces of a database's looks.
 #[derive(Debug, Default)]
 pub(super) struct Paces {
@@ -30,7 +34,10 @@ pub(super) struct Paces {
 
 /// The part of its rows that one kind of look examines at present: how many times they are divided by ten.
 #[derive(Debug, Default)]
-pub(super) struct Pace(AtomicU32);
+pub(super) struct Pace {
+    tenths: AtomicU32,
+    looks: AtomicU32,
+}
 
 /// A look under way, from its first try to the last.
 #[derive(Debug)]
@@ -42,7 +49,7 @@ pub(super) struct PacedLook<'a> {
 
 impl Pace {
     pub(super) fn begin(&self) -> PacedLook<'_> {
-        PacedLook { pace: self, tenths: self.0.load(Relaxed), began: clock::instant() }
+        PacedLook { pace: self, tenths: self.tenths.load(Relaxed), began: clock::instant() }
     }
 }
 
@@ -58,12 +65,16 @@ impl PacedLook<'_> {
         let took = now.saturating_duration_since(std::mem::replace(&mut self.began, now));
         let next = match looked {
             Err(error) if error.is_out_of_time() => MOST_TENTHS.min(self.tenths + 1),
-            Ok(_) if took < QUICK => self.tenths.saturating_sub(1),
+            Ok(_) if took < QUICK || self.tries_more() => self.tenths.saturating_sub(1),
             _ => self.tenths,
         };
         if next != self.tenths {
-            self.pace.0.store(next, Relaxed);
+            self.pace.tenths.store(next, Relaxed);
         }
         std::mem::replace(&mut self.tenths, next) < next
+    }
+
+    fn tries_more(&self) -> bool {
+        self.pace.looks.fetch_add(1, Relaxed) % TRY_MORE_EACH == TRY_MORE_EACH - 1
     }
 }

@@ -56,17 +56,16 @@ async fn a_list_of_many_queues_goes_on_where_one_of_them_has_most_of_the_tasks()
     .await
     .unwrap();
     let mut filter = ListFilter { limit: Some(100), ..ListFilter::default() };
-    let first = counter.desk.list(filter.clone()).await.expect("one database");
-    assert!(first.tasks.len() > 24, "{} tasks are those of one page", first.tasks.len());
-    let mut listed: Vec<_> = first.tasks.iter().map(|task| (task.due_at, task.id)).collect();
-    filter.cursor = first.next_cursor;
-    while filter.cursor.is_some() {
+    let (mut listed, mut answers) = (Vec::new(), 0);
+    while answers == 0 || filter.cursor.is_some() {
+        answers += 1;
         let next = counter.desk.list(filter.clone()).await.expect("one database");
         assert!(next.tasks.len() <= 100);
         listed.extend(next.tasks.iter().map(|task| (task.due_at, task.id)));
         filter.cursor = next.next_cursor;
     }
     assert!(listed.len() == 1_200 && listed.is_sorted(), "{} tasks", listed.len());
+    assert!(answers < 1_200 / 24, "{answers} answers: a page has 24 tasks");
 }
 
 #[tokio::test]

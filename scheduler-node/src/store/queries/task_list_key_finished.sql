@@ -12,7 +12,10 @@ WITH RECURSIVE hop (queue, nth) AS (
     UNION
     SELECT unnest($11::text[]) WHERE $1::text IS NULL
     UNION
-    SELECT queue FROM hop WHERE queue IS NOT NULL
+    -- Only those that have the key: each queue gets a share of the rows to examine.
+    SELECT hop.queue
+      FROM hop
+     CROSS JOIN LATERAL (SELECT FROM duetime.archive AS a WHERE a.queue = hop.queue AND a.key = $9::text LIMIT 1) AS one
 ), share AS MATERIALIZED (
     SELECT greatest(1, $7::bigint / greatest(1, count(*))) AS look FROM named
 ), page AS MATERIALIZED (
