@@ -75,7 +75,7 @@ impl Authenticator {
         if !self.access.is_open() || !is_from_another_site(headers, uri) {
             return Ok(());
         }
-        let detail = "without tokens configured, pages of other sites may not use this API from a browser";
+        let detail = "without tokens configured, pages of other sites may not use this API from a browser; a proxy has to pass the header Host on";
         Err(Problem::forbidden(detail).into())
     }
 
