@@ -87,6 +87,9 @@ const MADE_AT_ONCE: usize = 64;
 /// decided fire times.
 const SAY_UNREADABLE_EVERY: Duration = Duration::from_secs(600);
 
+/// How long a stop waits for a look. What a look has decided is then mostly made, and counted.
+const STOP_WITHIN: Duration = Duration::from_secs(1);
+
 /// The interval between two counts of the schedules; a count reads all of them.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
 
@@ -163,7 +166,14 @@ impl Firer {
                 counted = Some(Instant::now());
             }
             // A slow database may hold a look up for minutes. What is decided before it is cut off, any node makes.
-            let Some(looked) = stop.run_until_cancelled(self.look_if_fit()).await else { return };
+            let cut_off = async {
+                stop.cancelled().await;
+                tokio::time::sleep(STOP_WITHIN).await;
+            };
+            let looked = tokio::select! {
+                looked = self.look_if_fit() => looked,
+                () = cut_off => return,
+            };
             let pause = looked.unwrap_or_else(|error| {
                 if !is_logged {
                     let error = &error as &dyn std::error::Error;

@@ -125,6 +125,16 @@ async fn a_schedule_reads_back_and_pages_go_by_name() {
     .await
     .unwrap();
     assert_eq!(count().await.put_off, 1);
+    for (change, put_off) in [("buffered_at = now()", 2), ("paused_at = now()", 1)] {
+        let change = format!("UPDATE duetime.schedule SET {change} WHERE name = 'a'");
+        sqlx::query(sqlx::AssertSqlSafe(change)).execute(&test.pool).await.unwrap();
+        assert_eq!(count().await.put_off, put_off, "one that is buffered waits in vain, unless it is paused");
+    }
+    let fire = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+                SELECT gen_random_uuid(), name, now(), false, rules, payload, now() + interval '2 minutes'
+                  FROM duetime.schedule WHERE name = 'a'";
+    sqlx::query(fire).execute(&test.pool).await.unwrap();
+    assert_eq!(count().await.put_off, 2);
     let rules = rules("others");
     assert!(put(&test, kept.name.as_str(), &rules, NONE).await.is_none(), "one is there");
 }
