@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
+    shard::route::bound_to,
     task::{
         TaskState,
         report::ResultBody,
@@ -168,7 +169,10 @@ impl Desk {
             };
             match revived {
                 Guarded::Done(task) => Ok(desk.changed(task)),
-                Guarded::Refused(task) if task.state == TaskState::Dead => Err(placed_anew(&task)),
+                Guarded::Refused(task) if desk.is_placed_anew(&task) => Err(placed_anew(&task)),
+                Guarded::Refused(task) if task.state == TaskState::Dead => {
+                    Err(Problem::conflict("the task has died just now; try again"))
+                }
                 Guarded::Refused(task) => {
                     let detail = format!("only a dead task can be retried, but this one is {}", task.state);
                     Err(Problem::conflict(detail).with_state(task.state))
@@ -177,6 +181,15 @@ impl Desk {
             }
         })
         .await
+    }
+
+    /// Whether a dead task's queue binds it to another shard than its own by now, as far as this node knows.
+    fn is_placed_anew(&self, task: &TaskRecord) -> bool {
+        let Some(shard_count) = self.parts().store.places().shard_count() else { return false };
+        let placement = self.parts().books.load().get(&task.queue).policy.placement;
+        let (partition_key, key) = (task.partition_key.as_deref(), task.key.as_deref());
+        let bound = bound_to(&task.queue, placement, partition_key, key, shard_count.into());
+        task.state == TaskState::Dead && bound.is_some_and(|shard| shard != task.id.shard())
     }
 
     /// Applies a consumer's report on one attempt.
