@@ -233,7 +233,7 @@ async fn a_task_that_takes_anothers_place_needs_room_for_the_bytes_that_it_adds(
     }
     assert_eq!(statuses(&batch(&counter.desk, [sized(100, "c", replace())]).await), [200], "it makes room");
     let accepted = async {
-        while counter.desk.submit(request(&sized(900, "a", replace()).to_string())).await.is_err() {
+        while counter.desk.submit(request(&sized(800, "a", replace()).to_string())).await.is_err() {
             tokio::task::yield_now().await;
         }
     };

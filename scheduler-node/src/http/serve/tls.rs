@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -109,7 +109,7 @@ impl Certificate {
 
 impl Pem {
     fn read(files: &CertificateFiles) -> io::Result<Self> {
-        let read = |file: &Path| {
+        let read = |file: &PathBuf| {
             fs::read(file).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
         };
         Ok(Self { cert: read(&files.cert)?, key: read(&files.key)? })
@@ -133,7 +133,7 @@ impl Pem {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::process::Command;
+    use std::{path::Path, process::Command};
 
     use super::*;
 
