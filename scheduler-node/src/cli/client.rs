@@ -6,7 +6,7 @@ mod pieces;
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use reqwest::{
@@ -158,7 +158,7 @@ impl Client {
         let mut silent: Vec<String> = Vec::new();
         for turn in 0..self.nodes.len() {
             let index = (first + turn) % self.nodes.len();
-            match ask(&self.nodes[index]).await {
+            match self.admitted(&self.nodes[index], &ask).await {
                 Err(Failure::Unreachable(why)) => silent.push(why),
                 outcome => {
                     self.first.store(index, Ordering::Relaxed);
@@ -167,6 +167,19 @@ impl Client {
             }
         }
         Err(Failure::Unreachable(silent.join("; ")))
+    }
+
+    /// Asks a node again while it has too many requests of this caller or of its token, for as long as an answer may
+    /// take: what it refused for that had no effect.
+    async fn admitted<T>(&self, node: &Url, ask: &impl AsyncFn(&Url) -> Result<T, Failure>) -> Result<T, Failure> {
+        let since = Instant::now();
+        loop {
+            let answer = ask(node).await;
+            match answer.as_ref().err().and_then(Failure::admitted_after) {
+                Some(pause) if since.elapsed() + pause < self.timeout => tokio::time::sleep(pause).await,
+                _ => return answer,
+            }
+        }
     }
 
     /// Asks this node and no other.

@@ -225,7 +225,7 @@ impl<'a> Body<'a> {
 }
 
 /// Sends one request for each task in turn. After a refusal it goes on with the next task; it stops when no node can
-/// be reached.
+/// be reached, or one has too many requests.
 async fn each(
     invocation: &Invocation<TaskIds>,
     request: impl for<'i> Fn(&'i str) -> Request<'i>,
@@ -249,7 +249,8 @@ async fn each(
                 if let Some(problem) = failure.problem() {
                     listing.add(&format!("{{\"id\":\"{id}\",\"error\":{problem}}}"));
                 }
-                if failure.is_refusal() {
+                // A node that still has too many requests would refuse the next one as well.
+                if failure.is_refusal() && !failure.may_pass() {
                     refused += 1;
                 } else {
                     broken = Some(*id);

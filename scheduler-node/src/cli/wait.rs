@@ -36,6 +36,7 @@ async fn answered_within<T: DeserializeOwned>(
 
 #[cfg(test)]
 pub(super) mod tests {
+    use common::wire::Problem;
     use reqwest::Url;
     use serde_json::{Value, json};
     use tokio::{
@@ -76,8 +77,16 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_wait_goes_on_while_no_node_answers_or_one_is_not_ready() {
-        let answers = vec![None, Some((503, json!({}))), None, Some((200, json!("there")))];
+        let answers = vec![None, Some((503, json!({}))), None, Some((429, json!({}))), Some((200, json!("there")))];
         assert_eq!(shards(answers, SILENT_LONGEST).await.expect("an answer"), json!("there"));
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_one_too_many_is_sent_again_when_the_node_takes_it() {
+        let too_many = json!(Problem::too_many("later").retry_after(1));
+        let client = client_of(vec![Some((429, too_many)), Some((200, json!("done")))]).await;
+        let answer = client.send(&Request::post(&["v1", "tasks"]).body("{}".to_owned())).await;
+        assert_eq!(answer.expect("an answer").text, "\"done\"");
     }
 
     #[tokio::test]

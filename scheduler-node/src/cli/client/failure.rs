@@ -1,15 +1,22 @@
 //! Why a request got no answer.
 
+use std::time::Duration;
+
 use common::wire::Problem;
 use reqwest::{StatusCode, Url};
 
 /// The longest excerpt shown of an answer that does not come from Duetime.
 const SHOWN_CHARS: usize = 200;
 
+/// The pauses, in seconds, before a node is asked again that has too many requests. A shorter one would add to them.
+/// A node names a longer one where an operator has to make room, and nobody at a terminal should wait for that.
+const SHORTEST_PAUSE_S: u32 = 1;
+const LONGEST_PAUSE_S: u32 = 5;
+
 /// Why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A node refused the request: repeating it will not help.
+    /// A node refused the request. Repeating it will not help, unless [`Self::may_pass`].
     #[error("{0}")]
     Refused(Box<ProblemResponse>),
     /// A node cannot serve the request now, or failed while serving it. Its answer tells whether the request may have
@@ -41,13 +48,23 @@ impl Failure {
         matches!(self, Self::Refused(_) | Self::Unreachable(_))
     }
 
-    /// Whether the same request may be answered a moment later: no node answered, or one could not serve it.
+    /// Whether the same request may be answered a moment later: no node answered, or one could not serve it or had too
+    /// many requests.
     pub(in crate::cli) fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Unknown { .. } => true,
             Self::Failed(response) => response.status.is_server_error(),
-            Self::Refused(_) | Self::Unreadable { .. } => false,
+            Self::Refused(response) => response.status == StatusCode::TOO_MANY_REQUESTS,
+            Self::Unreadable { .. } => false,
         }
+    }
+
+    /// When to send the request to the same node again, which refused it because there were too many.
+    pub(super) fn admitted_after(&self) -> Option<Duration> {
+        let Self::Refused(response) = self else { return None };
+        let problem = response.problem.as_ref().filter(|_| response.status == StatusCode::TOO_MANY_REQUESTS)?;
+        let pause_s = problem.retry_after_s.filter(|pause_s| *pause_s <= LONGEST_PAUSE_S)?;
+        Some(Duration::from_secs(pause_s.max(SHORTEST_PAUSE_S).into()))
     }
 
     /// The problem document as the node wrote it.
@@ -114,6 +131,24 @@ mod tests {
         assert_eq!(sentence(&problem), "`priority` must be 1 to 5");
         let text = serde_json::to_string(&Problem::unauthorized("send a token")).expect("JSON");
         assert!(response(401, &text).to_string().contains("DUETIME_TOKEN"));
+    }
+
+    #[test]
+    fn a_node_is_asked_again_only_where_it_says_that_a_moment_is_enough() {
+        let pause_s = |problem: &Problem| {
+            let text = serde_json::to_string(problem).expect("JSON");
+            let refused = Failure::Refused(Box::new(response(problem.status, &text)));
+            refused.admitted_after().map(|pause| pause.as_secs())
+        };
+        let too_many = |after_s| Problem::too_many("later").retry_after(after_s);
+        assert_eq!(
+            [0, 1, 5, 6, 60].map(|after_s| pause_s(&too_many(after_s))),
+            [Some(1), Some(1), Some(5), None, None]
+        );
+        assert_eq!(pause_s(&Problem::too_many("never")), None);
+        assert_eq!(pause_s(&Problem::unauthorized("send a token").retry_after(1)), None);
+        let of_others = Failure::Refused(Box::new(response(429, "slow down")));
+        assert!(of_others.admitted_after().is_none() && of_others.may_pass() && of_others.had_no_effect());
     }
 
     #[test]
