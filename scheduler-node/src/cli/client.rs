@@ -142,31 +142,36 @@ impl Client {
         self.in_turn(async |node| {
             let sent = self.sent(node, request).timeout(LONGEST_ANSWER).send();
             let response = match tokio::time::timeout(self.timeout, sent).await {
-                Ok(response) => response.map_err(|error| lost(node, &request.method, error))?,
-                Err(_) => return Err(Failure::Unreachable(format!("{node}: no answer within {:?}", self.timeout))),
+                Ok(response) => response.map_err(|error| self.lost(node, &request.method, error))?,
+                Err(_) => return Err(self.unanswered(node)),
             };
             if response.status().is_success() {
                 return Ok(Pieces::new(node.clone(), response, self.timeout));
             }
-            Err(read(node, request, response).await.err().unwrap_or_else(|| Failure::Unreachable(node.to_string())))
+            Err(self.read(node, request, response).await.err().unwrap_or_else(|| self.unanswered(node)))
         })
         .await
     }
 
     async fn in_turn<T>(&self, ask: impl AsyncFn(&Url) -> Result<T, Failure>) -> Result<T, Failure> {
         let first = self.first.load(Ordering::Relaxed);
-        let mut silent: Vec<String> = Vec::new();
+        let (mut silent, mut is_reached): (Vec<String>, bool) = (Vec::new(), false);
         for turn in 0..self.nodes.len() {
             let index = (first + turn) % self.nodes.len();
             match self.admitted(&self.nodes[index], &ask).await {
                 Err(Failure::Unreachable(why)) => silent.push(why),
+                Err(Failure::Unanswered(why)) => {
+                    silent.push(why);
+                    is_reached = true;
+                }
                 outcome => {
                     self.first.store(index, Ordering::Relaxed);
                     return outcome;
                 }
             }
         }
-        Err(Failure::Unreachable(silent.join("; ")))
+        let why = silent.join("; ");
+        Err(if is_reached { Failure::Unanswered(why) } else { Failure::Unreachable(why) })
     }
 
     /// Asks a node again while it has too many requests of this caller or of its token, for as long as an answer may
@@ -184,8 +189,9 @@ impl Client {
 
     /// Asks this node and no other.
     pub(super) async fn send_to(&self, node: &Url, request: &Request<'_>) -> Result<Response, Failure> {
-        let response = self.sent(node, request).send().await.map_err(|error| lost(node, &request.method, error))?;
-        read(node, request, response).await
+        let sent = self.sent(node, request).send().await;
+        let response = sent.map_err(|error| self.lost(node, &request.method, error))?;
+        self.read(node, request, response).await
     }
 
     fn sent(&self, node: &Url, request: &Request<'_>) -> reqwest::RequestBuilder {
@@ -198,25 +204,34 @@ impl Client {
         }
         sent
     }
-}
 
-async fn read(node: &Url, request: &Request<'_>, response: reqwest::Response) -> Result<Response, Failure> {
-    let status = response.status();
-    let text = response.text().await.map_err(|error| lost(node, &request.method, error))?;
-    if status.is_success() {
-        return Ok(Response { node: node.clone(), text });
+    async fn read(&self, node: &Url, request: &Request<'_>, response: reqwest::Response) -> Result<Response, Failure> {
+        let status = response.status();
+        let text = response.text().await.map_err(|error| self.lost(node, &request.method, error))?;
+        if status.is_success() {
+            return Ok(Response { node: node.clone(), text });
+        }
+        let problem = serde_json::from_str(&text).ok();
+        let answer = Box::new(ProblemResponse { node: node.clone(), status, problem, text });
+        // A redirect is not an answer of a node either.
+        Err(if status.is_client_error() { Failure::Refused(answer) } else { Failure::Failed(answer) })
     }
-    let problem = serde_json::from_str(&text).ok();
-    let answer = Box::new(ProblemResponse { node: node.clone(), status, problem, text });
-    // A redirect is not an answer of a node either.
-    Err(if status.is_client_error() { Failure::Refused(answer) } else { Failure::Failed(answer) })
-}
 
-/// A read-only request has no effect, whatever happened to it, so it counts as not sent.
-fn lost(node: &Url, method: &Method, error: reqwest::Error) -> Failure {
-    let not_sent = error.is_connect() || error.is_builder() || method == Method::GET;
-    let why = explained(&error.without_url());
-    if not_sent { Failure::Unreachable(format!("{node}: {why}")) } else { Failure::Unknown { node: node.clone(), why } }
+    /// A read-only request has no effect, whatever happened to it, so another node may be asked.
+    fn lost(&self, node: &Url, method: &Method, error: reqwest::Error) -> Failure {
+        let (is_sent, is_late) = (!error.is_connect() && !error.is_builder(), error.is_timeout());
+        let why = explained(&error.without_url());
+        match *method {
+            _ if !is_sent => Failure::Unreachable(format!("{node}: {why}")),
+            Method::GET if is_late => self.unanswered(node),
+            Method::GET => Failure::Unanswered(format!("{node} did not answer: {why}")),
+            _ => Failure::Unknown { node: node.clone(), why },
+        }
+    }
+
+    fn unanswered(&self, node: &Url) -> Failure {
+        Failure::Unanswered(format!("{node} did not answer within {:?}", self.timeout))
+    }
 }
 
 #[cfg(test)]

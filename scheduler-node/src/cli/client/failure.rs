@@ -25,6 +25,9 @@ pub enum Failure {
     Failed(Box<ProblemResponse>),
     #[error("the outcome is unknown, the request may have taken effect: {node} did not answer: {why}")]
     Unknown { node: Url, why: String },
+    /// A node was reached, but did not answer a request that only reads.
+    #[error("{0}")]
+    Unanswered(String),
     /// No request was sent.
     #[error("no node can be reached: {0}; is `--url` right?")]
     Unreachable(String),
@@ -45,14 +48,14 @@ impl Failure {
 
     /// Whether the request surely took no effect. What a node that failed says about that is for a person.
     pub(in crate::cli) fn had_no_effect(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Unreachable(_))
+        matches!(self, Self::Refused(_) | Self::Unreachable(_) | Self::Unanswered(_))
     }
 
     /// Whether the same request may be answered a moment later: no node answered, or one could not serve it or had too
     /// many requests.
     pub(in crate::cli) fn may_pass(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::Unknown { .. } => true,
+            Self::Unreachable(_) | Self::Unanswered(_) | Self::Unknown { .. } => true,
             Self::Failed(response) => response.status.is_server_error(),
             Self::Refused(response) => response.status == StatusCode::TOO_MANY_REQUESTS,
             Self::Unreadable { .. } => false,

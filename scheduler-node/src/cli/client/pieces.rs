@@ -22,7 +22,7 @@ impl Pieces {
 
     /// The next piece; `None` after the node has marked the end.
     pub(in crate::cli) async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
-        let unreadable = |why: String| Failure::Unreachable(format!("{}: the answer broke off: {why}", self.node));
+        let unreadable = |why: String| Failure::Unanswered(format!("the answer of {} broke off: {why}", self.node));
         match tokio::time::timeout(self.timeout, self.response.chunk()).await {
             Ok(Ok(piece)) => Ok(piece.map(Vec::from)),
             Ok(Err(error)) => Err(unreadable(explained(&error.without_url()))),

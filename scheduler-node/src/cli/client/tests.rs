@@ -75,6 +75,22 @@ async fn a_host_that_drops_packets_is_passed_over_however_short_the_timeout() {
     assert_eq!(answer.expect("an answer").text, "{}");
 }
 
+#[tokio::test]
+async fn a_node_that_does_not_answer_in_time_is_not_said_to_be_out_of_reach() {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    // The system accepts the connection, and nobody answers.
+    let (mute, free) = (TcpListener::bind("127.0.0.1:0").await, TcpListener::bind("127.0.0.1:0").await);
+    let (mute, closed) = (mute.expect("a free port"), url(&free.expect("a free port")));
+    let asked = async |nodes: Vec<Url>| {
+        let client = Client::new(nodes, None, Duration::from_secs(1)).expect("a client");
+        client.send(&Request::get(&["v1", "cluster"])).await.expect_err("no answer").to_string()
+    };
+    let text = asked(vec![url(&mute), closed.clone()]).await;
+    assert!(text.contains("did not answer within 1s") && !text.contains("--url"), "{text}");
+    let text = asked(vec![closed]).await;
+    assert!(text.contains("no node can be reached") && text.contains("--url"), "{text}");
+}
+
 #[test]
 fn names_that_lead_elsewhere_in_a_path_are_refused() {
     assert!(["", ".", ".."].iter().all(|name| path_part(name).is_err()));
