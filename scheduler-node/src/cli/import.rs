@@ -27,7 +27,7 @@ use super::{
     invocation::Invocation,
     output::{Form, complain, warn},
     progress,
-    signals::end_on_signal,
+    signals::{end_at_once, end_on_signal},
 };
 
 /// Chunks in flight at one time: the command reads the next ones while a node commits one.
@@ -150,9 +150,7 @@ pub(super) async fn import(invocation: &Invocation<Args>) -> Result<(), Error> {
         send_all(invocation.form(), &client, args, BufReader::new(opened)).await
     };
     if let Err(error) = &done {
-        // The runtime would wait for a read under way, which never ends if the input is a silent pipe.
-        complain(error.explained());
-        std::process::exit(error.exit_code().into());
+        end_at_once(error);
     }
     done
 }

@@ -31,6 +31,13 @@ pub(super) fn end_on_signal() -> Result<CancellationToken, Error> {
     on_signals(first, |_| std::process::exit(GAVE_UP)).map_err(Error::Signals)
 }
 
+/// Ends the process with this error. The runtime would wait for a read under way, which never ends if standard input is
+/// a silent pipe.
+pub(super) fn end_at_once(error: &Error) -> ! {
+    complain(error.explained());
+    std::process::exit(error.exit_code().into())
+}
+
 fn on_signals(
     first: impl FnOnce(&'static str) + Send + 'static,
     second: impl FnOnce(&'static str) + Send + 'static,

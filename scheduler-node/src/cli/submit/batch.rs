@@ -7,6 +7,7 @@ use indicatif::{HumanCount, ProgressBar};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio_util::sync::CancellationToken;
 
 use crate::cli::{
     client::{Client, Failure, Request, sentence},
@@ -14,6 +15,7 @@ use crate::cli::{
     output::{Form, complain, say},
     print::Listing,
     progress,
+    signals::{end_at_once, end_on_signal},
 };
 
 /// Half of a node's limit for one request, so that one more line never exceeds it.
@@ -94,23 +96,38 @@ impl BatchCounts {
 
 pub(super) async fn submit(client: &Client, form: Form, file: &Path) -> Result<(), Error> {
     let refuse = |error| Error::Usage(format!("`--batch {}` cannot be read: {error}", file.display()));
-    if file.as_os_str() == "-" {
-        return send_all(form, client, BufReader::new(tokio::io::stdin())).await;
+    let done = if file.as_os_str() == "-" {
+        send_all(form, client, BufReader::new(tokio::io::stdin()), &end_on_signal()?).await
+    } else {
+        let opened = tokio::fs::File::open(file).await.map_err(refuse)?;
+        send_all(form, client, BufReader::new(opened), &end_on_signal()?).await
+    };
+    if let Err(error) = &done {
+        end_at_once(error);
     }
-    let opened = tokio::fs::File::open(file).await.map_err(refuse)?;
-    send_all(form, client, BufReader::new(opened)).await
+    done
 }
 
-async fn send_all(form: Form, client: &Client, mut lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
+async fn send_all(
+    form: Form,
+    client: &Client,
+    mut lines: impl AsyncBufRead + Unpin,
+    stop: &CancellationToken,
+) -> Result<(), Error> {
     let mut counts = BatchCounts { listing: Listing::open(form, "results"), accepted: 0, refused: 0, failed: 0 };
     let progress = progress::of_tasks();
-    let mut number = 0;
+    let (mut number, mut answered) = (0, 0);
     let sent = loop {
-        let (batch, ended) = gather(&mut lines, &mut number).await;
-        if !batch.lines.is_empty()
-            && let Err(error) = send(client, batch, &mut counts, &progress).await
-        {
-            break Err(error);
+        let (batch, ended) = tokio::select! {
+            biased;
+            () = stop.cancelled() => break Err(stopped(answered)),
+            gathered = gather(&mut lines, &mut number) => gathered,
+        };
+        if let Some(last) = batch.lines.last().copied() {
+            if let Err(error) = send(client, batch, &mut counts, &progress).await {
+                break Err(error);
+            }
+            answered = last;
         }
         progress.set_position(counts.all() as u64);
         match ended {
@@ -121,6 +138,16 @@ async fn send_all(form: Form, client: &Client, mut lines: impl AsyncBufRead + Un
     };
     progress.finish_and_clear();
     close(form, counts, sent)
+}
+
+/// A signal came. `answered`: the last line of the last batch, 0 without one.
+fn stopped(answered: u64) -> Error {
+    Error::Broken(match answered {
+        0 => "stopped by a signal; no line was sent".to_owned(),
+        _ => {
+            format!("stopped by a signal; all lines to {answered} have their answers, and those after it were not sent")
+        }
+    })
 }
 
 /// Reads the next batch, and whether it is the last. With an error it is, too: the lines before the wrong one.
@@ -210,7 +237,11 @@ fn close(form: Form, counts: BatchCounts, sent: Result<(), Error>) -> Result<(),
 
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
+    use serde_json::json;
+
     use super::*;
+    use crate::cli::client::tests::client_of;
 
     async fn gathered(text: &[u8]) -> (Batch, bool) {
         let mut lines = text;
@@ -234,6 +265,41 @@ mod tests {
         let (batch, ended) = gathered(long.as_bytes()).await;
         assert_eq!((batch.lines.len(), ended), (9, false));
         assert!(batch.body.len() < 2 * BATCH_BYTES);
+    }
+
+    /// A client of a node that accepts all tasks, and the signal that comes before its first answer.
+    async fn accepting() -> (Client, CancellationToken) {
+        let stop = CancellationToken::new();
+        let signal = stop.clone();
+        let client = client_of("/v1/tasks/batch", move |body| {
+            signal.cancel();
+            let tasks: Vec<u64> = serde_json::from_str(&body).expect("a batch");
+            let answer = json!({ "results": vec![json!({}); tasks.len()] });
+            std::future::ready((StatusCode::OK, answer.to_string()))
+        })
+        .await;
+        (client, stop)
+    }
+
+    #[tokio::test]
+    async fn a_signal_ends_it_after_the_batch_under_way() {
+        let (client, stop) = accepting().await;
+        let lines = "1\n".repeat(MAX_TASKS + 1);
+        let error = send_all(Form::Text, &client, lines.as_bytes(), &stop).await.expect_err("a line is left");
+        let text = error.to_string();
+        assert!(text.starts_with("stopped by a signal; all lines to 10000 have their answers"), "{text}");
+        assert_eq!(error.exit_code(), 3);
+        let (client, stop) = accepting().await;
+        send_all(Form::Text, &client, b"1\n".as_slice(), &stop).await.expect("the signal comes too late");
+    }
+
+    #[tokio::test]
+    async fn a_signal_ends_it_while_the_input_is_silent() {
+        let (client, stop) = accepting().await;
+        let (_open, silent) = tokio::io::duplex(LINE_BYTES);
+        let reading = send_all(Form::Text, &client, BufReader::new(silent), &stop);
+        let (sent, ()) = tokio::join!(reading, async { stop.cancel() });
+        assert_eq!(sent.expect_err("stopped").to_string(), "stopped by a signal; no line was sent");
     }
 
     #[tokio::test]
