@@ -1,4 +1,4 @@
-//! The filter of the commands that act on many tasks.
+//! The filter of the commands that list many tasks or act on them.
 
 use clap::{Args, builder::PossibleValuesParser};
 use common::{task::TaskState, time::UnixMicros};

@@ -1,8 +1,6 @@
 //! `duetime list`: lists the tasks that a filter matches.
 
-use clap::builder::PossibleValuesParser;
 use common::{
-    task::TaskState,
     time::UnixMicros,
     wire::{TaskView, list::MAX_LIMIT},
 };
@@ -11,6 +9,7 @@ use serde::Deserialize;
 use super::{
     client::{Request, Response},
     error::Error,
+    filter::Filter,
     invocation::Invocation,
     moment,
     pages::{Pages, below_head},
@@ -18,21 +17,11 @@ use super::{
 };
 use crate::clock;
 
-/// Which tasks. All filters given must match.
+/// Which tasks to list, and how many of them.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    #[arg(long, value_name = "NAME")]
-    queue: Option<String>,
-    #[arg(long, value_parser = PossibleValuesParser::new(TaskState::ALL.map(TaskState::text)))]
-    state: Option<String>,
-    #[arg(long, value_name = "KEY")]
-    partition_key: Option<String>,
-    /// Due at this moment or later: RFC 3339, or Unix milliseconds.
-    #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
-    due_after: Option<UnixMicros>,
-    /// Due before this moment.
-    #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
-    due_before: Option<UnixMicros>,
+    #[command(flatten)]
+    filter: Filter,
     /// At most this many; with --all, this many a page.
     #[arg(long, value_name = "TASKS", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT)))]
     limit: Option<u32>,
@@ -47,18 +36,10 @@ pub struct Args {
 impl Args {
     fn query(&self, cursor: Option<&str>) -> Vec<(&'static str, String)> {
         let limit = if self.all { self.limit.or(Some(MAX_LIMIT)) } else { self.limit };
-        [
-            ("queue", self.queue.clone()),
-            ("state", self.state.clone()),
-            ("partition_key", self.partition_key.clone()),
-            ("due_after", self.due_after.map(|moment| moment.to_string())),
-            ("due_before", self.due_before.map(|moment| moment.to_string())),
-            ("limit", limit.map(|limit| limit.to_string())),
-            ("cursor", cursor.map(str::to_owned)),
-        ]
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value?)))
-        .collect()
+        let mut query = self.filter.query();
+        query.extend(limit.map(|limit| ("limit", limit.to_string())));
+        query.extend(cursor.map(|cursor| ("cursor", cursor.to_owned())));
+        query
     }
 }
 
@@ -120,6 +101,10 @@ mod tests {
                 ("due_after", "2023-11-14T22:13:20.000000Z".to_owned()),
                 ("limit", "7".to_owned()),
             ]
+        );
+        assert_eq!(
+            query(&["--key", "order-7", "--error", "no route"]).expect("understood"),
+            [("key", "order-7".to_owned()), ("error", "no route".to_owned())]
         );
         assert_eq!(query(&["--all"]).expect("understood"), [("limit", "1000".to_owned())]);
     }
