@@ -263,6 +263,11 @@ async fn a_queue_is_set_field_by_field_paused_and_deleted_by_hand() {
         ensure!(terminal.json(&["queue", "get", "mine"]).await?["paused"] == true);
         ensure!(terminal.json(&["queue", "resume", "mine"]).await?["paused"] == false);
         ensure!(terminal.json(&["queue", "list"]).await?["queues"][0]["name"] == "mine");
+        terminal.text(&["queue", "set", "others", "max_attempts=3"]).await?;
+        let (out, error) = terminal.ends(0, &["queue", "list", "--limit", "1"], "").await?;
+        ensure!(out.contains("mine") && !out.contains("others") && error.contains("--cursor mine"), "{out}{error}");
+        let all = terminal.lines(&["queue", "list", "--limit", "1", "--all"]).await?;
+        ensure!(all.len() == 2 && all[1]["name"] == "others", "{all:?}");
         let shown = terminal.text(&["queue", "get", "mine"]).await?;
         ensure!(shown.contains("max_attempts") && shown.contains("SCHEDULED"), "{shown}");
         let id = terminal.submitted(&["mine", "--delay", "1h"]).await?;
@@ -287,6 +292,8 @@ async fn shards_are_asked_to_move_and_databases_are_drained_by_hand() {
         );
         let listed = terminal.json(&["shard", "list"]).await?;
         ensure!(listed["shards"][64]["database"] == "db2" && listed["shards"][0]["status"] == "here", "{listed}");
+        let lines = terminal.lines(&["shard", "list"]).await?;
+        ensure!(lines.len() == 128 && lines[64]["database"] == "db2", "{lines:?}");
         let shown = terminal.text(&["shard", "rebalance", "--dry-run"]).await?;
         ensure!(shown.contains("64 -> 64") && shown.contains("no shard has to move"), "{shown}");
 

@@ -14,7 +14,7 @@ use super::{
     error::Error,
     invocation::Invocation,
     moment,
-    pages::{Pages, below_head},
+    pages::Pages,
     print,
 };
 use crate::clock;
@@ -74,9 +74,8 @@ pub(super) async fn audit(invocation: &Invocation<Args>) -> Result<(), Error> {
     pages.print(&invocation.client()?, invocation.form(), request, rows).await
 }
 
-fn rows(page: &Response, with_head: bool) -> Result<String, Error> {
-    let table = table(&page.read::<AuditList>()?.deeds, clock::now());
-    Ok(if with_head { table } else { below_head(&table) })
+fn rows(page: &Response) -> Result<String, Error> {
+    Ok(table(&page.read::<AuditList>()?.deeds, clock::now()))
 }
 
 fn table(deeds: &[AuditEventView], now: UnixMicros) -> String {

@@ -16,6 +16,7 @@ use super::{
     error::Error,
     invocation::Invocation,
     output::{Form, say},
+    pages::Pages,
     print, progress,
     shard::{LOAD_HEAD, LOOK_INTERVAL, load, show},
     wait::answered,
@@ -91,8 +92,9 @@ async fn sent(client: &Client, request: &Request<'_>) -> Result<DatabaseView, Er
 
 async fn list(invocation: &Invocation<List>) -> Result<(), Error> {
     let estimates = vec![("estimates", invocation.args.load.to_string())];
-    let answer = invocation.client()?.send(&Request::get(&["v1", "databases"]).query(estimates)).await?;
-    invocation.print(&answer, |answer| Ok(table(&answer.read()?)))
+    let request = |_: Option<&str>| Request::get(&["v1", "databases"]).query(estimates.clone());
+    let (client, pages) = (invocation.client()?, Pages::only("databases"));
+    pages.print(&client, invocation.form(), request, |page| Ok(table(&page.read()?))).await
 }
 
 fn table(list: &DatabaseList) -> String {

@@ -12,7 +12,7 @@ use super::{
     filter::Filter,
     invocation::Invocation,
     moment,
-    pages::{Pages, below_head},
+    pages::Pages,
     print,
 };
 use crate::clock;
@@ -50,13 +50,12 @@ pub(super) async fn list(invocation: &Invocation<Args>) -> Result<(), Error> {
     pages.print(&invocation.client()?, invocation.form(), request, rows).await
 }
 
-fn rows(page: &Response, with_head: bool) -> Result<String, Error> {
+fn rows(page: &Response) -> Result<String, Error> {
     #[derive(Deserialize)]
     struct Tasks {
         tasks: Vec<TaskView>,
     }
-    let table = table(&page.read::<Tasks>()?.tasks, clock::now());
-    Ok(if with_head { table } else { below_head(&table) })
+    Ok(table(&page.read::<Tasks>()?.tasks, clock::now()))
 }
 
 fn table(tasks: &[TaskView], now: UnixMicros) -> String {

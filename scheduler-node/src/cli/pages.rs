@@ -1,11 +1,13 @@
 //! Prints a list that nodes answer page by page.
 
+use common::wire::list::MAX_LIMIT;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
     client::{Client, Request, Response},
     error::Error,
+    invocation::Invocation,
     output::{Form, complain, say},
     print::Listing,
 };
@@ -13,9 +15,58 @@ use super::{
 /// A page, with its entries as unparsed JSON.
 #[derive(Deserialize)]
 struct Page {
-    #[serde(alias = "tasks", alias = "deeds")]
+    #[serde(
+        alias = "tasks",
+        alias = "deeds",
+        alias = "queues",
+        alias = "schedules",
+        alias = "tokens",
+        alias = "shards",
+        alias = "databases"
+    )]
     entries: Vec<Box<RawValue>>,
+    /// Absent where a list has one page.
     next_cursor: Option<String>,
+    /// What the node could not find out.
+    #[serde(default)]
+    notes: Vec<String>,
+}
+
+/// Which page of a list of names.
+#[derive(Debug, clap::Args)]
+pub struct PageArgs {
+    /// At most this many; with --all, this many a page.
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = MAX_LIMIT,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT))
+    )]
+    limit: u32,
+    /// Continue where an earlier page ended.
+    #[arg(long)]
+    cursor: Option<String>,
+    /// Every entry, page after page.
+    #[arg(long)]
+    all: bool,
+}
+
+impl PageArgs {
+    /// Prints the list that the API has under `name`. `table`: a page as text; it begins with a line of heads.
+    pub(super) async fn print(
+        invocation: &Invocation<Self>,
+        name: &'static str,
+        table: impl Fn(&Response) -> Result<String, Error>,
+    ) -> Result<(), Error> {
+        let Self { limit, cursor, all } = &invocation.args;
+        let request = |cursor: Option<&str>| {
+            let limit = [("limit", limit.to_string())];
+            let query = limit.into_iter().chain(cursor.map(|cursor| ("cursor", cursor.to_owned())));
+            Request::get(&["v1", name]).query(query.collect())
+        };
+        let pages = Pages { name, all: *all, cursor: cursor.as_deref() };
+        pages.print(&invocation.client()?, invocation.form(), request, table).await
+    }
 }
 
 /// Which pages to print.
@@ -29,13 +80,18 @@ pub(super) struct Pages<'a> {
 }
 
 impl Pages<'_> {
-    /// Prints the pages, each by the request for its cursor. `rows`: a page as text, with or without a head.
+    /// A list that has one page.
+    pub(super) const fn only(name: &'static str) -> Self {
+        Self { name, all: false, cursor: None }
+    }
+
+    /// Prints the pages, each by the request for its cursor. `table`: a page as text; it begins with a line of heads.
     pub(super) async fn print(
         self,
         client: &Client,
         form: Form,
         request: impl Fn(Option<&str>) -> Request<'static>,
-        rows: impl Fn(&Response, bool) -> Result<String, Error>,
+        table: impl Fn(&Response) -> Result<String, Error>,
     ) -> Result<(), Error> {
         let first = client.send(&request(self.cursor)).await?;
         if !self.all && form == Form::Json {
@@ -49,8 +105,14 @@ impl Pages<'_> {
             match form {
                 // A later page without a match adds no line.
                 Form::Text if page.entries.is_empty() && !with_head => {}
-                Form::Text => say(rows(&answer, with_head)?),
-                Form::Json | Form::Jsonl => page.entries.iter().for_each(|entry| listing.add(entry.get())),
+                Form::Text if with_head => say(table(&answer)?),
+                Form::Text => say(below_head(&table(&answer)?)),
+                Form::Json | Form::Jsonl => {
+                    page.entries.iter().for_each(|entry| listing.add(entry.get()));
+                    for note in &page.notes {
+                        complain(note);
+                    }
+                }
             }
             let Some(cursor) = page.next_cursor else { break };
             if !self.all {
@@ -67,6 +129,22 @@ impl Pages<'_> {
 }
 
 /// A table without its head, which a page before it has shown.
-pub(super) fn below_head(table: &str) -> String {
+fn below_head(table: &str) -> String {
     table.lines().skip(1).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_list_of_the_api_has_its_entries_under_its_name() {
+        for name in ["tasks", "deeds", "queues", "schedules", "tokens", "shards", "databases"] {
+            let page: Page = serde_json::from_str(&format!(r#"{{{name:?}:[{{"n":1.0}},2]}}"#)).expect(name);
+            assert_eq!(page.entries.iter().map(|entry| entry.get()).collect::<Vec<_>>(), [r#"{"n":1.0}"#, "2"]);
+            assert!(page.next_cursor.is_none() && page.notes.is_empty(), "a list of one page");
+        }
+        let page: Page = serde_json::from_str(r#"{"queues":[],"next_cursor":"mails","notes":["no"]}"#).expect("a page");
+        assert_eq!((page.next_cursor.as_deref(), page.notes.len()), (Some("mails"), 1));
+    }
 }

@@ -17,6 +17,7 @@ use super::{
     invocation::Invocation,
     moment,
     output::{Form, say},
+    pages::PageArgs,
     print,
 };
 use crate::clock;
@@ -26,7 +27,7 @@ use crate::clock;
 pub enum Command {
     /// List queues by name, with the number of tasks in each state.
     #[command(after_help = "Example:\n  duetime queue list")]
-    List(Invocation<All>),
+    List(Invocation<PageArgs>),
     /// Show a queue's policy and counts.
     #[command(after_help = "Example:\n  duetime queue get mails")]
     Get(Invocation<One>),
@@ -43,17 +44,6 @@ pub enum Command {
     /// Start dispatch again.
     #[command(after_help = "Example:\n  duetime queue resume mails")]
     Resume(Invocation<One>),
-}
-
-/// Which page of queues.
-#[derive(Debug, Args)]
-pub struct All {
-    /// How many queues, up to 1000.
-    #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
-    limit: u32,
-    /// Continue after this name: `next_cursor` of the page before.
-    #[arg(long, value_name = "NAME")]
-    cursor: Option<String>,
 }
 
 /// One queue.
@@ -86,14 +76,7 @@ fn change(text: &str) -> Result<(String, Value), String> {
 pub(super) async fn queue(command: &Command) -> Result<(), Error> {
     match command {
         Command::List(invocation) => {
-            let mut query = vec![("limit", invocation.args.limit.to_string())];
-            query.extend(invocation.args.cursor.clone().map(|cursor| ("cursor", cursor)));
-            let answer = invocation.client()?.send(&Request::get(&["v1", "queues"]).query(query)).await?;
-            invocation.print(&answer, |answer| {
-                let list: QueueList = answer.read()?;
-                let more = list.next_cursor.map(|cursor| format!("\n\nmore: --cursor {cursor}")).unwrap_or_default();
-                Ok(format!("{}{more}", table(&list.queues)))
-            })
+            PageArgs::print(invocation, "queues", |page| Ok(table(&page.read::<QueueList>()?.queues))).await
         }
         Command::Get(invocation) => {
             let answer = invocation.client()?.send(&Request::get(&["v1", "queues", &invocation.args.name])).await?;

@@ -17,6 +17,7 @@ use super::{
     invocation::Invocation,
     moment,
     output::{Form, say},
+    pages::PageArgs,
     print,
 };
 use crate::clock;
@@ -26,7 +27,7 @@ use crate::clock;
 pub enum Command {
     /// List schedules by name.
     #[command(after_help = "Example:\n  duetime schedule list")]
-    List(Invocation<Page>),
+    List(Invocation<PageArgs>),
     /// Show a schedule.
     #[command(after_help = "Example:\n  duetime schedule get nightly")]
     Get(Invocation<One>),
@@ -58,17 +59,6 @@ pub enum Command {
 pub struct One {
     #[arg(value_parser = name)]
     name: String,
-}
-
-/// Which page of schedules.
-#[derive(Debug, Args)]
-pub struct Page {
-    /// At most this many, up to 1000.
-    #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
-    limit: u32,
-    /// Continue after this name: `next_cursor` of the page before.
-    #[arg(long, value_name = "NAME")]
-    cursor: Option<String>,
 }
 
 /// The fields of a schedule.
@@ -105,7 +95,12 @@ fn field(text: &str) -> Result<(String, Box<RawValue>), String> {
 
 pub(super) async fn schedule(command: &Command) -> Result<(), Error> {
     match command {
-        Command::List(invocation) => list(invocation).await,
+        Command::List(invocation) => {
+            PageArgs::print(invocation, "schedules", |page| {
+                Ok(table(&page.read::<ScheduleList>()?.schedules, clock::now()))
+            })
+            .await
+        }
         Command::Get(invocation) => {
             let answer = invocation.client()?.send(&Request::get(&path(&invocation.args))).await?;
             invocation.print(&answer, |answer| Ok(sheet(&answer.read()?)))
@@ -138,17 +133,6 @@ fn path(one: &One) -> [&str; 3] {
 
 fn verb<'a>(one: &'a One, verb: &'a str) -> [&'a str; 4] {
     ["v1", "schedules", &one.name, verb]
-}
-
-async fn list(invocation: &Invocation<Page>) -> Result<(), Error> {
-    let mut query = vec![("limit", invocation.args.limit.to_string())];
-    query.extend(invocation.args.cursor.clone().map(|cursor| ("cursor", cursor)));
-    let answer = invocation.client()?.send(&Request::get(&["v1", "schedules"]).query(query)).await?;
-    invocation.print(&answer, |answer| {
-        let list: ScheduleList = answer.read()?;
-        let more = list.next_cursor.map(|cursor| format!("\n\nmore: --cursor {cursor}")).unwrap_or_default();
-        Ok(format!("{}{more}", table(&list.schedules, clock::now())))
-    })
 }
 
 async fn put(invocation: &Invocation<Put>) -> Result<(), Error> {

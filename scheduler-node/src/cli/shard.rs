@@ -22,6 +22,7 @@ use super::{
     invocation::Invocation,
     moment,
     output::{Form, say},
+    pages::Pages,
     print,
 };
 use crate::clock;
@@ -116,8 +117,9 @@ pub(super) async fn shard(command: &Command) -> Result<(), Error> {
 
 async fn list(invocation: &Invocation<List>) -> Result<(), Error> {
     let estimates = vec![("estimates", invocation.args.load.to_string())];
-    let answer = invocation.client()?.send(&Request::get(&["v1", "shards"]).query(estimates)).await?;
-    invocation.print(&answer, |answer| Ok(shard_table(&answer.read()?)))
+    let request = |_: Option<&str>| Request::get(&["v1", "shards"]).query(estimates.clone());
+    let (client, pages) = (invocation.client()?, Pages::only("shards"));
+    pages.print(&client, invocation.form(), request, |page| Ok(shard_table(&page.read()?))).await
 }
 
 async fn shift(invocation: &Invocation<Move>) -> Result<(), Error> {

@@ -15,11 +15,12 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::{
-    client::{Request, Response, path_part},
+    client::{Request, path_part},
     error::Error,
     invocation::Invocation,
     moment,
-    output::{Form, Output, complain, say},
+    output::{Form, Output, say},
+    pages::PageArgs,
     print,
 };
 use crate::{access::fresh_token, clock};
@@ -47,7 +48,7 @@ enum Command {
     Create(Invocation<Create>),
     /// List tokens, newest first; the secrets themselves are never shown.
     #[command(after_help = "Example:\n  duetime token list")]
-    List(Invocation<Page>),
+    List(Invocation<PageArgs>),
     /// Revoke a token; within a second every node refuses it.
     #[command(after_help = "Example:\n  duetime token revoke shop")]
     Revoke(Invocation<One>),
@@ -123,17 +124,6 @@ struct One {
     name: String,
 }
 
-/// Which page of tokens.
-#[derive(Debug, clap::Args)]
-struct Page {
-    /// At most this many, up to 1000.
-    #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
-    limit: u32,
-    /// Continue there: `next_cursor` of the page before.
-    #[arg(long)]
-    cursor: Option<String>,
-}
-
 /// The roles, as the command line spells them, each with its permissions.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RoleName {
@@ -177,7 +167,10 @@ pub async fn token(args: &Args) -> Result<(), Error> {
         None => new(&args.new),
         Some(Command::New(args)) => new(args),
         Some(Command::Create(invocation)) => create(invocation).await,
-        Some(Command::List(invocation)) => list(invocation).await,
+        Some(Command::List(invocation)) => {
+            PageArgs::print(invocation, "tokens", |page| Ok(table(&page.read::<TokenList>()?.tokens, clock::now())))
+                .await
+        }
         Some(Command::Revoke(invocation)) => {
             let path = ["v1", "tokens", invocation.args.name.as_str()];
             let answer = invocation.client()?.send(&Request::new(Method::DELETE, &path)).await?;
@@ -220,21 +213,6 @@ async fn create(invocation: &Invocation<Create>) -> Result<(), Error> {
         let token = answer.read::<TokenView>()?.token.unwrap_or_default();
         Ok(format!("token: {token}\n\nKeep it: it is stored nowhere and shown only once. It is in force."))
     })
-}
-
-async fn list(invocation: &Invocation<Page>) -> Result<(), Error> {
-    let mut query = vec![("limit", invocation.args.limit.to_string())];
-    query.extend(invocation.args.cursor.clone().map(|cursor| ("cursor", cursor)));
-    let answer = invocation.client()?.send(&Request::get(&["v1", "tokens"]).query(query)).await?;
-    invocation.print(&answer, page)
-}
-
-fn page(answer: &Response) -> Result<String, Error> {
-    let list: TokenList = answer.read()?;
-    if let Some(cursor) = &list.next_cursor {
-        complain(format_args!("there are more: --cursor {}", cursor.0));
-    }
-    Ok(table(&list.tokens, clock::now()))
 }
 
 fn table(tokens: &[TokenView], now: UnixMicros) -> String {
