@@ -32,12 +32,18 @@ pub(super) async fn moved(client: &Client, wanted: &[Wanted<'_>]) -> Result<(), 
     let ended = none_left(client, &shards, &progress).await;
     progress.finish_and_clear();
     ended?;
-    let places: ShardList = answered(client, &Request::get(&["v1", "shards"]), LOOK_INTERVAL).await?;
-    let stayed = stayed(&places, wanted);
-    if stayed.is_empty() {
-        return Ok(());
+    loop {
+        let places: ShardList = answered(client, &Request::get(&["v1", "shards"]), LOOK_INTERVAL).await?;
+        let stayed = stayed(&places, wanted);
+        if stayed.is_empty() {
+            return Ok(());
+        }
+        // A node that cannot read a database does not know yet which shards have come to it.
+        if places.notes.is_empty() {
+            return Err(Error::Refused(format!("the moves of the shards {stayed} were called off")));
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
     }
-    Err(Error::Refused(format!("the moves of the shards {stayed} were called off")))
 }
 
 async fn none_left(client: &Client, shards: &ShardSet, progress: &ProgressBar) -> Result<(), Error> {
@@ -136,5 +142,22 @@ mod tests {
         let (moves, places) = (json!({ "moves": [], "ended": [] }), json!({ "shards": [] }));
         let client = client_of(vec![None, Some((200, moves)), None, Some((200, places))]).await;
         moved(&client, &[]).await.expect("the moves are over");
+    }
+
+    #[tokio::test]
+    async fn a_shard_is_said_to_have_stayed_only_by_a_node_that_reads_every_database() {
+        let moves = json!({ "moves": [], "ended": [] });
+        let places = |database: &str, notes: &[&str]| {
+            let shard = json!({ "shard": 0, "database": database, "status": "here" });
+            Some((200, json!({ "shards": [shard], "notes": notes })))
+        };
+        let set: ShardSet = "0".parse().expect("a set");
+        let wanted = [(&set, &DatabaseName::new("west"))];
+        let away = || places("main", &["database `west` cannot be reached"]);
+        let client = client_of(vec![Some((200, moves.clone())), away(), places("west", &[])]).await;
+        moved(&client, &wanted).await.expect("it has arrived");
+        let client = client_of(vec![Some((200, moves)), away(), places("main", &[])]).await;
+        let stayed = moved(&client, &wanted).await.expect_err("it has stayed");
+        assert_eq!(stayed.to_string(), "the moves of the shards 0 were called off");
     }
 }
