@@ -19,7 +19,7 @@ use super::{
     task::{Due, json_text, moved},
 };
 
-/// No configuration allows a larger payload than 1 MiB; the node refuses anything beyond.
+/// No configuration allows a larger payload than 1 MiB. What is larger than this is refused before it is read whole.
 const READ_BYTES: u64 = 2 << 20;
 
 /// The task, or the file with many.
@@ -166,6 +166,10 @@ async fn read(file: &PathBuf) -> Result<Vec<u8>, Error> {
         let opened = tokio::fs::File::open(file).await.map_err(refuse)?;
         opened.take(READ_BYTES).read_to_end(&mut bytes).await.map_err(refuse)?;
     }
+    if bytes.len() as u64 == READ_BYTES {
+        let why = format!("`--payload-file {}` is larger than any payload may be: 1 MiB", file.display());
+        return Err(Error::Usage(why));
+    }
     Ok(bytes)
 }
 
@@ -266,6 +270,14 @@ mod tests {
         let body = of_bytes(vec![0, 255], Some("image/png".into())).expect("bytes");
         assert_eq!((body.payload_base64.as_deref(), body.content_type.as_deref()), (Some("AP8="), Some("image/png")));
         assert_eq!(of_bytes(vec![0, 255], None).expect_err("not JSON").exit_code(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_too_large_is_said_to_be_so() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), "7".repeat(3 << 20)).expect("written");
+        let error = read(&file.path().to_path_buf()).await.expect_err("refused");
+        assert!(error.to_string().contains("larger than any payload") && error.exit_code() == 2, "{error}");
     }
 
     #[test]
