@@ -66,7 +66,7 @@ pub enum NodeCommand {
     #[command(after_help = "Examples:\n  duetime audit --what queue.pause --after 2030-01-31T00:00:00Z\n  \
                             duetime audit --all --after 2030-01-31T00:00:00Z --output jsonl")]
     Audit(Invocation<audit::Args>),
-    /// Show the nodes, the master and the owner of each shard; drain a node.
+    /// Show the nodes, the master and the shards on their way, or all shards; drain a node.
     #[command(
         after_help = "Examples:\n  duetime cluster --url http://10.0.0.5:8080\n  duetime cluster drain node-2 --wait"
     )]
