@@ -2,11 +2,12 @@
 //! next look.
 //!
 //! It is a hint, not a fact: the ready starter reads these queues from the database now and then. Only one look at a
-//! queue is under way at a time.
+//! queue is under way at a time. Queues whose last looks were slow share fewer places than there are, so that one stays
+//! for the others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::{ids::QueueName, time::UnixMicros};
@@ -14,6 +15,17 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::floors::Floors;
+
+/// Looks at different queues under way: a lane of a thousand keys does not delay the others.
+pub const LOOKS_IN_FLIGHT: usize = 4;
+
+/// The most of them at queues whose last looks were slow. Beside an old transaction a look may take as long as a
+/// statement may, and one place stays for the queues that are quick.
+const SLOW_IN_FLIGHT: usize = LOOKS_IN_FLIGHT - 1;
+
+/// From this time on a look is slow. Most take some milliseconds; one at many lanes takes some tenths of a second on a
+/// busy machine, and news of room must bring the next one at once.
+const SLOW_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub struct ReadyQueues {
@@ -28,8 +40,14 @@ pub struct ReadyQueues {
 struct Looks {
     of: BTreeMap<QueueName, Look>,
     /// The queues with a next look and none under way, in the order of their turns.
-    turns: BTreeSet<(Instant, QueueName)>,
+    turns: Turns,
+    /// The same for those whose last looks were slow, which are not in `turns`.
+    slow_turns: Turns,
+    /// Looks under way at queues whose last looks were slow.
+    slow_under_way: usize,
 }
+
+type Turns = BTreeSet<(Instant, QueueName)>;
 
 #[derive(Clone, Copy, Debug)]
 struct Look {
@@ -38,13 +56,17 @@ struct Look {
     under_way: bool,
     /// A queue was added, or there may be room, since the previous look began.
     is_news: bool,
+    /// The last look took long.
+    is_slow: bool,
 }
 
 impl Look {
-    const NEW: Self = Self { at: None, under_way: false, is_news: false };
+    const NEW: Self = Self { at: None, under_way: false, is_news: false, is_slow: false };
 
+    /// News makes the next look earlier, but ends no rest after a slow one.
     fn hear(&mut self, now: Instant) {
-        self.at = Some(self.at.map_or(now, |at| at.min(now)));
+        let at = self.at.map_or(now, |at| if self.is_slow { at } else { at.min(now) });
+        self.at = Some(at);
         self.is_news = true;
     }
 
@@ -58,13 +80,23 @@ impl Looks {
     /// Changes the look of a queue, if it has one, and its turn with it.
     fn change(&mut self, queue: &QueueName, change: impl FnOnce(&mut Look)) {
         let Some(look) = self.of.get_mut(queue) else { return };
-        let before = look.turn();
+        let before = (look.turn(), look.is_slow);
         change(look);
-        let after = look.turn();
+        let after = (look.turn(), look.is_slow);
         if before != after {
-            before.map(|at| self.turns.remove(&(at, queue.clone())));
-            self.turns.extend(after.map(|at| (at, queue.clone())));
+            before.0.map(|at| self.turns_of(before.1).remove(&(at, queue.clone())));
+            self.turns_of(after.1).extend(after.0.map(|at| (at, queue.clone())));
         }
+    }
+
+    fn turns_of(&mut self, is_slow: bool) -> &mut Turns {
+        if is_slow { &mut self.slow_turns } else { &mut self.turns }
+    }
+
+    /// The queue whose turn is first, of those that have a place.
+    fn first(&self) -> Option<&(Instant, QueueName)> {
+        let slow = self.slow_turns.first().filter(|_| self.slow_under_way < SLOW_IN_FLIGHT);
+        self.turns.first().into_iter().chain(slow).min()
     }
 }
 
@@ -117,28 +149,32 @@ impl ReadyQueues {
     /// look.
     pub fn begin(&self, now: Instant) -> Option<(QueueName, bool)> {
         let mut looks = self.looks.lock();
-        let (_, queue) = looks.turns.first().filter(|(at, _)| *at <= now)?.clone();
-        let mut is_news = false;
+        let (_, queue) = looks.first().filter(|(at, _)| *at <= now)?.clone();
+        let (mut is_news, mut was_slow) = (false, Duration::ZERO);
         looks.change(&queue, |look| {
-            is_news = look.is_news;
-            *look = Look { under_way: true, ..Look::NEW };
+            (is_news, was_slow) = (look.is_news, look.is_slow);
+            *look = Look { under_way: true, is_slow: look.is_slow, ..Look::NEW };
         });
+        looks.slow_under_way += usize::from(was_slow);
         Some((queue, is_news))
     }
 
-    /// Ends a look. `again`: when the next one is due. The queue is forgotten if that is `None` and no news has
-    /// come meanwhile.
-    pub fn end(&self, queue: &QueueName, again: Option<Instant>) {
+    /// Ends a look that took so long. `again`: when the next one is due; no earlier after a look that was slow. The
+    /// queue is forgotten if that is `None` and no news has come meanwhile.
+    pub fn end(&self, queue: &QueueName, again: Option<Instant>, took: Duration) {
+        let is_slow = took >= SLOW_LOOK;
         let mut looks = self.looks.lock();
-        let mut is_over = false;
+        let (mut is_over, mut was_slow) = (false, Duration::ZERO);
         looks.change(queue, |look| {
+            was_slow = std::mem::replace(&mut look.is_slow, is_slow);
             look.under_way = false;
             look.at = match (look.at, again) {
-                (Some(at), Some(again)) => Some(at.min(again)),
-                (at, again) => at.or(again),
+                (Some(at), Some(again)) if !is_slow => Some(at.min(again)),
+                (at, again) => again.or(at),
             };
             is_over = look.at.is_none();
         });
+        looks.slow_under_way -= usize::from(was_slow);
         if is_over {
             looks.of.remove(queue);
         }
@@ -146,16 +182,14 @@ impl ReadyQueues {
         self.sooner.notify_one();
     }
 
-    /// When the next look is due.
+    /// When the next look is due, of those that have a place.
     pub fn next_look(&self) -> Option<Instant> {
-        self.looks.lock().turns.first().map(|(at, _)| *at)
+        self.looks.lock().first().map(|(at, _)| *at)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn queue() -> QueueName {
@@ -169,9 +203,9 @@ mod tests {
         assert_eq!(queues.begin(now), Some((queue(), true)));
         queues.add([queue()], now);
         assert_eq!((queues.begin(now), queues.next_look()), (None, None));
-        queues.end(&queue(), None);
+        queues.end(&queue(), None, Duration::ZERO);
         assert_eq!(queues.begin(now), Some((queue(), true)), "something was added during the look");
-        queues.end(&queue(), Some(now));
+        queues.end(&queue(), Some(now), Duration::ZERO);
         assert_eq!(queues.begin(now), Some((queue(), false)), "nothing has happened since");
     }
 
@@ -184,7 +218,7 @@ mod tests {
         let late = now + Duration::from_secs(2);
         assert_eq!(queues.begin(late).map(|(queue, _)| queue), Some(first.clone()));
         queues.room_in_all(late);
-        queues.end(&first, Some(now));
+        queues.end(&first, Some(now), Duration::ZERO);
         assert_eq!(queues.begin(late).map(|(queue, _)| queue), Some(first), "its next turn is earlier");
         assert_eq!(queues.begin(late).map(|(queue, _)| queue), Some(second));
         assert_eq!((queues.begin(late), queues.next_look()), (None, None));
@@ -195,7 +229,7 @@ mod tests {
         let (queues, now) = (ReadyQueues::default(), Instant::now());
         queues.add([queue()], now);
         assert!(queues.begin(now).is_some());
-        queues.end(&queue(), None);
+        queues.end(&queue(), None, Duration::ZERO);
         queues.room_in([&queue()], now);
         assert_eq!(queues.next_look(), None);
     }
@@ -206,11 +240,45 @@ mod tests {
         let later = now + Duration::from_secs(1);
         queues.add([queue()], now);
         queues.begin(now);
-        queues.end(&queue(), Some(later));
+        queues.end(&queue(), Some(later), Duration::ZERO);
         assert_eq!((queues.begin(now), queues.next_look()), (None, Some(later)));
         queues.room_in([&queue()], now);
         queues.room_in_all(later);
         assert_eq!(queues.next_look(), Some(now));
+    }
+
+    /// As beside an old transaction, where each look at some queues runs out of its time.
+    #[test]
+    fn queues_whose_looks_are_slow_never_take_all_places() {
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
+        // They come before it by name.
+        let names: Vec<QueueName> = (0..=LOOKS_IN_FLIGHT).map(|number| QueueName::new(format!("a-{number}"))).collect();
+        queues.add(names.clone(), now);
+        while let Some((name, _)) = queues.begin(now) {
+            queues.end(&name, Some(now + SLOW_LOOK), SLOW_LOOK);
+        }
+        let later = now + SLOW_LOOK;
+        queues.add([queue()], later);
+        let begun: Vec<QueueName> = std::iter::from_fn(|| queues.begin(later)).map(|(name, _)| name).collect();
+        let is_slow = |name: &&QueueName| names.contains(name);
+        assert_eq!(begun.iter().filter(is_slow).count(), SLOW_IN_FLIGHT);
+        assert!(begun.contains(&queue()));
+        assert_eq!(queues.next_look(), None, "the others wait for a place");
+        queues.end(begun.iter().find(is_slow).expect("three are slow"), None, Duration::ZERO);
+        assert_eq!(queues.next_look(), Some(later), "its place is free");
+    }
+
+    #[test]
+    fn news_ends_no_rest_after_a_slow_look() {
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
+        let later = now + Duration::from_secs(5);
+        queues.add([queue()], now);
+        queues.begin(now);
+        queues.room_in_all(now);
+        queues.end(&queue(), Some(later), SLOW_LOOK);
+        queues.room_in_all(now);
+        assert_eq!((queues.begin(now), queues.next_look()), (None, Some(later)));
+        assert_eq!(queues.begin(later), Some((queue(), true)));
     }
 
     #[test]

@@ -48,11 +48,8 @@ use crate::{
         lane::{LaneEnd, LaneEnds, Pick, STARTED_AHEAD, STARTED_FAR_AHEAD, Walks},
     },
     supervise::at_work,
-    working_set::{lanes::Lanes, set_aside::Kind},
+    working_set::{lanes::Lanes, ready_queues::LOOKS_IN_FLIGHT, set_aside::Kind},
 };
-
-/// Looks at different queues under way: a lane of a thousand keys does not delay the others.
-const LOOKS_IN_FLIGHT: usize = 4;
 
 /// The interval between two checks of a queue whose lane is closed. A check needs no statement.
 const CLOSED_EVERY: Duration = Duration::from_millis(100);
@@ -77,6 +74,9 @@ const TURNED_EVERY: Duration = Duration::from_millis(5);
 
 /// The interval between two reads of the queues with waiting tasks, which find what an owner before left.
 const READ_EVERY: Duration = Duration::from_secs(5);
+
+/// The longest rest of a queue after a look that ran out of time.
+const LONGEST_REST: Duration = Duration::from_secs(30);
 
 /// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -135,8 +135,10 @@ impl<S: Statements> ReadyStarter<S> {
                     let permit = Arc::clone(&looks).acquire_owned().await.expect("the semaphore is never closed");
                     let (this, work) = (self.clone(), at_work());
                     children.spawn(async move {
+                        let began = clock::instant();
                         let again = this.look(&queue, is_news).await;
-                        this.claims.database.ready_queues.end(&queue, again);
+                        let took = clock::instant().saturating_duration_since(began);
+                        this.claims.database.ready_queues.end(&queue, again, took);
                         drop((work, permit));
                     });
                 }
@@ -210,7 +212,7 @@ impl<S: Statements> ReadyStarter<S> {
             Ok(LookResult::Turned) => Some(clock::instant() + TURNED_EVERY),
             Err(error) => {
                 tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "could not start tasks that wait for room");
-                Some(clock::instant() + TRY_AGAIN)
+                Some(try_again_at(&error, now))
             }
         }
     }
@@ -233,7 +235,7 @@ impl<S: Statements> ReadyStarter<S> {
         if let Err(error) = self.wake_started(doubt).await {
             tracing::debug!(database = %self.claims.database.name(), error = &error as &dyn std::error::Error, "could not look for tasks that a lost pick has started");
             if !matches!(error.fault(), Fault::Data | Fault::Bug) {
-                return Some(clock::instant() + TRY_AGAIN);
+                return Some(try_again_at(&error, now));
             }
             // The same read would fail again, and the queue would rest for ever. The tasks' own rescues are left.
         }
@@ -414,6 +416,14 @@ impl<S: Statements> ReadyStarter<S> {
         let error = tried.left.into_iter().map(|(_, error)| error).max_by_key(|error| error.effect == Effect::Unknown);
         Ok((tried.answers, error))
     }
+}
+
+/// When to look again after a look that began at `began` and failed. One that ran out of time would do so again, so its
+/// queue rests for as long as that took. An outage asks for no rest: tasks go on as soon as it is over.
+fn try_again_at(error: &Error, began: Instant) -> Instant {
+    let now = clock::instant();
+    let took = now.saturating_duration_since(began);
+    now + if error.is_out_of_time() { took.clamp(TRY_AGAIN, LONGEST_REST) } else { TRY_AGAIN }
 }
 
 /// Whether a task that starts too early would use up a limit, or leave with others at one moment and exceed a rate.

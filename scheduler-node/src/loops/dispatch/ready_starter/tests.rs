@@ -127,6 +127,20 @@ async fn a_queue_goes_on_although_a_look_for_what_a_lost_pick_started_can_never_
 }
 
 #[tokio::test]
+async fn a_queue_whose_look_ran_out_of_time_rests_for_as_long_as_that_took() {
+    let loops = Loops::new().await;
+    let began = clock::instant().checked_sub(LONGEST_REST).expect("the machine has run for longer");
+    for code in ["query_canceled", "connection_failure"] {
+        let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'failed' USING ERRCODE = '{code}'; END $$");
+        let source = sqlx::raw_sql(sqlx::AssertSqlSafe(raise)).execute(&loops.test.pool).await.expect_err("it raises");
+        let (database, op) = (loops.database().name().clone(), StoreOp::TaskPick);
+        let error = Error { database, op, effect: Effect::None, source: Some(source.into()) };
+        let at = try_again_at(&error, began);
+        assert_eq!(at >= began + LONGEST_REST * 2, code == "query_canceled", "an outage asks for no rest");
+    }
+}
+
+#[tokio::test]
 async fn a_look_begins_at_the_floor_and_finds_what_became_ready_below_it() {
     let loops = Loops::new().await;
     loops.limited().await;
