@@ -115,7 +115,7 @@ impl<S: Statements> ReadyStarter<S> {
         let mut children = JoinSet::new();
         let mut openings = self.lanes.openings();
         let mut read_at = clock::instant();
-        let (mut claimable, mut owned) = (Arc::<[ShardId]>::default(), BTreeMap::new());
+        let (mut claimable, mut owned, mut known) = (Arc::<[ShardId]>::default(), BTreeMap::new(), 0);
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
             let ready_queues = Arc::clone(&self.claims.database.ready_queues);
@@ -123,6 +123,7 @@ impl<S: Statements> ReadyStarter<S> {
             let is_open = self.broker.borrow_and_update().takes_messages() && self.books.load().is_read();
             let now = clock::instant();
             if is_open {
+                self.forget_deleted(&mut known);
                 let has_moved = self.has_moved(&mut claimable);
                 if has_moved {
                     self.follow_gains(&mut owned);
@@ -160,6 +161,15 @@ impl<S: Statements> ReadyStarter<S> {
     fn has_moved(&self, claimable: &mut Arc<[ShardId]>) -> bool {
         let before = std::mem::replace(claimable, self.claims.database.owned_shards.claimable_shards());
         !Arc::ptr_eq(&before, claimable)
+    }
+
+    /// Forgets the progress of queues that the book no longer has, when it differs from the one of revision `known`. A
+    /// pick with an unknown outcome is kept until it is over.
+    fn forget_deleted(&self, known: &mut i64) {
+        let book = self.books.load();
+        if std::mem::replace(known, book.revision()) != book.revision() {
+            self.progress.lock().retain(|queue, progress| progress.doubt.is_some() || book.find(queue).is_some());
+        }
     }
 
     async fn read_waiting(&self) {

@@ -260,3 +260,23 @@ async fn a_bucket_that_a_gain_empties_while_its_queue_is_looked_at_stays_empty()
     starter.remember(&queue, begun, false);
     assert!(starter.progress.lock()[&queue].bucket.is_some(), "the look has begun it");
 }
+
+#[tokio::test]
+async fn the_progress_of_a_deleted_queue_is_forgotten_when_the_book_changes() {
+    let loops = Loops::new().await;
+    let starter = loops.ready_starter(loops.claims().0);
+    let [kept, deleted] = ["kept", "deleted"].map(QueueName::new);
+    let book = |revision, of: &[&QueueName]| {
+        let queues: Vec<Queue> = of.iter().map(|name| Queue::with_defaults((*name).clone())).collect();
+        loops.counter.books.store(Arc::new(QueueBook::new(revision, queues)));
+    };
+    let mut known = 0;
+    for (revision, of) in [(1, vec![&kept, &deleted]), (2, vec![&kept])] {
+        book(revision, &of);
+        for queue in [&kept, &deleted] {
+            starter.progress.lock().entry(queue.clone()).or_default();
+        }
+        starter.forget_deleted(&mut known);
+        assert_eq!(starter.progress.lock().len(), of.len());
+    }
+}
