@@ -98,12 +98,12 @@ impl Node {
             cluster.spawn(LoopKind::Exporter, exporter.run(shared.stop.cluster.clone()));
         }
         let url = shared.config.http.advertised(bound, shared.me.name.as_str());
+        let keys = shared.receipts(work);
         let Joined { coordination, views, session, mastership, frozen_until, names, owned } =
-            shared.join(cluster, url).await?;
+            shared.join(cluster, url, keys.clone()).await?;
         let broker = shared.connect_broker(cluster)?;
         let nudger = Nudger::new(shared.databases.clone(), shared.config.scheduler.horizon());
         let audit = shared.audit(work)?;
-        let keys = shared.receipts(work);
         let reporter = shared.reporter(&nudger, &keys, &audit);
         let submitter = shared.submitter();
         let (claim_on_insert, settlements) = shared.publish(work, &broker, &reporter);

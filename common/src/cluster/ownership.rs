@@ -33,8 +33,8 @@ impl Action {
 
 /// The actions for `me` now, in order of shards.
 ///
-/// `owned` has the shards whose fence the node holds, `unfit` those whose database it cannot reach. Without a view
-/// there is no action: losing etcd stops nothing and starts nothing.
+/// `owned` has the shards whose fence the node holds, `unfit` those whose database it does not use or cannot reach.
+/// Without a view there is no action: losing etcd stops nothing and starts nothing.
 ///
 /// | owned | owner key | assigned to | action |
 /// |---|---|---|---|

@@ -38,7 +38,8 @@ pub struct Member {
     /// The databases that it cannot reach.
     #[serde(default)]
     pub unfit: BTreeSet<DatabaseName>,
-    /// The databases that it has used since it started. Version 0.1.0 does not say.
+    /// The databases that it has used since it started; none before it has read the queues and the keys of receipts.
+    /// Version 0.1.0 does not say.
     #[serde(default)]
     pub databases: Option<BTreeSet<DatabaseName>>,
     /// Whether it cannot reach the broker.

@@ -1,6 +1,6 @@
 //! Stores that fail and come back.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
@@ -183,6 +183,43 @@ async fn when_one_of_two_databases_stops_the_other_s_tasks_stay_on_time() {
             late_us.is_some_and(|late_us| late_us as f64 / 1e3 < LATE_MS + held_up_ms() as f64),
             "of the first database: {late_us:?} us late"
         );
+        sandbox.settled().await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_starts_while_the_first_database_is_away_keeps_no_task_of_the_second_waiting() {
+    scenario(Sandbox::builder().databases(2).nodes(2), async |sandbox| {
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        // Time enough for the node to join again.
+        let (client, due_ms) = (sandbox.client(0), now_ms() + 20_000);
+        let mut of_second = BTreeSet::new();
+        for _ in 0..60 {
+            let number = submit(&client, &sandbox.ledger, "mail", due_ms, &json!({})).await?;
+            let task = id_of(&sandbox.ledger, number)?;
+            if shard_of(&task)? >= 64 {
+                of_second.insert(task);
+            }
+        }
+        let fault = sandbox.ledger.fault("the first database stopped");
+        sandbox.postgres(0).stop_immediately().await?;
+        sandbox.kill(1);
+        let node = sandbox.node(1);
+        node.start()?;
+        until("the node joins again", BACK_WITHIN, async || {
+            let log = std::fs::read_to_string(node.log()).ok()?;
+            (log.matches("joined the cluster").count() == 2).then_some(())
+        })
+        .await?;
+        until("the tasks of the second database arrive", BACK_WITHIN, async || {
+            let arrived = sandbox.ledger.arrivals().into_iter().map(|delivery| delivery.task).collect();
+            of_second.is_subset(&arrived).then_some(())
+        })
+        .await?;
+        sandbox.postgres(0).restart().await?;
+        sandbox.ledger.heal(fault);
+        node.wait_ready(BACK_WITHIN).await?;
         sandbox.settled().await
     })
     .await;

@@ -23,6 +23,7 @@ use crate::{
         },
         upkeep::prober,
     },
+    receipt::Receipts,
     settings,
     store::Database,
     supervise::{Crew, LoopKind},
@@ -41,8 +42,8 @@ pub(super) struct Joined {
 }
 
 impl Shared {
-    /// Starts the loops of ownership.
-    pub(super) async fn join(&self, crew: &mut Crew, url: String) -> anyhow::Result<Joined> {
+    /// Starts the loops of ownership. `receipts`: the node owns nothing before it has the keys.
+    pub(super) async fn join(&self, crew: &mut Crew, url: String, receipts: Receipts) -> anyhow::Result<Joined> {
         let metrics = CoordinationMetrics::register(&self.registry)?;
         let etcd = settings::etcd(&self.config.etcd).context("cannot read etcd's certificates")?;
         let coordination = Coordination::new(etcd, Arc::clone(&metrics)).await?;
@@ -62,7 +63,9 @@ impl Shared {
             unfit: self.config.databases.iter().map(|database| database.name.clone()).collect(),
             ..session_keeper::MemberFitness::default()
         });
-        crew.spawn(LoopKind::Prober, prober::tell_cluster(self.fitness.subscribe(), tell, self.stop.cluster.clone()));
+        let can_dispatch = prober::until_home_is_read(Arc::clone(&self.books), receipts);
+        let telling = prober::tell_cluster(self.fitness.subscribe(), can_dispatch, tell, self.stop.cluster.clone());
+        crew.spawn(LoopKind::Prober, telling);
         let leaving = self.stop.leaving.clone();
         let (keeper, session) =
             SessionKeeper::new(coordination.clone(), member, views.clone(), fitness.clone(), leaving.clone());

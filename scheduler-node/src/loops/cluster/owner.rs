@@ -363,10 +363,10 @@ impl<F: Fence> Owner<F> {
         open.map(|(_, shard)| shard).collect()
     }
 
-    /// Shards whose database this node cannot reach.
+    /// Shards whose database this node does not use or cannot reach.
     fn unfit(&self, map: &ShardMap) -> BTreeSet<ShardId> {
         let fitness = self.fitness.borrow();
-        let unfit = self.databases.iter().map(|state| fitness.unfit.contains(&state.database.name));
+        let unfit = self.databases.iter().map(|state| !fitness.is_fit_for(&state.database.name));
         let unfit: Vec<bool> = unfit.collect();
         let is_unfit = |index: usize| unfit.get(index).copied().unwrap_or(true);
         map.iter().filter(|(_, place)| is_unfit(place.database.get())).map(|(shard, _)| shard).collect()

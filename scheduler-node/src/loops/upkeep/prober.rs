@@ -2,7 +2,9 @@
 //! can work own shards.
 //!
 //! A node that reaches etcd but not a database or the broker would own shards and publish nothing. After a bounded
-//! time it declares itself unfit, and the master assigns its shards to fit nodes, if there are any.
+//! time it declares itself unfit, and the master assigns its shards to fit nodes, if there are any. A node that starts
+//! while the first database is away knows no queue and no key of receipts, and could dispatch no task of the others
+//! either. So it declares that it uses no database, until it has read both.
 //!
 //! The prober also compares a database's schema with the one that this node needs. Until it fits, and until the
 //! database serves the realm of this node (`guard`), it lets no other statement of this node through. A schema that
@@ -24,9 +26,10 @@ use crate::{
     causes::explained,
     loops::{
         cluster::{realm_keeper::RealmStanding, session_keeper},
-        upkeep::guard::Guard,
+        upkeep::{guard::Guard, queue_reader::Books},
     },
     metrics::Metrics,
+    receipt::Receipts,
     store::{
         Error, Places,
         schema::{Misfit, refuse_too_many},
@@ -60,6 +63,10 @@ const DATABASE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The broker's patience is longer: it may take a while to restart, and all nodes lose it together.
 const BROKER_PATIENCE: Duration = Duration::from_secs(15);
+
+/// The interval of the looks at the copy of the queues while it is missing and the keys of receipts, which are in the
+/// same database, have been read.
+const BOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The most reasons that the log has of one time in which a database cannot be used. Their texts may differ each time.
 const REASONS_LOGGED: usize = 10;
@@ -377,18 +384,34 @@ impl ProbeFailure {
     }
 }
 
-/// Reports to the cluster what this node cannot reach.
+/// Waits until this node knows the queues and the keys of receipts.
+pub async fn until_home_is_read(books: Books, mut receipts: Receipts) {
+    let are_known = receipts.wait_for(Option::is_some).await.is_ok();
+    if !are_known {
+        // The node stops.
+        std::future::pending::<()>().await;
+    }
+    while !books.load().is_read() {
+        tokio::time::sleep(BOOK_EVERY).await;
+    }
+}
+
+/// Reports to the cluster what this node uses and what it cannot reach. Before `can_dispatch` ends it uses nothing, so
+/// that it owns no shard whose tasks another node could dispatch.
 pub async fn tell_cluster(
     mut fitness: watch::Receiver<NodeFitness>,
+    can_dispatch: impl Future<Output = ()>,
     cluster: watch::Sender<session_keeper::MemberFitness>,
     stop: CancellationToken,
 ) {
+    let mut can_dispatch = std::pin::pin!(can_dispatch);
+    let mut has_begun = false;
     loop {
         let found = fitness.borrow_and_update().clone();
         let reported = session_keeper::MemberFitness {
             unfit: found.unfit.into_keys().collect(),
             broker_unfit: found.broker_unfit.is_some(),
-            used: found.used,
+            used: if has_begun { found.used } else { BTreeSet::new() },
         };
         cluster.send_if_modified(|known| {
             let changed = *known != reported;
@@ -396,8 +419,11 @@ pub async fn tell_cluster(
             changed
         });
         tokio::select! {
-            answer = fitness.changed() => if answer.is_err() { return },
+            biased;
             () = stop.cancelled() => return,
+            // Before the next, so that a database that has just answered is reported as used at once.
+            () = &mut can_dispatch, if !has_begun => has_begun = true,
+            answer = fitness.changed() => if answer.is_err() { return },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Keeps this node's copy of the keys that make receipts. Every node knows a new key before any node uses it.
 //!
-//! While the home database is away the copy stays as it is. Until the first read this node publishes no task and
-//! reads no report.
+//! While the home database is away the copy stays as it is. Until the first read this node owns no shard, publishes no
+//! task and reads no report.
 
 use std::{
     sync::Arc,

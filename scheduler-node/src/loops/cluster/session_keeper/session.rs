@@ -12,8 +12,15 @@ use crate::coordination::LeaseId;
 pub struct MemberFitness {
     pub unfit: BTreeSet<DatabaseName>,
     pub broker_unfit: bool,
-    /// Databases that have answered since the node started.
+    /// Databases that have answered since the node started; none before it knows what it needs to dispatch their tasks.
     pub used: BTreeSet<DatabaseName>,
+}
+
+impl MemberFitness {
+    /// Whether the node can own shards of the database, by what the master is told.
+    pub fn is_fit_for(&self, database: &DatabaseName) -> bool {
+        self.used.contains(database) && !self.unfit.contains(database)
+    }
 }
 
 /// This node's standing in the cluster.

@@ -1,11 +1,13 @@
-use common::ids::RealmId;
+use common::{ids::RealmId, queue::QueueBook};
 use prometheus::Registry;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::*;
 use crate::{
+    coordination::tests::SOON,
     desk::tests::{Counter, fresh},
+    supervise::spawn_child,
     working_set::{database::UNWRITTEN_FOR, failures::tests::Log},
 };
 
@@ -69,4 +71,32 @@ async fn each_reason_why_a_database_cannot_be_used_has_one_line_in_the_log() {
     prober.report(None, &mut logged);
     prober.report(Some(Unfit::away("no answer".to_owned())), &mut logged);
     assert_eq!(lines(), REASONS_LOGGED + 1, "it could be used meanwhile");
+}
+
+#[tokio::test]
+async fn a_node_uses_no_database_before_it_knows_the_queues_and_the_keys_of_receipts() {
+    let [main, other] = ["main", "other"].map(DatabaseName::new);
+    let used = BTreeSet::from([main.clone(), other.clone()]);
+    let (fitness, found) = watch::channel(NodeFitness { databases: 2, used: used.clone(), ..NodeFitness::default() });
+    let (keys, receipts) = watch::channel(None);
+    let (tell, mut told) = watch::channel(session_keeper::MemberFitness { used, ..Default::default() });
+    let (books, stop) = (Books::default(), CancellationToken::new());
+    let can_dispatch = until_home_is_read(Arc::clone(&books), receipts);
+    let telling = spawn_child(tell_cluster(found, can_dispatch, tell, stop.clone()));
+    let mut until_told = async |is_so: &dyn Fn(&session_keeper::MemberFitness) -> bool| {
+        let waited = tokio::time::timeout(SOON, told.wait_for(is_so)).await;
+        waited.expect("it is told in time").expect("the loop runs").clone()
+    };
+    until_told(&|told| told.used.is_empty() && !told.is_fit_for(&other)).await;
+    keys.send_replace(Some(Arc::default()));
+    fitness.send_modify(|found| found.broker_unfit = Some("away".to_owned()));
+    let with_keys = until_told(&|told| told.broker_unfit).await;
+    assert!(with_keys.used.is_empty(), "the queues are missing");
+    books.store(Arc::new(QueueBook::new(1, [])));
+    until_told(&|told| told.is_fit_for(&main) && told.is_fit_for(&other)).await;
+    fitness.send_modify(|found| drop(found.unfit.insert(main.clone(), Unfit::away("no answer".to_owned()))));
+    let later = until_told(&|told| told.unfit.contains(&main)).await;
+    assert!(later.is_fit_for(&other), "it has known the queues since");
+    stop.cancel();
+    telling.await.expect("the loop ends");
 }
