@@ -29,7 +29,7 @@ use common::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    apart::is_unreadable,
+    apart::{KeyRange, is_unreadable},
     behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, full},
     unread::{SHORTEST_REST, Unread},
 };
@@ -150,7 +150,7 @@ impl<S: Statements> Preloader<S> {
             let swept: &[ShardId] = if seeded!(NoSweeper) && window.pass != ReadKind::Ahead { &[] } else { &owned };
             let keys = match window.after {
                 None => self.read_all(swept, window.until, now).await?,
-                Some(after) => self.read_or_lately(swept, after, window.until, now).await?,
+                Some(after) => self.read_or_lately(swept, KeyRange::new(after, window.until), now).await?,
             };
             if window.pass != ReadKind::Ahead {
                 self.tell_overdue(overdue(&keys, now).max(self.unread.overdue(now)));
@@ -195,7 +195,7 @@ impl<S: Statements> Preloader<S> {
         let are_missed = !window.is_ahead && !self.has_room();
         let is_missed = |shard: &&ShardId| are_missed || self.behind.contains_key(shard);
         let shards: Vec<ShardId> = owned.iter().filter(is_missed).copied().collect();
-        match self.read(&shards, window.from, window.until, KEYS_PER_SHARD, now).await {
+        match self.read(&shards, KeyRange::new(window.from, window.until), now).await {
             Err(error) if error.is_out_of_time() => {
                 self.warn_of_slowness(shards.len());
                 Ok(())
@@ -219,9 +219,9 @@ impl<S: Statements> Preloader<S> {
             if !self.has_room() {
                 break;
             }
-            let until = now.plus(self.reach.horizon);
+            let range = KeyRange { from: behind.from, until: now.plus(self.reach.horizon), most: behind.keys };
             let asked = clock::instant();
-            match self.ask(&[shard], behind.from, until, behind.keys, now).await {
+            match self.ask(&[shard], range, now).await {
                 Ok(keys) => {
                     match full(&keys, behind.keys).remove(&shard) {
                         Some(last) => self.behind.insert(shard, behind.read_on(last, now)),
@@ -291,8 +291,8 @@ impl<S: Statements> Preloader<S> {
         if nudged.is_empty() {
             return Ok(());
         }
-        let (after, until) = (now.minus(NUDGE_LOOK_BACK), now.plus(self.reach.horizon));
-        let keys = self.read(&nudged, after, until, KEYS_PER_SHARD, now).await?;
+        let range = KeyRange::new(now.minus(NUDGE_LOOK_BACK), now.plus(self.reach.horizon));
+        let keys = self.read(&nudged, range, now).await?;
         self.note_behind(&keys, false, now);
         Ok(())
     }
@@ -304,7 +304,7 @@ impl<S: Statements> Preloader<S> {
         let mut keys = Vec::new();
         for part in shards.chunks(SHARDS_AT_ONCE) {
             if !self.unread.is_slow() {
-                match self.read_part(part, first(now), until, KEYS_PER_SHARD, now).await {
+                match self.read_part(part, KeyRange::new(first(now), until), now).await {
                     Err(error) if error.is_out_of_time() => {}
                     read => {
                         keys.extend(read?);
@@ -315,7 +315,7 @@ impl<S: Statements> Preloader<S> {
                 self.warn_of_slowness(part.len());
             }
             self.unread.add(part);
-            keys.extend(self.read_part(part, now.minus(LATELY), until, KEYS_PER_SHARD, now).await?);
+            keys.extend(self.read_part(part, KeyRange::new(now.minus(LATELY), until), now).await?);
         }
         Ok(keys)
     }
@@ -328,7 +328,7 @@ impl<S: Statements> Preloader<S> {
         let began = clock::instant();
         while let Some(shard) = self.unread.next(now) {
             let asked = clock::instant();
-            let read = self.ask(&[shard], first(now), now.plus(self.reach.horizon), KEYS_PER_SHARD, now).await;
+            let read = self.ask(&[shard], KeyRange::new(first(now), now.plus(self.reach.horizon)), now).await;
             let lately = match &read {
                 Err(error) if is_unreadable(error) => self.read_lately(shard, now).await,
                 _ => Ok(()),
@@ -366,10 +366,11 @@ impl<S: Statements> Preloader<S> {
     /// that cannot be read either, it reads without what comes due later, and then what came due since its last turn.
     async fn read_lately(&mut self, shard: ShardId, now: UnixMicros) -> Result<(), Error> {
         let about_now = self.horizon.about_now(now);
-        let lately = (now.minus(LATELY), now.plus(self.reach.horizon));
+        let lately = KeyRange::new(now.minus(LATELY), now.plus(self.reach.horizon));
+        let due = KeyRange { until: about_now.until, ..lately };
         let since_last_turn = about_now.from.min(now.minus(self.unread.between_turns()));
-        for (from, until) in [lately, (lately.0, about_now.until), (since_last_turn, about_now.until)] {
-            match self.ask(&[shard], from, until, KEYS_PER_SHARD, now).await {
+        for range in [lately, due, KeyRange { from: since_last_turn, ..due }] {
+            match self.ask(&[shard], range, now).await {
                 Ok(keys) => {
                     // It repeats what it read before, as a repair does.
                     self.note_behind(&keys, true, now);
@@ -383,19 +384,18 @@ impl<S: Statements> Preloader<S> {
         Ok(())
     }
 
-    /// Reads from `after` on, or what came due lately where that takes too long.
+    /// Reads a range, or what came due lately where that takes too long.
     async fn read_or_lately(
         &mut self,
         shards: &[ShardId],
-        after: UnixMicros,
-        until: UnixMicros,
+        range: KeyRange,
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
         let lately = now.minus(LATELY);
-        match self.read(shards, after, until, KEYS_PER_SHARD, now).await {
-            Err(error) if error.is_out_of_time() && after < lately => {
+        match self.read(shards, range, now).await {
+            Err(error) if error.is_out_of_time() && range.from < lately => {
                 self.warn_of_slowness(shards.len());
-                self.read(shards, lately, until, KEYS_PER_SHARD, now).await
+                self.read(shards, KeyRange { from: lately, ..range }, now).await
             }
             read => read,
         }

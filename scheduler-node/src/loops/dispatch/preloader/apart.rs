@@ -10,11 +10,29 @@ use common::{
     time::UnixMicros,
 };
 
-use super::{Preloader, SHARDS_AT_ONCE, UNREAD_WITHIN};
+use super::{Preloader, SHARDS_AT_ONCE, UNREAD_WITHIN, behind::KEYS_PER_SHARD};
 use crate::{
     clock,
     store::{Error, Fault, Statements, preload::Key},
 };
+
+/// The keys that a read takes of each of its shards.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeyRange {
+    /// Keys that wake before this moment are left out.
+    pub(super) from: UnixMicros,
+    /// Keys that wake after this moment are left out.
+    pub(super) until: UnixMicros,
+    /// The most keys of one shard. Those that wake first are taken.
+    pub(super) most: i64,
+}
+
+impl KeyRange {
+    /// As many keys as a read mostly takes of a shard.
+    pub(super) const fn new(from: UnixMicros, until: UnixMicros) -> Self {
+        Self { from, until, most: KEYS_PER_SHARD }
+    }
+}
 
 /// Whether a read fails because of what it would read, so that the same read without it may pass. An outage, a lock and
 /// a statement that ran out of its time say nothing about single rows.
@@ -26,14 +44,12 @@ impl<S: Statements> Preloader<S> {
     pub(super) async fn read(
         &mut self,
         shards: &[ShardId],
-        from: UnixMicros,
-        until: UnixMicros,
-        most: i64,
+        range: KeyRange,
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
         let mut keys = Vec::new();
         for part in shards.chunks(SHARDS_AT_ONCE) {
-            keys.extend(self.read_part(part, from, until, most, now).await?);
+            keys.extend(self.read_part(part, range, now).await?);
         }
         Ok(keys)
     }
@@ -43,9 +59,7 @@ impl<S: Statements> Preloader<S> {
     pub(super) async fn read_part(
         &mut self,
         shards: &[ShardId],
-        from: UnixMicros,
-        until: UnixMicros,
-        most: i64,
+        range: KeyRange,
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
         let readable = self.unread.readable(shards);
@@ -55,7 +69,7 @@ impl<S: Statements> Preloader<S> {
             if part.is_empty() {
                 continue;
             }
-            match self.ask(part, from, until, most, now).await {
+            match self.ask(part, range, now).await {
                 Ok(found) => keys.extend(found),
                 Err(error) if is_unreadable(&error) => {
                     let has_time = clock::instant().saturating_duration_since(began) < UNREAD_WITHIN;
@@ -75,15 +89,8 @@ impl<S: Statements> Preloader<S> {
     }
 
     /// Reads keys into the heap by one statement, whatever its shards.
-    pub(super) async fn ask(
-        &self,
-        shards: &[ShardId],
-        from: UnixMicros,
-        until: UnixMicros,
-        most: i64,
-        now: UnixMicros,
-    ) -> Result<Vec<Key>, Error> {
-        let keys = self.database.sql.task_preload(shards, from, until, most).await?;
+    pub(super) async fn ask(&self, shards: &[ShardId], range: KeyRange, now: UnixMicros) -> Result<Vec<Key>, Error> {
+        let keys = self.database.sql.task_preload(shards, range.from, range.until, range.most).await?;
         #[cfg(feature = "failpoints")]
         let keys = super::watermark::above(keys);
         let owned = self.database.owned_shards.claimable_since();
