@@ -7,23 +7,38 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Failures and successes alternate where one of two databases is away, or one of two rows is locked. Failures are over
-/// when none has come for this long.
+/// when none has come for this long, where nothing else is said.
 const OVER_AFTER: Duration = Duration::from_secs(10);
 
 /// The time of the last failure. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct Failures(Arc<Mutex<Option<Instant>>>);
+#[derive(Clone, Debug)]
+pub struct Failures {
+    over_after: Duration,
+    last: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self::over_after(OVER_AFTER)
+    }
+}
 
 impl Failures {
+    /// Failures that are over when none has come for so long. What is tried at longer intervals needs more than the
+    /// default.
+    pub fn over_after(over_after: Duration) -> Self {
+        Self { over_after, last: Arc::default() }
+    }
+
     /// Notes a failure. Returns whether it is the first.
     pub fn begin(&self) -> bool {
         let now = Instant::now();
-        self.0.lock().replace(now).is_none_or(|last| now - last >= OVER_AFTER)
+        self.last.lock().replace(now).is_none_or(|last| now - last >= self.over_after)
     }
 
     /// Notes a success. Returns whether earlier failures are over, the first time.
     pub fn end(&self) -> bool {
-        self.0.lock().take_if(|last| last.elapsed() >= OVER_AFTER).is_some()
+        self.last.lock().take_if(|last| last.elapsed() >= self.over_after).is_some()
     }
 }
 
@@ -91,5 +106,15 @@ pub(crate) mod tests {
         assert!(!failures.end() && failures.begin(), "the next ones count anew");
         tokio::time::advance(OVER_AFTER).await;
         assert!(failures.begin(), "nothing was tried in between");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_at_long_intervals_is_over_later() {
+        let failures = Failures::over_after(OVER_AFTER * 10);
+        assert!(failures.begin());
+        tokio::time::advance(OVER_AFTER * 9).await;
+        assert!(!failures.end() && !failures.begin(), "the next one was to come only now");
+        tokio::time::advance(OVER_AFTER * 10).await;
+        assert!(failures.end());
     }
 }

@@ -83,9 +83,9 @@ const DECIDED_AT_ONCE: usize = 4;
 /// The most decisions whose tasks are being made. A decision beyond it is left to a node that takes it on.
 const MADE_AT_ONCE: usize = 64;
 
-/// The interval between two lines in the log about schedules that this version cannot read, and between two about
-/// decided fire times.
-const SAY_UNREADABLE_EVERY: Duration = Duration::from_secs(600);
+/// What this version cannot read is news in the log again when none has come for this long. An unreadable schedule
+/// comes each minute; a decided fire time goes round among the nodes.
+const UNREADABLE_OVER_AFTER: Duration = Duration::from_secs(600);
 
 /// How long a stop waits for a look. What a look has decided is then mostly made, and counted.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
@@ -115,9 +115,9 @@ pub struct Firer {
     making: Arc<Semaphore>,
     /// The decisions with an unknown outcome.
     unknown: Failures,
-    /// When the log had a line about schedules that this version cannot read, and about decided fire times.
-    schedules_said: Arc<Mutex<Option<Instant>>>,
-    fires_said: Arc<Mutex<Option<Instant>>>,
+    /// The schedules that this version cannot read, and the decided fire times.
+    unreadable_schedules: Failures,
+    unreadable_fires: Failures,
     /// The schedules that could not be decided or postponed, and the end of the back-off of each. A change of one ends
     /// it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
@@ -136,7 +136,7 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        let (unknown, schedules_said, fires_said, left_alone, silent) = Default::default();
+        let (unknown, left_alone, silent) = Default::default();
         Self {
             store,
             submitter,
@@ -147,8 +147,8 @@ impl Firer {
             set_aside,
             making,
             unknown,
-            schedules_said,
-            fires_said,
+            unreadable_schedules: Failures::over_after(UNREADABLE_OVER_AFTER),
+            unreadable_fires: Failures::over_after(UNREADABLE_OVER_AFTER),
             left_alone,
             silent,
         }
@@ -477,7 +477,7 @@ impl Firer {
     /// Postpones a schedule that this version cannot read. It comes again after each back-off, so the log does not have
     /// each.
     async fn put_aside(&self, name: &ScheduleName, revision: Revision, error: impl fmt::Display) {
-        if is_news(&self.schedules_said) {
+        if self.unreadable_schedules.begin() {
             tracing::error!(schedule = %name, %error, "this version cannot read schedules; retrying");
         } else {
             tracing::debug!(schedule = %name, %error, "this version cannot read a schedule");
@@ -488,7 +488,7 @@ impl Firer {
     /// One that cannot be read comes again after each hold, at any node. So the log does not have each.
     fn readable(&self, fire: Result<FireRecord, impl fmt::Display>) -> Option<FireRecord> {
         fire.inspect_err(|error| {
-            if is_news(&self.fires_said) {
+            if self.unreadable_fires.begin() {
                 tracing::error!(%error, "this version cannot read decided fire times; retrying");
             } else {
                 tracing::debug!(%error, "this version cannot read a decided fire time");
@@ -496,14 +496,4 @@ impl Firer {
         })
         .ok()
     }
-}
-
-/// Whether the log may have the next line about what this version cannot read.
-fn is_news(said: &Mutex<Option<Instant>>) -> bool {
-    let (mut said, now) = (said.lock(), Instant::now());
-    let is_news = said.is_none_or(|said| now.saturating_duration_since(said) >= SAY_UNREADABLE_EVERY);
-    if is_news {
-        *said = Some(now);
-    }
-    is_news
 }
