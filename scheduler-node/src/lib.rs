@@ -49,6 +49,7 @@ pub mod cli;
 mod clock;
 mod config;
 mod dice;
+mod failures;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod fuzz;
 mod internal;

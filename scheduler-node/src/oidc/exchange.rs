@@ -40,8 +40,13 @@ pub(super) async fn exchange(
     let request = request(client, config, metadata, code, verifier);
     let (status, answer): (_, TokenResponse) = client.send(request).await.map_err(Refusal::Away)?;
     match answer {
-        TokenResponse { error: Some(error), .. } => Err(refused(&error)),
-        TokenResponse { id_token: Some(token), .. } if status.is_success() => Ok(token),
+        TokenResponse { error: Some(error), .. } => Err(refused(client, &error)),
+        TokenResponse { id_token: Some(token), .. } if status.is_success() => {
+            if client.refusals.end() {
+                tracing::info!("the identity provider accepts this cluster's token requests again");
+            }
+            Ok(token)
+        }
         _ => Err(Refusal::Untrusted(format!("it answered {status} without an id token"))),
     }
 }
@@ -64,13 +69,17 @@ fn request(client: &ProviderClient, config: &Oidc, metadata: &Metadata, code: &s
     request.header(CONTENT_TYPE, "application/x-www-form-urlencoded").body(form.finish())
 }
 
-fn refused(error: &str) -> Refusal {
+fn refused(client: &ProviderClient, error: &str) -> Refusal {
     let error = provider_client::code(error);
     if error == "invalid_grant" {
         return Refusal::Refused("the code was used before, or is too old (invalid_grant); sign in again".to_owned());
     }
-    // The person who signs in cannot correct this.
-    tracing::warn!(error, "the identity provider refused this cluster's token request");
+    // The person who signs in cannot correct this. A stranger can bring it about as often as they like.
+    if client.refusals.begin() {
+        tracing::warn!(error, "the identity provider refused this cluster's token request");
+    } else {
+        tracing::debug!(error, "the identity provider refused another token request of this cluster");
+    }
     Refusal::Refused(format!("it refused this cluster's token request ({error}); an operator finds more in the log"))
 }
 

@@ -6,7 +6,7 @@ use reqwest::{RequestBuilder, StatusCode, redirect};
 use serde::de::DeserializeOwned;
 
 use super::exchange_limit::ExchangeLimit;
-use crate::causes;
+use crate::{causes, failures::Failures};
 
 /// Short, because a person waits for the answer.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
@@ -23,6 +23,8 @@ pub(super) struct ProviderClient {
     pub(super) http: reqwest::Client,
     /// Limits exchanges of codes. Discovery needs no place, because only one runs at a time.
     pub(super) limit: ExchangeLimit,
+    /// The exchanges that the provider refuses for a reason that lies with this cluster.
+    pub(super) refusals: Failures,
 }
 
 impl ProviderClient {
@@ -36,7 +38,8 @@ impl ProviderClient {
             // A machine without CA certificates can still use plain http.
             http = http.tls_certs_only([]);
         }
-        Ok(Self { http: http.build()?, limit: ExchangeLimit::new(ANSWERED_WITHIN) })
+        let (limit, refusals) = (ExchangeLimit::new(ANSWERED_WITHIN), Failures::default());
+        Ok(Self { http: http.build()?, limit, refusals })
     }
 
     /// The status and the JSON of the answer, or the reason why there is none.

@@ -10,7 +10,7 @@ use integration_tests::identity_provider::{CLIENT_ID, CLIENT_SECRET, IdentityPro
 use serde_json::json;
 
 use super::*;
-use crate::{clock, config::oidc::CALLBACK};
+use crate::{clock, config::oidc::CALLBACK, failures::tests::Log};
 
 fn config(issuer: &str) -> Oidc {
     let ops = Grant { value: "ops".to_owned(), role: Role::Operator, queues: Scope::ALL };
@@ -178,6 +178,20 @@ async fn a_key_that_came_since_is_found_but_not_looked_for_at_every_token() {
     let refusal = sign_in(&node).await.expect_err("refused").to_string();
     assert!(refusal.contains("does not publish"), "{refusal}");
     sign_in_at(&node, later()).await.expect("let in");
+}
+
+#[tokio::test]
+async fn a_provider_that_refuses_this_cluster_has_one_line_in_the_log_however_many_come_back() {
+    let log = Log::keep();
+    let (_, idp) = pair().await;
+    let node = Provider::new(Oidc { client_secret: "another secret of this client".into(), ..config(idp.issuer()) });
+    let node = node.expect("a client");
+    for _ in 0..10 {
+        let refusal = sign_in(&node).await.expect_err("refused").to_string();
+        assert!(refusal.contains("invalid_client"), "{refusal}");
+    }
+    assert_eq!(log.count("refused this cluster's token request"), 1);
+    assert_eq!(log.count("refused another token request"), 9);
 }
 
 #[tokio::test]

@@ -5,12 +5,11 @@
 //! ways to the broker, one for each queue, with the [`backlog`] of all of them, and [`delay_rules`] say what becomes
 //! of messages that come from a delay exchange. [`retry`] repeats a write until each of its rows is written or
 //! refused. [`suspects`] are rows that may be at fault when a write fails as with a bug. [`failures`] notices the
-//! first of several failures, for the log.
+//! first of several failures, for the log; it is a module of its own, as a room below needs it too.
 
 pub mod backlog;
 pub mod database;
 pub mod delay_rules;
-pub mod failures;
 pub mod floors;
 pub mod lanes;
 pub mod owned_shards;
@@ -18,3 +17,5 @@ pub mod ready_queues;
 pub mod retry;
 pub mod set_aside;
 pub mod suspects;
+
+pub(crate) use crate::failures;
