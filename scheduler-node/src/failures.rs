@@ -90,6 +90,11 @@ pub(crate) mod tests {
         pub(crate) fn count(&self, text: &str) -> usize {
             String::from_utf8_lossy(&self.text.0.lock()).lines().filter(|line| line.contains(text)).count()
         }
+
+        /// The length of the longest line, in bytes.
+        pub(crate) fn longest(&self) -> usize {
+            self.text.0.lock().split(|byte| *byte == b'\n').map(<[u8]>::len).max().unwrap_or(0)
+        }
     }
 
     #[tokio::test(start_paused = true)]

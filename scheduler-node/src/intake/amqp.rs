@@ -32,7 +32,7 @@ use crate::{
         delay_rules::{DelayRules, RuleSet},
         failures::Failures,
         retry::{Refused, until_done},
-        set_aside::{Kept, Kind, SetAside, why},
+        set_aside::{Kept, Kind, SetAside, for_log, why},
     },
 };
 
@@ -86,6 +86,8 @@ pub struct AmqpIntake {
     pub set_aside: SetAside,
     /// The passes that returned messages.
     pub returned: Failures,
+    /// The passes that set messages aside, which cannot be tasks.
+    pub unfit: Failures,
 }
 
 impl AmqpIntake {
@@ -181,6 +183,9 @@ impl AmqpIntake {
             self.give_back(again).await;
         }
         if unfit.is_empty() {
+            if self.unfit.end() {
+                tracing::info!("submitted messages are no longer set aside");
+            }
             return;
         }
         drop(pass);
@@ -199,9 +204,7 @@ impl AmqpIntake {
         if trouble.is_cut {
             // Only the broker has the whole message. After a reject it moves the message to the queue where
             // set-aside messages go.
-            let reason = trouble.reason;
-            tracing::warn!(door = ?received.source, reason, "rejected a message that cannot be a task; the broker sets \
-                                                           it aside");
+            tracing::debug!(door = ?received.source, "rejected a message that is cut; the broker sets it aside");
             self.metrics.submissions_invalid.inc();
             received.ack.reject().await;
             return None;
@@ -219,25 +222,35 @@ impl AmqpIntake {
     /// Sets messages aside that cannot be tasks, and begins none at or after `until`. Returns those that must be
     /// delivered again, with the reason.
     async fn set_all_aside(&self, unfit: Vec<(Received, String)>, until: Instant) -> Vec<(Received, String)> {
-        let mut again = Vec::new();
+        let (mut again, mut messages, mut first) = (Vec::new(), 0_usize, None);
         for (received, reason) in unfit {
             if Instant::now() >= until {
                 again.push((received, "messages before it took too long to set aside".to_owned()));
                 continue;
             }
-            match self.set_aside(&received, &reason).await {
-                Ok(()) => received.ack.ack().await,
-                Err(why) => again.push((received, why)),
+            if let Err(why) = self.broker.set_aside(&received, &reason).await {
+                again.push((received, why));
+                continue;
             }
+            let (door, logged) = (&received.source, for_log(&reason));
+            tracing::debug!(?door, reason = logged, "set aside a message that cannot be a task");
+            self.metrics.submissions_invalid.inc();
+            messages += 1;
+            first.get_or_insert_with(|| (received.source.clone(), reason));
+            received.ack.ack().await;
+        }
+        if let Some((door, reason)) = first
+            && self.unfit.begin()
+        {
+            let reason = for_log(&reason);
+            tracing::warn!(
+                messages,
+                ?door,
+                reason,
+                "set messages aside that cannot be tasks, and maybe more; the first one has this reason"
+            );
         }
         again
-    }
-
-    async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
-        self.broker.set_aside(received, reason).await?;
-        tracing::warn!(door = ?received.source, reason, "set aside a message that cannot be a task");
-        self.metrics.submissions_invalid.inc();
-        Ok(())
     }
 
     async fn give_back(&self, again: Vec<(Received, String)>) {

@@ -56,6 +56,7 @@ impl Shared {
             metrics: Arc::clone(&self.metrics),
             set_aside: self.set_aside.clone(),
             returned: Default::default(),
+            unfit: Default::default(),
         };
         let received = loops.broker.received();
         crews.intake.spawn(LoopKind::AmqpIntake, amqp_intake.run(received, self.stop.intake.clone()));

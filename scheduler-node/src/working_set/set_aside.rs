@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use prometheus::{IntCounterVec, Opts, Registry};
 use tracing::field::display;
 
-use super::retry::until_done;
+use super::{failures::Failures, retry::until_done};
 use crate::{
     clock,
     store::{Error, Statements, quarantine::Quarantined},
@@ -29,6 +29,9 @@ const SHOWN_FOR: Duration = Duration::from_secs(900);
 
 /// The longest reason that `/readyz` shows.
 const REASON_CHARS: usize = 200;
+
+/// The longest reason in the log: a reason may repeat what a sender wrote.
+const LOGGED_CHARS: usize = 1_000;
 
 /// The most attempts that are remembered as kept: more than the reports and confirms that a node holds while their
 /// rows are locked. Beyond it all are forgotten, and some are kept twice.
@@ -90,6 +93,8 @@ impl From<TroubleKind> for Kind {
 pub struct SetAside {
     counts: IntCounterVec,
     recent: Arc<Mutex<BTreeMap<Kind, Recent>>>,
+    /// Of each kind the log has the first: a sender may cause thousands.
+    said: Arc<BTreeMap<Kind, Failures>>,
     /// The attempts that are kept in the quarantine, but whose rows are not set aside yet.
     open: Arc<Mutex<HashSet<(TaskId, Attempt)>>>,
 }
@@ -140,7 +145,8 @@ impl Default for SetAside {
         for kind in Kind::ALL {
             let _ = counts.with_label_values(&[kind.text()]);
         }
-        Self { counts, recent: Arc::default(), open: Arc::default() }
+        let said = Kind::ALL.into_iter().map(|kind| (kind, Failures::default())).collect();
+        Self { counts, recent: Arc::default(), said: Arc::new(said), open: Arc::default() }
     }
 }
 
@@ -169,15 +175,17 @@ impl SetAside {
     fn noted(&self, kind: Kind, database: Option<&DatabaseName>, kept: &Kept, reason: &str) {
         let name = kept.name.as_deref().unwrap_or_default();
         let (database, task, attempt) = (database.map(display), kept.task.map(display), kept.attempt.map(display));
-        tracing::error!(
-            kind = kind.text(),
-            database,
-            task,
-            attempt,
-            name,
-            error = reason,
-            "set aside; the rest of the batch continues"
-        );
+        let error = for_log(reason);
+        macro_rules! say {
+            ($level:ident, $text:literal) => {
+                tracing::$level!(kind = kind.text(), database, task, attempt, name, error, $text)
+            };
+        }
+        if self.said[&kind].begin() {
+            say!(error, "set aside, and maybe more of this kind; the rest continues");
+        } else {
+            say!(debug, "set aside; the rest continues");
+        }
         self.counted(kind);
         let last = format!("{name}: {reason}").chars().take(REASON_CHARS).collect();
         let (mut recent, now) = (self.recent.lock(), clock::instant());
@@ -254,6 +262,11 @@ impl SetAside {
     }
 }
 
+/// The part of a reason that the log has.
+pub fn for_log(reason: &str) -> &str {
+    reason.char_indices().nth(LOGGED_CHARS).map_or(reason, |(end, _)| &reason[..end])
+}
+
 /// The reason of a refusal, for a person.
 pub fn why(error: &Error) -> String {
     format!("{}: {}", error.op, error.reason())
@@ -285,5 +298,17 @@ mod tests {
         let (database, kept) = (DatabaseName::new("main"), Kept::attempt(id, Attempt::new(2)));
         SetAside::default().noted(Kind::Report, Some(&database), &kept, "it is refused");
         assert_eq!(log.count(&format!("database=main task={id} attempt=2 name=\"{id}:2\" error=\"it is refused\"")), 1);
+    }
+
+    #[test]
+    fn of_each_kind_the_log_has_one_error_and_no_more_of_a_long_reason_than_its_beginning() {
+        let (log, set_aside) = (Log::keep(), SetAside::default());
+        for _ in 0..10 {
+            set_aside.note(Kind::LargeMessage, "result", &"é".repeat(100_000));
+            set_aside.note(Kind::UnreadableMessage, "result", "it nests too deep");
+        }
+        assert_eq!((log.count("ERROR"), log.count("DEBUG")), (2, 18));
+        assert!(log.longest() < 8 << 10, "{}", log.longest());
+        assert_eq!(set_aside.count(Kind::LargeMessage), 10);
     }
 }

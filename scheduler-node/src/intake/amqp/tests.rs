@@ -14,17 +14,12 @@ use super::*;
 use crate::{
     audit::AuditMetrics,
     broker::tests::bench::{Bench, LONG},
-    desk::tests::fresh,
+    desk::tests::{Counter, fresh},
     working_set::{delay_rules::DelayRule, failures::tests::Log},
 };
 
-#[tokio::test]
-async fn messages_that_are_returned_again_and_again_have_one_line_in_the_log() {
-    let log = Log::keep();
-    let (counter, test) = fresh().await;
-    test.fill_disk("INSERT", "task").await;
-    let bench = Bench::new().await;
-    let intake = AmqpIntake {
+fn intake(counter: &Counter, bench: &Bench) -> AmqpIntake {
+    AmqpIntake {
         desk: counter.desk.clone(),
         broker: bench.broker.clone(),
         store: counter.store.clone(),
@@ -34,19 +29,65 @@ async fn messages_that_are_returned_again_and_again_have_one_line_in_the_log() {
         metrics: Arc::new(Metrics::register(&Registry::new()).unwrap()),
         set_aside: SetAside::default(),
         returned: Failures::default(),
-    };
-    let (received, stop) = (bench.broker.received(), CancellationToken::new());
-    let running = spawn_child(intake.run(received, stop.clone()));
+        unfit: Failures::default(),
+    }
+}
+
+/// A message for the queue `mails`, with this further header.
+fn to_mails(name: &str, value: &str) -> BasicProperties {
     let mut headers = FieldTable::default();
-    headers.insert("duetime-queue".into(), AMQPValue::LongString("mails".into()));
-    bench.hand().await.publish(SUBMIT, b"{}", BasicProperties::default().with_headers(headers)).await;
-    let returned = async {
-        while log.count("returned submitted messages to the broker for redelivery") < 3 {
+    for (name, value) in [("duetime-queue", "mails"), (name, value)] {
+        headers.insert(name.into(), AMQPValue::LongString(value.into()));
+    }
+    BasicProperties::default().with_headers(headers)
+}
+
+async fn until_said(log: &Log, text: &str, lines: usize) {
+    let said = async {
+        while log.count(text) < lines {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(LONG, returned).await.expect("the message is delivered and returned again");
+    tokio::time::timeout(LONG, said).await.unwrap_or_else(|_| panic!("{} of {lines} lines: {text}", log.count(text)));
+}
+
+#[tokio::test]
+async fn messages_that_are_returned_again_and_again_have_one_line_in_the_log() {
+    let log = Log::keep();
+    let (counter, test) = fresh().await;
+    test.fill_disk("INSERT", "task").await;
+    let bench = Bench::new().await;
+    let (received, stop) = (bench.broker.received(), CancellationToken::new());
+    let running = spawn_child(intake(&counter, &bench).run(received, stop.clone()));
+    bench.hand().await.publish(SUBMIT, b"{}", to_mails("duetime-delay-ms", "1")).await;
+    until_said(&log, "returned submitted messages to the broker for redelivery", 3).await;
     assert_eq!(log.count("WARN scheduler_node::intake::amqp"), 1);
+    stop.cancel();
+    tokio::time::timeout(LONG, running).await.expect("the intake ends").unwrap();
+}
+
+#[tokio::test]
+async fn messages_that_cannot_be_tasks_have_one_line_in_the_log_of_no_great_length() {
+    const BEYOND_THE_RATE: usize = 100;
+    let log = Log::keep();
+    let (counter, _test) = fresh().await;
+    let policy = serde_json::from_str(r#"{"max_submits_per_second":1}"#).expect("a policy");
+    counter.desk.queue_put(QueueName::new("mails"), policy).await.expect("there is room");
+    let bench = Bench::new().await;
+    let (received, stop) = (bench.broker.received(), CancellationToken::new());
+    let running = spawn_child(intake(&counter, &bench).run(received, stop.clone()));
+    let hand = bench.hand().await;
+    // Some of each part are within the rate.
+    for part in 1..=2 {
+        for _ in 0..BEYOND_THE_RATE {
+            hand.publish(SUBMIT, b"{}", to_mails("duetime-delay-ms", "60000")).await;
+        }
+        until_said(&log, "set aside a message that cannot be a task", part * BEYOND_THE_RATE / 2).await;
+    }
+    hand.publish(SUBMIT, b"{}", to_mails("duetime-on-duplicate", &"x".repeat(100_000))).await;
+    until_said(&log, "`duetime-on-duplicate`", 1).await;
+    assert_eq!(log.count("set messages aside that cannot be tasks"), 1);
+    assert!(log.longest() < 8 << 10, "{}", log.longest());
     stop.cancel();
     tokio::time::timeout(LONG, running).await.expect("the intake ends").unwrap();
 }

@@ -25,7 +25,7 @@ use crate::{
     clock,
     store::{Statements, quarantine::Quarantined},
     supervise::at_work,
-    working_set::database::NodeDatabase,
+    working_set::{database::NodeDatabase, set_aside::for_log},
 };
 
 /// Messages that wait for one database: as many as the broker delivers unacked.
@@ -317,7 +317,7 @@ impl<S: Statements> Reporter<S> {
         tracing::warn!(
             messages = count,
             source = first_source,
-            reason = first_reason,
+            reason = for_log(&first_reason),
             "stored messages that cannot be trusted or read in full in the quarantine table; the first one has this reason"
         );
         for (kind, source, reason) in troubles {
