@@ -19,7 +19,7 @@ use crate::{
     working_set::{
         database::{DatabaseIndex, LEFT_ALONE},
         retry::Refused,
-        set_aside::{Kept, Kind, why},
+        set_aside::{Kept, Kind, for_log, why},
     },
 };
 
@@ -190,9 +190,15 @@ impl SqlIntake {
             suspects.try_each(StoreOp::InboxRefuse, &mut reasons, |(id, _)| *id, refuse_part, Clone::clone).await;
         let others_pass = !tried.answers.is_empty();
         let just_now: Vec<TaskId> = tried.answers.into_iter().flatten().collect();
-        for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {
-            tracing::warn!(task = %id, database = %source.name(), %problem, "a submission in SQL cannot be a task; it stays in the inbox");
+        let just_now: Vec<&(TaskId, Problem)> = refused.iter().filter(|(id, _)| just_now.contains(id)).collect();
+        for (id, problem) in &just_now {
+            tracing::debug!(task = %id, database = %source.name(), %problem, "a submission in SQL cannot be a task");
             self.metrics.inbox_refused(problem.slug());
+        }
+        if let Some((task, problem)) = just_now.first() {
+            let (rows, database, problem) = (just_now.len(), source.name(), problem.to_string());
+            let problem = for_log(&problem);
+            tracing::warn!(rows, %task, %database, problem, "submissions in SQL cannot be tasks; they stay in the inbox, and the first one has this problem");
         }
         for Refused { item: (id, _), error } in tried.refused {
             database.set_aside.keep(&database.sql, Kind::Inbox, Kept::task(*id), &why(&error)).await;

@@ -6,6 +6,7 @@ use crate::{
     desk::tests::{Counter, fresh, with_two_databases},
     loops::nudger::Nudger,
     store::tests::fixture::{self, TestDatabase},
+    working_set::failures::tests::Log,
 };
 
 async fn replace(test: &TestDatabase, payload: i32) -> TaskId {
@@ -70,6 +71,23 @@ async fn large_submissions_beyond_one_read_are_collected_without_a_pause() {
     // This desk takes no payload beyond 1,000 bytes.
     let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&test.pool).await.unwrap(), 6);
+}
+
+#[tokio::test]
+async fn submissions_that_are_refused_together_have_one_line_in_the_log() {
+    let log = Log::keep();
+    let (counter, test) = fresh().await;
+    sqlx::raw_sql(
+        "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+         SELECT duetime.mint(now(), 0), 0, '{\"queue\": \"orders\", \"priority\": 9}'::jsonb, now() - interval '1 minute'
+           FROM generate_series(1, 100)",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    intake(&counter).collect(&mut Passed::default()).await.unwrap();
+    assert_eq!(log.count("a submission in SQL cannot be a task"), 100);
+    assert_eq!((log.count("submissions in SQL cannot be tasks"), log.count("rows=100")), (1, 1));
 }
 
 /// The database of the refused row's shard may have it as a task, and has to say so first.
