@@ -349,12 +349,14 @@ pub struct Queue {
     pub policy: QueuePolicy,
     /// Due tasks wait as `ready`.
     pub paused: bool,
+    /// The fields of the stored policy that this version cannot read. Such a queue counts as paused.
+    pub unreadable: Vec<String>,
 }
 
 impl Queue {
     /// A queue without settings of its own.
     pub fn with_defaults(name: QueueName) -> Self {
-        Self { name, policy: QueuePolicy::default(), paused: false }
+        Self { name, policy: QueuePolicy::default(), paused: false, unreadable: Vec::new() }
     }
 
     /// Whether tasks become `ready` instead of being claimed at their due time.

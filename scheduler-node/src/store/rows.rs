@@ -114,10 +114,11 @@ impl QueueRecord {
 pub(super) fn read_queue(row: &PgRow) -> Result<Queue, sqlx::Error> {
     let name = super::queue(row, "name")?;
     let error = match row.try_get("policy") {
-        Ok(Json(policy)) => return Ok(Queue { name, policy, paused: row.try_get("paused")? }),
+        Ok(Json(policy)) => {
+            return Ok(Queue { name, policy, paused: row.try_get("paused")?, unreadable: Vec::new() });
+        }
         Err(error) => error,
     };
     let Some((policy, unreadable)) = QueuePolicy::salvage(row.try_get("policy")?) else { return Err(error) };
-    tracing::error!(queue = %name, ?unreadable, "the policy of a queue cannot be read; it counts as paused until a valid one is put");
-    Ok(Queue { name, policy, paused: true })
+    Ok(Queue { name, policy, paused: true, unreadable })
 }

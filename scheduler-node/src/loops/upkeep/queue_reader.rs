@@ -89,7 +89,8 @@ async fn read_all(home: &impl Statements, books: &Books) -> Result<(), Error> {
         // back, and its state counts.
         (revision, queues) = home.queue_read().await?;
         if books.load().revision() > revision {
-            books.store(Arc::new(QueueBook::new(revision, queues)));
+            let book = Arc::new(QueueBook::new(revision, queues));
+            tell_unreadable(&books.swap(Arc::clone(&book)), &book);
             return Ok(());
         }
     }
@@ -101,7 +102,21 @@ async fn read_all(home: &impl Statements, books: &Books) -> Result<(), Error> {
 /// Puts a book in force, unless a newer one is in force already: two reads may run at the same time.
 fn put_in_force(books: &Books, book: QueueBook) {
     let book = Arc::new(book);
-    books.rcu(|now| if now.revision() > book.revision() { Arc::clone(now) } else { Arc::clone(&book) });
+    let before = books.rcu(|now| if now.revision() > book.revision() { Arc::clone(now) } else { Arc::clone(&book) });
+    if before.revision() <= book.revision() {
+        tell_unreadable(&before, &book);
+    }
+}
+
+/// Tells of queues that this version cannot read in full and that have changed since `before`. A client can read them
+/// as often as it likes, so those reads tell nothing.
+fn tell_unreadable(before: &QueueBook, now: &QueueBook) {
+    let (changed, _) = now.since(before);
+    let unreadable: Vec<_> = changed.iter().filter(|queue| !queue.unreadable.is_empty()).collect();
+    if let Some(first) = unreadable.first() {
+        let (queues, queue, unreadable) = (unreadable.len(), &first.name, &first.unreadable);
+        tracing::error!(queues, %queue, ?unreadable, "the policies of queues cannot be read; these count as paused until valid ones are put");
+    }
 }
 
 #[cfg(test)]
@@ -109,7 +124,10 @@ mod tests {
     use common::{ids::QueueName, queue::QueuePolicy};
 
     use super::*;
-    use crate::{coordination::tests::SOON, loops::upkeep::looker, store::tests::fixture, supervise::spawn_child};
+    use crate::{
+        coordination::tests::SOON, loops::upkeep::looker, store::tests::fixture, supervise::spawn_child,
+        working_set::failures::tests::Log,
+    };
 
     /// Waits until a copy of the queues shows a queue that is made after the reader has begun.
     async fn shows_what_is_made_later(with_glances: bool) {
@@ -147,5 +165,21 @@ mod tests {
     #[tokio::test]
     async fn a_change_is_read_without_glances_too() {
         shows_what_is_made_later(false).await;
+    }
+
+    #[tokio::test]
+    async fn policies_that_cannot_be_read_have_one_line_in_the_log_however_often_they_are_read() {
+        let (log, test, books) = (Log::keep(), fixture::database().await, Books::default());
+        for name in ["a", "b"] {
+            test.database.queue_put(&QueueName::new(name), &QueuePolicy::default(), None, 10).await.unwrap();
+        }
+        let write = "UPDATE duetime.queue SET policy = policy || '{\"max_running\": \"ten\"}'";
+        sqlx::query(write).execute(&test.pool).await.unwrap();
+        for _ in 0..10 {
+            assert_eq!(test.database.queue_page("", 10, None).await.unwrap().len(), 2);
+            read_all(&test.database, &books).await.unwrap();
+        }
+        assert!(books.load().iter().all(|queue| queue.paused));
+        assert_eq!((log.count("cannot be read"), log.count("queues=2 queue=a")), (1, 1));
     }
 }

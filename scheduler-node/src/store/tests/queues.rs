@@ -264,8 +264,13 @@ async fn a_queue_whose_policy_cannot_be_read_counts_as_paused_and_hides_no_other
         sqlx::query(write).bind(policy).bind(start + 1).execute(&test.pool).await.unwrap();
     };
     write(r#"{ "max_running": "ten" }"#).await;
-    let salvaged = Queue { name: name("a"), policy: QueuePolicy { max_running: None, ..policy.clone() }, paused: true };
-    let readable = Queue { name: name("b"), policy, paused: false };
+    let salvaged = Queue {
+        policy: QueuePolicy { max_running: None, ..policy.clone() },
+        paused: true,
+        unreadable: vec!["max_running".to_owned()],
+        ..Queue::with_defaults(name("a"))
+    };
+    let readable = Queue { policy, ..Queue::with_defaults(name("b")) };
     let (_, mut queues) = database.queue_read().await.unwrap();
     queues.sort_by(|one, other| one.name.cmp(&other.name));
     assert_eq!(queues, [salvaged.clone(), readable.clone()]);
