@@ -354,6 +354,7 @@ fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts)
             SkipReason::WouldExpire => format!("would expire before they are due: {fate}"),
             SkipReason::KeyTaken => format!("have a key that another task now has: {fate}"),
             SkipReason::PlacedAnew => format!("have a queue whose placement has changed since: {fate}"),
+            SkipReason::QueueDeleted => format!("have a queue that was deleted, so create it first: {fate}"),
             SkipReason::Held => format!("are locked by another transaction: {fate}"),
             SkipReason::Unavailable => {
                 "were not tried, because the database stopped answering; the first of them may have changed".to_owned()

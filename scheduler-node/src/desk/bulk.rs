@@ -131,8 +131,7 @@ impl Desk {
         let database = self.database_at(at)?;
         let step = database.bulk_look(Walk::of(bulk.act, at.began_at), &bulk.filter, at.place.as_ref(), most).await?;
         let mut counts = BatchCounts { matched: step.found.len() as u64, ..BatchCounts::default() };
-        // One step finds tasks of one queue.
-        let queue = at.place.as_ref().map(|place| &place.queue).or(bulk.filter.queue.as_ref());
+        let queue = step.queue.as_ref();
         let (now, only) = (self.now(), self.only_shard(bulk.act, queue));
         let mut fit = Vec::with_capacity(step.found.len());
         for found in step.found {
@@ -214,10 +213,15 @@ impl Desk {
         batch: Vec<FoundTask>,
     ) -> Result<(BatchCounts, Option<Problem>), Problem> {
         let keep = Keep::of_queue(&self.parts().books.load(), queue);
-        let done = match database.bulk_act(act, &batch, &keep).await {
-            // Each task is changed on its own below, in the place of its shard.
-            Err(error) if error.is_moved() => Vec::new(),
-            done => done?,
+        let done = if self.may_lack_queue(act, queue).await {
+            // Each task is judged on its own below: those with an envelope need no queue.
+            Vec::new()
+        } else {
+            match database.bulk_act(act, &batch, &keep).await {
+                // Each task is changed on its own below, in the place of its shard.
+                Err(error) if error.is_moved() => Vec::new(),
+                done => done?,
+            }
         };
         let mut counts = self.count_done(&done);
         let done: BTreeSet<TaskId> = done.iter().map(BulkChange::id).collect();
@@ -255,6 +259,13 @@ impl Desk {
             }
         }
         Ok((counts, None))
+    }
+
+    /// Whether a retry may find tasks of `queue` that have to stay dead, because this node knows no such queue.
+    async fn may_lack_queue(&self, act: BulkAction, queue: Option<&QueueName>) -> bool {
+        let Some(queue) = queue.filter(|_| act == BulkAction::Retry) else { return false };
+        self.read_unknown([queue]).await;
+        self.parts().books.load().find(queue).is_none()
     }
 
     /// Those of `ids` whose rows another transaction holds, after `problem`.
@@ -327,7 +338,10 @@ pub(crate) fn reason_left(problem: &Problem) -> SkipReason {
     match (problem.status, problem.slug()) {
         (422, _) => SkipReason::WouldExpire,
         (_, "duplicate") => SkipReason::KeyTaken,
-        // Of all actions only a retry meets a dead task in this way.
+        // Of all actions only a retry meets a dead task in these two ways.
+        (_, "conflict") if problem.state == Some(TaskState::Dead) && problem.field.as_deref() == Some("queue") => {
+            SkipReason::QueueDeleted
+        }
         (_, "conflict") if problem.state == Some(TaskState::Dead) => SkipReason::PlacedAnew,
         // The task has finished, or its row was even dropped, since the walk found it.
         _ => SkipReason::InFlight,

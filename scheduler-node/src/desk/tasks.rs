@@ -13,7 +13,7 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, Problem, TaskView, ValidChange, format},
 };
 
-use super::{Desk, run_to_end};
+use super::{Desk, refusal, run_to_end};
 use crate::{
     loops::outcome::reporter::Reported,
     store::{
@@ -162,6 +162,7 @@ impl Desk {
         let desk = self.clone();
         run_to_end(async move {
             desk.require_task(id).await?;
+            desk.require_queue_of_dead(id).await?;
             let write = |database: Arc<Database>| async move { database.task_revive(id).await };
             let revived = match desk.write_in_place(id, write).await? {
                 Err(error) if error.is_key_taken() => return Err(Problem::key_taken(id)),
@@ -190,6 +191,24 @@ impl Desk {
         let (partition_key, key) = (task.partition_key.as_deref(), task.key.as_deref());
         let bound = bound_to(&task.queue, placement, partition_key, key, shard_count.into());
         task.state == TaskState::Dead && bound.is_some_and(|shard| shard != task.id.shard())
+    }
+
+    /// Refuses to bring back a dead task whose queue was deleted: under the default policy its message would go where
+    /// nobody reads, and count as done. A message of a delay exchange needs no queue. A deletion at this moment may be
+    /// missed.
+    async fn require_queue_of_dead(&self, id: TaskId) -> Result<(), Problem> {
+        let Some(task) = self.read_in_place(id).await?.filter(|task| task.state == TaskState::Dead) else {
+            return Ok(());
+        };
+        let unread = self.read_unknown([&task.queue]).await;
+        if self.parts().books.load().find(&task.queue).is_some() {
+            return Ok(());
+        }
+        let read = |database: Arc<Database>| async move { database.task_read_forwarded(id).await };
+        if self.in_place(id, read, |_| false).await?? {
+            return Ok(());
+        }
+        Err(if unread.contains(&task.queue) { refusal::unread(&task.queue) } else { queue_deleted(&task) })
     }
 
     /// Applies a consumer's report on one attempt.
@@ -246,6 +265,12 @@ fn placed_anew(task: &TaskRecord) -> Problem {
         task.queue
     );
     Problem::conflict(detail).with_state(task.state)
+}
+
+/// The reason why a dead task cannot be retried: there is no queue for it. The field tells it from [`placed_anew`].
+fn queue_deleted(task: &TaskRecord) -> Problem {
+    let detail = format!("queue `{}` of this task was deleted; create it with its policy, then retry", task.queue);
+    Problem { field: Some("queue".into()), ..Problem::conflict(detail) }.with_state(task.state)
 }
 
 fn stale(attempt: Attempt, state: TaskState, newest: Attempt) -> Problem {

@@ -66,6 +66,8 @@ pub struct FoundTask {
 /// One step of a walk.
 #[derive(Clone, Debug, Default)]
 pub struct WalkStep {
+    /// The one queue of the tasks found.
+    pub queue: Option<QueueName>,
     pub found: Vec<FoundTask>,
     /// The place at which the walk goes on. `None`: it is complete.
     pub next: Option<Place>,
@@ -158,11 +160,11 @@ impl Database {
         };
         let (found, end) = self.look_in_time(walk, filter, &place, most).await?;
         let next = match end {
-            Some(end) => Some(Place { after: Some(end), ..place }),
+            Some(end) => Some(Place { queue: place.queue.clone(), after: Some(end) }),
             None if filter.queue.is_some() => None,
             None => self.next_queue(walk, place.queue.as_str()).await?.map(|queue| Place { queue, after: None }),
         };
-        Ok(WalkStep { found, next })
+        Ok(WalkStep { queue: Some(place.queue), found, next })
     }
 
     /// Looks at a smaller part where a look runs out of its time.

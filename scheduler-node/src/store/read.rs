@@ -23,6 +23,16 @@ impl Database {
         })
         .await
     }
+
+    /// Whether a finished task is a message of a delay exchange, which goes on by its envelope and needs no queue.
+    pub async fn task_read_forwarded(&self, id: TaskId) -> Result<bool, Error> {
+        self.run(StoreOp::TaskRead, |pool| async move {
+            let read = sqlx::query_scalar::<_, bool>(include_str!("queries/task_read_forwarded.sql"));
+            read.bind(id.uuid()).fetch_one(&pool).await
+        })
+        .await
+    }
+
     /// Reads the newest task with this key: a live one if there is any, else the newest that is still kept.
     pub async fn task_read_key(
         &self,

@@ -23,6 +23,14 @@ async fn submitted(counter: &Counter, json: &str) -> TaskId {
     counter.desk.submit(request(json)).await.expect("accepted").id
 }
 
+async fn dead(counter: &Counter, json: &str) -> TaskId {
+    let id = submitted(counter, json).await;
+    let attempt = claim(counter, id).await;
+    let discard = common::task::report::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
+    counter.desk.report(id, attempt, discard).await.expect("applied");
+    id
+}
+
 async fn state(counter: &Counter, id: TaskId) -> TaskState {
     counter.desk.get(id).await.expect("it is there").state
 }
@@ -256,10 +264,7 @@ async fn a_shift_that_an_outage_ends_early_goes_on_behind_what_it_has_shifted() 
 async fn a_dead_task_is_not_retried_beside_a_newer_one_with_its_key() {
     let (counter, _test) = fresh().await;
     let keyed = r#"{"queue":"a","key":"k","on_duplicate":"version"}"#;
-    let id = submitted(&counter, keyed).await;
-    let attempt = claim(&counter, id).await;
-    let discard = common::task::report::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
-    counter.desk.report(id, attempt, discard).await.expect("applied");
+    let id = dead(&counter, keyed).await;
     // A new task takes the key of a dead task of the same version.
     let newer = submitted(&counter, keyed).await;
     assert_ne!(newer, id);
@@ -280,16 +285,9 @@ async fn a_dead_task_of_a_queue_that_was_placed_anew_is_not_retried_on_its_old_s
         let policy = serde_json::from_str(&format!(r#"{{"placement":"{placement}"}}"#)).expect("a policy");
         counter.desk.queue_put(QueueName::new("a"), policy).await.expect("no task of it is left");
     };
-    let dead = async |json: &str| {
-        let id = submitted(&counter, json).await;
-        let attempt = claim(&counter, id).await;
-        let discard = common::task::report::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
-        counter.desk.report(id, attempt, discard).await.expect("applied");
-        id
-    };
     for (before, after) in [("spread", "single"), ("single", "spread")] {
         place(before).await;
-        let id = dead(r#"{"queue":"a","key":"k","partition_key":"p"}"#).await;
+        let id = dead(&counter, r#"{"queue":"a","key":"k","partition_key":"p"}"#).await;
         place(after).await;
         let refused = counter.desk.retry(id).await.expect_err("its key is ordered on another shard");
         assert_eq!((refused.status, refused.state), (409, Some(TaskState::Dead)), "{refused}");
@@ -301,11 +299,32 @@ async fn a_dead_task_of_a_queue_that_was_placed_anew_is_not_retried_on_its_old_s
         counter.desk.cancel(id).await.expect("not claimed");
     }
     place("spread").await;
-    dead(r#"{"queue":"a"}"#).await;
+    dead(&counter, r#"{"queue":"a"}"#).await;
     place("single").await;
     place("spread").await;
     let answer = bulk(&counter, r#"{"action":"retry","filter":{"queue":"a"}}"#).await.expect("answered");
     assert_eq!(answer.done, 1, "without a key it may be on any shard: {answer:?}");
+}
+
+#[tokio::test]
+async fn a_dead_task_of_a_deleted_queue_stays_dead_until_its_queue_is_there_again() {
+    let (counter, test) = fresh().await;
+    let id = dead(&counter, r#"{"queue":"a"}"#).await;
+    let forwarded = dead(&counter, r#"{"queue":"a"}"#).await;
+    let envelope = "UPDATE duetime.archive SET envelope = '{}' WHERE id = $1";
+    sqlx::query(envelope).bind(forwarded.uuid()).execute(&test.pool).await.unwrap();
+    counter.desk.queue_delete(QueueName::new("a")).await.expect("no task of it is left");
+    let refused = counter.desk.retry(id).await.expect_err("nobody reads its queue");
+    assert_eq!((refused.status, refused.state), (409, Some(TaskState::Dead)), "{refused}");
+    assert!(refused.detail.contains("was deleted"), "{refused}");
+    // A message of a delay exchange needs no queue.
+    for (found, done) in [(r#""filter":{"queue":"a"}"#, 1), (r#""all":true"#, 0)] {
+        let answer = bulk(&counter, &format!(r#"{{"action":"retry",{found}}}"#)).await.expect("answered");
+        assert_eq!((answer.done, answer.refused.get(&SkipReason::QueueDeleted)), (done, Some(&1)), "{answer:?}");
+    }
+    assert_eq!((state(&counter, id).await, state(&counter, forwarded).await), (TaskState::Dead, TaskState::Scheduled));
+    counter.desk.queue_put(QueueName::new("a"), common::wire::QueueRequest::default()).await.expect("there is room");
+    counter.desk.retry(id).await.expect("its queue is there again");
 }
 
 #[tokio::test]

@@ -57,6 +57,8 @@ async fn an_envelope_stays_with_its_task_through_claim_rescue_archive_and_reviva
     assert_eq!((rescued.envelope, rescued.redelivered), (claimed.envelope, true));
     assert_eq!(test.database.task_finish(&[finish(id)]).await.unwrap().ids, [id]);
     assert_eq!((kept(&test.pool, "task").await, kept(&test.pool, "archive").await), (0, 1));
+    assert!(test.database.task_read_forwarded(id).await.unwrap(), "so it needs no queue");
+    assert!(!test.database.task_read_forwarded(fixture::fresh_id()).await.unwrap());
     assert!(matches!(test.database.task_revive(id).await.unwrap(), Guarded::Done(_)));
     let again = test.database.task_claim(&[id], &fences, Duration::ZERO, &Default::default(), i64::MAX).await.unwrap();
     assert_eq!(again.deliveries[0].envelope.as_deref(), Some(&envelope()));
