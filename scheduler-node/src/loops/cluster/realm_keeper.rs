@@ -1,7 +1,8 @@
 //! Keeps the record of the realm in etcd, and finds out whether the prefix there belongs to this node's cluster.
 //!
 //! A node joins the cluster after it has found that. If the record is gone, because etcd has lost its data, a running
-//! node puts it back. If it stops, this node never joins, or goes on with the realm that it knows.
+//! node puts it back. A node that has found another cluster's record leaves the prefix to that cluster for a while. If
+//! this loop stops, the node never joins, or goes on with the realm that it knows.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use common::{
     cluster::realm::{RealmRecord, Realms},
     ids::{ClusterId, RealmId},
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -23,6 +24,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The interval while this node cannot join: etcd does not answer or refuses, or the prefix belongs to another cluster.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// The time for which another cluster's record must be gone before this node puts its own. If etcd has lost its data,
+/// each node of that cluster puts the record back within one interval; the second one is for nodes that are held up.
+const YIELD_FOR: Duration = LOOK_EVERY.saturating_mul(2);
 
 /// What this node knows of its realm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,6 +61,17 @@ impl RealmStanding {
     }
 }
 
+/// What the looks before have found.
+#[derive(Debug, Default)]
+struct Past {
+    /// The log says already that etcd does not take the record.
+    refused: bool,
+    /// The last record that was found is another cluster's.
+    is_foreign: bool,
+    /// Since when that record is gone.
+    gone_since: Option<Instant>,
+}
+
 /// Keeps the record; the module says how.
 #[derive(Debug)]
 pub struct RealmKeeper {
@@ -76,25 +92,29 @@ impl RealmKeeper {
         let Some(cluster) = cluster else { return };
         // The same at each try, so that a repeated request puts the same record.
         let fresh = RealmId::new(uuid::Uuid::new_v4());
-        let mut refused = false;
+        let mut past = Past::default();
         loop {
-            let settled = self.look(cluster, fresh, &mut refused).await;
+            let settled = self.look(cluster, fresh, &mut past).await;
             tokio::time::sleep(if settled { LOOK_EVERY } else { LOOK_AGAIN }).await;
         }
     }
 
-    /// Whether the record is there and is this cluster's. `refused`: the log says already that etcd does not take it.
-    async fn look(&self, cluster: ClusterId, fresh: RealmId, refused: &mut bool) -> bool {
+    /// Whether the record is there and is this cluster's.
+    async fn look(&self, cluster: ClusterId, fresh: RealmId, past: &mut Past) -> bool {
         let _work = at_work();
         let wanted = RealmRecord { cluster, realm: self.standing.borrow().realms.to_put(fresh) };
-        let found = match self.coordination.realm_keep(&wanted).await {
+        let found = match self.keep_or_yield(&wanted, past).await {
             Ok(found) => found,
             Err(error) => {
-                self.report(&error, refused);
+                // While etcd does not answer, the other cluster cannot put its record back either.
+                past.gone_since = None;
+                self.report(&error, &mut past.refused);
                 return false;
             }
         };
-        *refused = false;
+        past.refused = false;
+        let Some(found) = found else { return false };
+        (past.is_foreign, past.gone_since) = (found.cluster != cluster, None);
         self.standing.send_if_modified(|standing| {
             let before = standing.clone();
             standing.read(cluster, &self.prefix, &found);
@@ -107,6 +127,22 @@ impl RealmKeeper {
             changed
         });
         found.cluster == cluster
+    }
+
+    /// The record that is there, or `wanted`, which is put. `None`: another cluster's record is gone, and that cluster
+    /// may still put it back.
+    async fn keep_or_yield(&self, wanted: &RealmRecord, past: &mut Past) -> Result<Option<RealmRecord>, Error> {
+        if past.is_foreign {
+            let found = self.coordination.realm_read().await?;
+            if found.is_some() {
+                return Ok(found);
+            }
+            let gone_since = *past.gone_since.get_or_insert_with(Instant::now);
+            if gone_since.elapsed() <= YIELD_FOR {
+                return Ok(None);
+            }
+        }
+        self.coordination.realm_keep(wanted).await.map(Some)
     }
 
     /// The client says once that etcd does not answer. A refusal is an answer, so this keeper says it.
@@ -131,28 +167,31 @@ mod tests {
     use crate::{
         coordination::{
             EtcdOp,
-            tests::{coordination, own_etcd},
+            tests::{coordination, etcdctl, own_etcd, shared_etcd},
         },
         loops::tests::LONG,
         working_set::failures::tests::Log,
     };
+
+    async fn keeper(endpoints: &[String], prefix: &str) -> RealmKeeper {
+        RealmKeeper {
+            coordination: coordination(endpoints, prefix).await,
+            prefix: prefix.to_owned(),
+            cluster: watch::channel(None).1,
+            standing: watch::Sender::default(),
+        }
+    }
 
     #[tokio::test]
     async fn a_refusal_of_etcd_is_the_reason_why_a_node_does_not_join_until_etcd_takes_the_record() {
         let log = Log::keep();
         let (etcd, _) = own_etcd(1).await;
         etcd.raise_no_space().await.unwrap();
-        let prefix = "/duetime".to_owned();
-        let keeper = RealmKeeper {
-            coordination: coordination(&etcd.endpoints(), &prefix).await,
-            prefix,
-            cluster: watch::channel(None).1,
-            standing: watch::Sender::default(),
-        };
+        let keeper = keeper(&etcd.endpoints(), "/duetime").await;
         let (ours, fresh) = (ClusterId::new(Uuid::from_u128(1)), RealmId::new(Uuid::from_u128(2)));
-        let mut refused = false;
+        let mut past = Past::default();
         for _ in 0..3 {
-            assert!(!keeper.look(ours, fresh, &mut refused).await);
+            assert!(!keeper.look(ours, fresh, &mut past).await);
         }
         let why = keeper.standing.borrow().refusal.clone().expect("etcd refuses");
         assert!(why.contains("etcd refused") && why.contains("space exceeded"), "{why}");
@@ -160,12 +199,44 @@ mod tests {
         etcd.clear_no_space().await.unwrap();
         // A busy etcd may not answer the first request in time.
         let taken = async {
-            while !keeper.look(ours, fresh, &mut refused).await {
+            while !keeper.look(ours, fresh, &mut past).await {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         tokio::time::timeout(LONG, taken).await.expect("etcd takes the record");
         let standing = keeper.standing.borrow().clone();
+        assert_eq!((standing.realms.current(), standing.refusal), (Some(fresh), None));
+    }
+
+    #[tokio::test]
+    async fn the_cluster_that_had_the_prefix_gets_it_again_when_etcd_has_lost_its_data() {
+        let (endpoints, prefix) = shared_etcd().await;
+        let (one, other) = (keeper(&endpoints, &prefix).await, keeper(&endpoints, &prefix).await);
+        let [ours, theirs] = [1, 2].map(|number| ClusterId::new(Uuid::from_u128(number)));
+        let fresh = RealmId::new(Uuid::from_u128(3));
+        let (mut our_past, mut their_past) = (Past::default(), Past::default());
+        let story = async {
+            while !one.look(ours, fresh, &mut our_past).await {}
+            while other.standing.borrow().refusal.is_none() {
+                assert!(!other.look(theirs, fresh, &mut their_past).await);
+            }
+            let mut client = etcdctl(&endpoints).await;
+            client.delete(format!("{prefix}/cluster"), None).await.unwrap();
+            for _ in 0..5 {
+                assert!(!other.look(theirs, fresh, &mut their_past).await);
+            }
+            assert_eq!(one.coordination.realm_read().await.unwrap(), None, "it is left to the first cluster");
+            while !one.look(ours, fresh, &mut our_past).await {}
+            assert!(!other.look(theirs, fresh, &mut their_past).await);
+            assert_eq!(one.coordination.realm_read().await.unwrap().map(|record| record.cluster), Some(ours));
+            // Nobody puts it back: the first cluster is gone.
+            client.delete(format!("{prefix}/cluster"), None).await.unwrap();
+            while !other.look(theirs, fresh, &mut their_past).await {
+                their_past.gone_since = Instant::now().checked_sub(2 * YIELD_FOR);
+            }
+        };
+        tokio::time::timeout(LONG, story).await.expect("etcd answers");
+        let standing = other.standing.borrow().clone();
         assert_eq!((standing.realms.current(), standing.refusal), (Some(fresh), None));
     }
 
