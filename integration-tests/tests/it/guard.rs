@@ -6,9 +6,9 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::{
     consumer::Answer,
     load::Load,
-    sandbox::{DatabaseConfig, Node, NodeConfig, Sandbox, Tether, free_port, migrate, run, scratch},
+    sandbox::{DatabaseConfig, Node, NodeConfig, Sandbox, Tether, free_port, migrate, run, scratch, shared},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use tokio::process::Command;
 
@@ -59,13 +59,18 @@ async fn check_refuses(node: &Node, words: &[&str]) -> Result<()> {
 /// Deletes the cluster's keys, as if etcd had lost its data.
 async fn wipe_etcd(sandbox: &Sandbox) -> Result<()> {
     let prefix = format!("{}/", sandbox.node(0).config().etcd_prefix);
-    let endpoints = sandbox.etcd().endpoints().join(",");
-    let mut command = Command::new("etcdctl");
-    command.env("ETCDCTL_API", "3").args(["--endpoints", &endpoints, "del", "--prefix", &prefix]);
-    let output = command.output().await.context("etcdctl")?;
-    let deleted: u32 = String::from_utf8_lossy(&output.stdout).trim().parse().with_context(|| format!("{output:?}"))?;
+    let deleted: u32 = etcdctl(sandbox, &["del", "--prefix", &prefix]).await?.parse()?;
     ensure!(deleted > 0, "nothing was there");
     Ok(())
+}
+
+async fn etcdctl(sandbox: &Sandbox, args: &[&str]) -> Result<String> {
+    let endpoints = sandbox.etcd().endpoints().join(",");
+    let mut command = Command::new("etcdctl");
+    command.env("ETCDCTL_API", "3").args(["--endpoints", &endpoints]).args(args);
+    let output = command.output().await.context("etcdctl")?;
+    ensure!(output.status.success(), "{output:?}");
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -167,12 +172,23 @@ async fn a_second_cluster_on_the_same_virtual_host_publishes_nothing_and_says_wh
     .await;
 }
 
+/// Its database has the name of the first cluster's, and another server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_cluster_under_the_same_prefix_does_not_join_and_says_why() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(8));
-        let databases = other_database(sandbox, "guest").await?;
+        let name = sandbox.node(0).config().databases[0].name.clone();
+        let seen = format!("{}/databases/{name}/seen", sandbox.node(0).config().etcd_prefix);
+        until("the first cluster has noted its server", SOON, || async {
+            let record = etcdctl(sandbox, &["get", &seen, "--print-value-only"]).await.ok()?;
+            (!record.is_empty()).then_some(())
+        })
+        .await?;
+        let server = shared::numbered_postgres(1).await?;
+        let url = server.create_database(&format!("{}_guest", sandbox.vhost())).await?;
+        let accept = format!("/v1/databases/{name}/accept-loss");
+        let databases = vec![DatabaseConfig { name, url, shards: String::new() }];
         let vhost = format!("{}_guest", sandbox.vhost());
         let amqp_url = sandbox.rabbit().add_vhost(&vhost).await?;
         sandbox.rabbit().retire_vhost(vhost);
@@ -184,6 +200,8 @@ async fn a_second_cluster_under_the_same_prefix_does_not_join_and_says_why() {
         node.start()?;
         says(&node, &["belongs to cluster", "etcd.prefix"]).await?;
         check_refuses(&node, &["belongs to cluster", "etcd.prefix"]).await?;
+        let accepted = node.client().call::<Value>("POST".parse()?, &accept, None).await;
+        ensure!(accepted.as_ref().err().and_then(|failure| failure.status()) == Some(409), "{accepted:?}");
         stream.await?;
         let report = sandbox.client(0).cluster().await?;
         ensure!(report["nodes"].as_array().is_some_and(|nodes| nodes.len() == 2), "{report}");

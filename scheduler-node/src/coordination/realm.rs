@@ -50,6 +50,13 @@ impl Coordination {
         let seen = self.record_read(EtcdOp::RealmRead, &self.keys.realm()).await?;
         Ok(seen.as_ref().and_then(read))
     }
+
+    /// Why the nodes of `cluster` must write nothing under the prefix. `None`: it is theirs, or free.
+    pub async fn realm_refusal(&self, cluster: ClusterId) -> Result<Option<ForeignPrefix>, Error> {
+        let prefix = self.keys.prefix().trim_end_matches('/').to_owned();
+        let foreign = self.realm_read().await?.filter(|found| found.cluster != cluster);
+        Ok(foreign.map(|found| ForeignPrefix { prefix, found: found.cluster, expected: cluster }))
+    }
 }
 
 fn read(seen: &Seen) -> Option<RealmRecord> {

@@ -1,5 +1,7 @@
 //! Accepts the loss of commits for an operator, so that the nodes use a server that lacks them.
 
+use std::time::Duration;
+
 use common::{
     cluster::seen::Seen,
     wire::{AcceptedLoss, Problem},
@@ -10,6 +12,9 @@ use crate::coordination::{Error, EtcdOp};
 
 /// The most tries of a write that conflicts with the nodes' own records. Each node writes at most once a second.
 const ROUNDS: usize = 8;
+
+/// The longest wait for a server to say which cluster its data belongs to. One that is refused answers in milliseconds.
+const CLUSTER_WITHIN: Duration = Duration::from_secs(2);
 
 impl Desk {
     /// Lets the cluster use the server of a database that this node refuses. All nodes learn it within two seconds.
@@ -25,6 +30,12 @@ impl Desk {
         };
         let (coordination, by) = (self.parts().coordination.clone(), by.to_owned());
         run_to_end(async move {
+            // Under one prefix by mistake, two clusters would each take the other's server for one that lost commits.
+            if let Some(cluster) = database.cluster_ask(CLUSTER_WITHIN).await
+                && let Some(foreign) = coordination.realm_refusal(cluster).await?
+            {
+                return Err(Problem::conflict(foreign.to_string()));
+            }
             for _ in 0..ROUNDS {
                 let read = coordination.seen_read(database.name()).await?;
                 let records = [read.seen.clone(), database.seen()];

@@ -79,7 +79,7 @@ impl DatabaseLoops {
             owned_shards: Arc::clone(&database.owned_shards),
             fence: Arc::clone(&database.sql),
         });
-        let keeper = SeenKeeper::new(Arc::clone(&database.sql), self.coordination.clone());
+        let keeper = SeenKeeper::new(Arc::clone(&database.sql), self.coordination.clone(), shared.cluster.subscribe());
         crews.cluster.spawn(LoopKind::SeenKeeper, keeper.run(shared.stop.cluster.clone()));
     }
 

@@ -187,6 +187,13 @@ impl KnownHistory {
         must_leave
     }
 
+    /// Forgets everything but the server in use.
+    pub(super) fn unlearn(&self) {
+        let mut known = self.known.lock();
+        known.seen = known.in_use.as_ref().map(|server| Seen::beginning(server, 0));
+        known.loss = None;
+    }
+
     /// The connection to the server is in doubt, so the other nodes should soon know what this one has seen.
     pub(super) fn doubt(&self) {
         self.changed.notify_one();

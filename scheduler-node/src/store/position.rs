@@ -103,6 +103,12 @@ impl Database {
         }
     }
 
+    /// Forgets what was learned from a record of another cluster. Call it only before this node may use the database:
+    /// no commit has been acknowledged to it yet.
+    pub fn unlearn(&self) {
+        self.writer.known().unlearn();
+    }
+
     /// The loss that keeps this node from the only server that could be used, until an operator accepts it.
     pub fn loss(&self) -> Option<Loss> {
         self.writer.loss()

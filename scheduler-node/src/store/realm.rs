@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use common::{cluster::realm::Realms, ids::RealmId};
+use common::{
+    cluster::realm::Realms,
+    ids::{ClusterId, RealmId},
+};
 use sqlx::Row;
 
 use super::{Database, Error, StoreOp, claim::interval};
@@ -46,6 +49,12 @@ impl Database {
             row.map(|row| row.try_get("realm").map(RealmId::new)).transpose()
         })
         .await
+    }
+
+    /// The cluster to which the data belongs, also where this node uses none of the servers. `None`: no server has said
+    /// so within `within`.
+    pub async fn cluster_ask(&self, within: Duration) -> Option<ClusterId> {
+        tokio::time::timeout(within, self.writer.cluster()).await.ok().flatten()
     }
 
     /// The realm whose nodes use this database now.

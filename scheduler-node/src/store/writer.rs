@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use common::cluster::seen::Lineage;
+use common::{cluster::seen::Lineage, ids::ClusterId};
 use futures::{StreamExt, stream::FuturesUnordered};
 use sqlx::{
     ConnectOptions, Connection, PgPool, Row,
@@ -163,6 +163,27 @@ impl Writer {
             Ok(Err(sqlx::Error::Database(answer))) => Some(answer.message().to_owned()),
             Ok(Err(_)) | Err(_) => None,
         }
+    }
+
+    /// The cluster to which the data belongs, as the first server says that knows it, used or not.
+    pub(super) async fn cluster(&self) -> Option<ClusterId> {
+        let mut looks: FuturesUnordered<_> = (0..self.servers.len()).map(|server| self.cluster_of(server)).collect();
+        while let Some(found) = looks.next().await {
+            // A server that is away or has no schema says nothing.
+            if let Ok(Some(cluster)) = found {
+                return Some(cluster);
+            }
+        }
+        None
+    }
+
+    async fn cluster_of(&self, server: usize) -> Result<Option<ClusterId>, sqlx::Error> {
+        let options = self.options.connection(&self.servers[server]).application_name("duetime look");
+        let mut connection = options.connect().await?;
+        let row = sqlx::raw_sql(include_str!("queries/cluster_read.sql")).fetch_optional(&mut connection).await?;
+        // The look has its answer; the server notices a lost connection by itself.
+        let _ = connection.close().await;
+        row.map(|row| row.try_get("cluster_id").map(ClusterId::new)).transpose()
     }
 
     async fn look_at(&self, server: usize) -> Result<ServerState, Unfit> {

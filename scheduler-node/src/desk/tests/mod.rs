@@ -5,6 +5,7 @@ mod collect;
 pub(crate) mod drain;
 mod firer;
 mod limits;
+mod loss;
 mod moves;
 mod queues;
 mod receive;

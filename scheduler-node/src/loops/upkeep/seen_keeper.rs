@@ -3,12 +3,16 @@
 //! After commits that a client or an outcome relies on, the loop commits a mark and notes its position. A server that
 //! takes the place and lacks the mark has lost commits. It is not used until an operator has accepted the loss. etcd
 //! keeps the highest position of all nodes, for nodes that start later. It is written every few seconds while all is
-//! well, and at once when the server is in doubt.
+//! well, and at once when the server is in doubt. A record under a prefix of another cluster is passed over: that
+//! cluster's servers are strangers to this one, and the other way round.
 
 use std::{sync::Arc, time::Duration};
 
-use common::cluster::seen::Seen;
-use tokio::time::Instant;
+use common::{
+    cluster::{realm::RealmRecord, seen::Seen},
+    ids::ClusterId,
+};
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -26,10 +30,28 @@ const SHARE_EVERY: Duration = Duration::from_secs(10);
 /// The pause while the server is in doubt or refused, and the shortest one.
 const SHARE_AGAIN: Duration = Duration::from_secs(1);
 
+/// The longest wait for a server to say which cluster its data belongs to. Where none says it, the record of the other
+/// nodes counts, and the prober waits for that a little longer than this.
+const CLUSTER_WITHIN: Duration = Duration::from_secs(1);
+
+/// Whose the records under the prefix are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// This cluster's.
+    Ours,
+    /// Another cluster's, or nobody's yet: this node neither reads nor writes.
+    Others,
+    /// This node does not know its own cluster yet, and nothing shows that they are another's. It reads and does not
+    /// write.
+    Unproven,
+}
+
 #[derive(Debug)]
 pub struct SeenKeeper {
     database: Arc<Database>,
     coordination: Coordination,
+    /// The cluster of the databases, once one of them has answered.
+    cluster: watch::Receiver<Option<ClusterId>>,
     /// The record as it was at the last look.
     read: SeenRecord,
     /// Other nodes should learn soon what this one has seen.
@@ -39,8 +61,12 @@ pub struct SeenKeeper {
 }
 
 impl SeenKeeper {
-    pub fn new(database: Arc<Database>, coordination: Coordination) -> Self {
-        Self { database, coordination, read: SeenRecord::default(), urgent: true, refused: false }
+    pub fn new(
+        database: Arc<Database>,
+        coordination: Coordination,
+        cluster: watch::Receiver<Option<ClusterId>>,
+    ) -> Self {
+        Self { database, coordination, cluster, read: SeenRecord::default(), urgent: true, refused: false }
     }
 
     pub async fn run(self, stop: CancellationToken) {
@@ -89,14 +115,18 @@ impl SeenKeeper {
     /// Learns what the other nodes have seen, and adds what this one has.
     async fn share(&mut self) -> Result<(), Error> {
         let name = self.database.name();
-        let read = self.coordination.seen_read(name).await?;
-        if let Some(record) = &read.seen {
+        let (read, realm) = tokio::try_join!(self.coordination.seen_read(name), self.coordination.realm_read())?;
+        let whose = self.whose(realm).await;
+        if let Some(record) = read.seen.as_ref().filter(|_| whose != Whose::Others) {
             self.database.learn(record);
         }
         self.database.learned();
         // Another node has written since the last look, so this one need not.
         let others_write = read.mod_revision != self.read.mod_revision;
         self.read = read;
+        if whose != Whose::Ours {
+            return Ok(());
+        }
         let Some(next) = self.news() else {
             self.urgent = false;
             return Ok(());
@@ -109,6 +139,26 @@ impl SeenKeeper {
             self.urgent = false;
         }
         Ok(())
+    }
+
+    /// Whose the records are, by the record of the realm. A node that refuses the only server because of what it has
+    /// learned never finds out its cluster by using it, so the server is asked.
+    async fn whose(&self, realm: Option<RealmRecord>) -> Whose {
+        let known = *self.cluster.borrow();
+        match (known, realm) {
+            (Some(ours), Some(realm)) if realm.cluster == ours => Whose::Ours,
+            (Some(_), _) => Whose::Others,
+            (None, None) => Whose::Unproven,
+            (None, Some(realm)) => {
+                let found = self.database.cluster_ask(CLUSTER_WITHIN).await;
+                if found.is_none_or(|found| found == realm.cluster) {
+                    return Whose::Unproven;
+                }
+                // The server may have been silent at the first looks, and the record was learned then.
+                self.database.unlearn();
+                Whose::Others
+            }
+        }
     }
 
     /// The record with what only this node has seen. `None`: there is nothing to add.
@@ -138,13 +188,59 @@ async fn mark(database: &Database) {
 
 #[cfg(test)]
 mod tests {
+    use common::{
+        cluster::seen::{Lineage, Lsn},
+        ids::RealmId,
+    };
+    use uuid::Uuid;
+
     use super::*;
-    use crate::{coordination::EtcdOp, desk::tests::nowhere, store::tests::fixture, working_set::failures::tests::Log};
+    use crate::{
+        coordination::{
+            EtcdOp,
+            tests::{SOON, coordination, shared_etcd, soon},
+        },
+        desk::tests::nowhere,
+        store::tests::fixture,
+        working_set::failures::tests::Log,
+    };
+
+    #[tokio::test]
+    async fn the_record_of_another_cluster_is_neither_followed_nor_changed() {
+        let test = fixture::database().await;
+        let (endpoints, prefix) = shared_etcd().await;
+        let coordination = coordination(&endpoints, &prefix).await;
+        let name = test.database.name();
+        let stranger = Lineage { system: 8, timeline: 1, flushed: Lsn::new(1), left: None };
+        let theirs = Seen::beginning(&stranger, 0);
+        let realm = RealmRecord { cluster: ClusterId::new(Uuid::new_v4()), realm: RealmId::new(Uuid::new_v4()) };
+        coordination.realm_keep(&realm).await.unwrap();
+        coordination.seen_write(name, &SeenRecord::default(), &theirs).await.unwrap().unwrap();
+        let ours = test.database.cluster_ask(SOON).await;
+        assert!(ours.is_some(), "the database is migrated");
+        // The server was silent when this node started.
+        test.database.learn(&theirs);
+        for cluster in [None, ours] {
+            let known = watch::channel(cluster).1;
+            let mut keeper = SeenKeeper::new(Arc::clone(&test.database), coordination.clone(), known);
+            let used = async {
+                loop {
+                    keeper.share().await.unwrap();
+                    if test.database.ping().await.is_ok() {
+                        break;
+                    }
+                }
+            };
+            soon("the server is used", used).await;
+            assert_eq!(test.database.loss(), None);
+            assert_eq!(coordination.seen_read(name).await.unwrap().seen.as_ref(), Some(&theirs));
+        }
+    }
 
     #[tokio::test]
     async fn refusals_of_etcd_have_one_line_in_the_log_until_it_takes_something() {
         let log = Log::keep();
-        let mut keeper = SeenKeeper::new(fixture::unreachable_database("main"), nowhere());
+        let mut keeper = SeenKeeper::new(fixture::unreachable_database("main"), nowhere(), watch::channel(None).1);
         let op = EtcdOp::SeenWrite;
         let lines = || log.count("etcd does not take what was seen of a database");
         keeper.report(&Err(Error::Unanswered { op, source: None }));
