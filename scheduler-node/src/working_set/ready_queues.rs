@@ -150,7 +150,7 @@ impl ReadyQueues {
     pub fn begin(&self, now: Instant) -> Option<(QueueName, bool)> {
         let mut looks = self.looks.lock();
         let (_, queue) = looks.first().filter(|(at, _)| *at <= now)?.clone();
-        let (mut is_news, mut was_slow) = (false, Duration::ZERO);
+        let (mut is_news, mut was_slow) = (false, false);
         looks.change(&queue, |look| {
             (is_news, was_slow) = (look.is_news, look.is_slow);
             *look = Look { under_way: true, is_slow: look.is_slow, ..Look::NEW };
@@ -164,7 +164,7 @@ impl ReadyQueues {
     pub fn end(&self, queue: &QueueName, again: Option<Instant>, took: Duration) {
         let is_slow = took >= SLOW_LOOK;
         let mut looks = self.looks.lock();
-        let (mut is_over, mut was_slow) = (false, Duration::ZERO);
+        let (mut is_over, mut was_slow) = (false, false);
         looks.change(queue, |look| {
             was_slow = std::mem::replace(&mut look.is_slow, is_slow);
             look.under_way = false;
