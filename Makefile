@@ -1,11 +1,13 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help rust stores test-programs build demo up down chaos test last-release test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench soak bench-micro bench-peers lint fmt chart-test chart-readme image
+.PHONY: help rust stores test-programs build demo up down chaos test built-tests tested-files last-release test-large test-newer seeded-bugs fuzz fuzz-check alerts-test alerts-fire bench soak bench-micro bench-peers lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
 TEST := $(CARGO) test --workspace --features scheduler-node/failpoints
+# A test waits for servers for half of its time, or more.
+TESTS_AT_ONCE ?= 4
 SEEDED := $(TEST) --lib -- --ignored --exact seeded::tests::each_seeded_bug_is_caught --nocapture
 # Cargo's target folder, asked for once, and only by the recipes that need it.
 BUILT = $(eval BUILT := $$(shell CARGO='$(CARGO)' tools/target-folder))$(BUILT)
@@ -39,14 +41,22 @@ down: ## Stop what `make up` started; ARGS=--purge removes its data
 
 # The scenarios are a target of their own (`it`): not more than two run at the same time. Helm, and what drives the browser, come from npm: where that
 # is missing, neither the chart nor the console's pages are looked at.
-test: test-programs alerts-test fuzz-check ## Run all tests
-	@if command -v npm >/dev/null; then integration-tests/install browser && charts/test; else echo "not run here: charts/test: npm is not on this machine"; fi
-	@integration-tests/install schemathesis
-	@integration-tests/install redis || echo "Redis cannot be installed: the comparison with other schedulers is not tested"
-	$(TEST)
+# What the tests need is built and installed side by side: the one keeps the processors busy, the other waits for registries.
+test: test-programs ## Run all tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line --old-file=test-programs built-tests tested-files
+	RUST_TEST_THREADS=$(TESTS_AT_ONCE) $(TEST)
 	$(TEST) --bench decisions
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --old-file=test-programs seeded-bugs last-release
 	@integration-tests/scenarios $(TEST) --test it
+
+built-tests:
+	$(TEST) --no-run
+	$(TEST) --test it --no-run
+
+tested-files: alerts-test fuzz-check
+	@if command -v npm >/dev/null; then integration-tests/install browser && charts/test; else echo "not run here: charts/test: npm is not on this machine"; fi
+	@integration-tests/install schemathesis
+	@integration-tests/install redis || echo "Redis cannot be installed: the comparison with other schedulers is not tested"
 
 # `make test` builds it beside the seeded bugs, whose tests hold the target folder only until they run.
 last-release:

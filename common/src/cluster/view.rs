@@ -102,8 +102,8 @@ impl ClusterView {
             self.members.iter().filter(|(_, member)| !uses(member)).map(|(name, _)| name.as_str()).collect();
         (!without.is_empty()).then(|| {
             format!(
-                "database `{database}` receives no shards before every node uses it; these do not: {}. Add it to the \
-                 configuration of each, and look at their logs",
+                "database `{database}` receives no shards before every node uses it; these do not: {}. Each must have it \
+                 in its configuration, and reach it and the first database; look at their logs",
                 without.join(", ")
             )
         })
@@ -159,8 +159,13 @@ impl ClusterView {
         databases: &[DatabaseName],
         divided: &mut [(DatabaseName, BTreeSet<ShardId>)],
     ) -> Option<ShardGroup> {
-        // No shard has moved to a database that some member does not use yet.
-        let may_have = |database: &&DatabaseName| self.is_reached(database) && self.not_used_by(database).is_none();
+        // No shard has moved to a database that some member does not use yet. A node that has just started uses none.
+        let uses = |member: &Member, database: &DatabaseName| {
+            member.databases.as_ref().is_some_and(|used| used.is_empty() || used.contains(database))
+        };
+        let may_have = |database: &&DatabaseName| {
+            self.is_reached(database) && self.members.values().all(|member| uses(member, database))
+        };
         let reached: Vec<&DatabaseName> = databases.iter().filter(may_have).collect();
         let (database, fit) = ((*reached.first()?).clone(), self.fit_for(&reached));
         if fit.is_empty() {

@@ -49,7 +49,7 @@ pub enum SkipReason {
     KeyTaken,
     /// The queue of this dead task has another `placement` by now, so its tasks are on other shards.
     PlacedAnew,
-    /// The queue of this dead task was deleted, so nobody would read its message.
+    /// The queue of this dead task was deleted, so no consumer would read its message.
     QueueDeleted,
     /// Another transaction locks the task's row.
     Held,

@@ -253,7 +253,7 @@ async fn each(
                 if failure.is_refusal() && !failure.may_pass() {
                     refused += 1;
                 } else {
-                    broken = Some(*id);
+                    broken = Some((*id, failure.is_refusal()));
                     break;
                 }
             }
@@ -261,7 +261,10 @@ async fn each(
     }
     listing.close("");
     match broken {
-        Some(id) => Err(Error::Broken(format!("stopped at task {id}; the tasks after it were not requested"))),
+        Some((id, is_refusal)) => {
+            let told = format!("stopped at task {id}; the tasks after it were not requested");
+            Err(if is_refusal { Error::Refused(told) } else { Error::Broken(told) })
+        }
         None if refused > 0 => Err(Error::SomeRefused { refused, all: ids.len() }),
         None => Ok(()),
     }

@@ -51,8 +51,8 @@ struct BulkPage {
     /// The hidden fields of the next form.
     hidden: Vec<(String, String)>,
     outcome: ShownOutcome,
-    /// The most tasks that another request may shift a second time. A shift is the only action that tasks notice when it
-    /// is done twice.
+    /// The most tasks that another request may shift a second time. A shift is the only action that tasks notice when
+    /// it is done twice.
     may_shift_twice: Option<usize>,
     back: String,
 }

@@ -25,7 +25,7 @@ use common::{
     },
 };
 
-use super::{Desk, run_to_end};
+use super::{Desk, refusal, run_to_end};
 use crate::store::{
     Database,
     bulk::{BulkChange, FoundTask, Walk},
@@ -210,20 +210,21 @@ impl Desk {
         database: &Database,
         act: BulkAction,
         queue: Option<&QueueName>,
-        batch: Vec<FoundTask>,
+        mut batch: Vec<FoundTask>,
     ) -> Result<(BatchCounts, Option<Problem>), Problem> {
         let keep = Keep::of_queue(&self.parts().books.load(), queue);
-        let done = if self.may_lack_queue(act, queue).await {
-            // Each task is judged on its own below: those with an envelope need no queue.
-            Vec::new()
-        } else {
-            match database.bulk_act(act, &batch, &keep).await {
-                // Each task is changed on its own below, in the place of its shard.
-                Err(error) if error.is_moved() => Vec::new(),
-                done => done?,
-            }
+        let all = batch.len();
+        if self.is_queue_deleted(act, queue).await? {
+            let forwarded = database.bulk_forwarded(&batch).await?;
+            batch.retain(|found| forwarded.contains(&found.seen.id));
+        }
+        let done = match database.bulk_act(act, &batch, &keep).await {
+            // Each task is changed on its own below, in the place of its shard.
+            Err(error) if error.is_moved() => Vec::new(),
+            done => done?,
         };
         let mut counts = self.count_done(&done);
+        (batch.len()..all).for_each(|_| counts.refuse(SkipReason::QueueDeleted));
         let done: BTreeSet<TaskId> = done.iter().map(BulkChange::id).collect();
         let left: Vec<&FoundTask> = batch.iter().filter(|found| !done.contains(&found.seen.id)).collect();
         // Known once a task was waited for in vain.
@@ -261,11 +262,15 @@ impl Desk {
         Ok((counts, None))
     }
 
-    /// Whether a retry may find tasks of `queue` that have to stay dead, because this node knows no such queue.
-    async fn may_lack_queue(&self, act: BulkAction, queue: Option<&QueueName>) -> bool {
-        let Some(queue) = queue.filter(|_| act == BulkAction::Retry) else { return false };
-        self.read_unknown([queue]).await;
-        self.parts().books.load().find(queue).is_none()
+    /// Whether tasks of `queue` have to stay dead, because there is no such queue. Messages of delay exchanges need no
+    /// queue.
+    async fn is_queue_deleted(&self, act: BulkAction, queue: Option<&QueueName>) -> Result<bool, Problem> {
+        let Some(queue) = queue.filter(|_| act == BulkAction::Retry) else { return Ok(false) };
+        let unread = self.read_unknown([queue]).await;
+        if self.parts().books.load().find(queue).is_some() {
+            return Ok(false);
+        }
+        if unread.contains(queue) { Err(refusal::unread(queue)) } else { Ok(true) }
     }
 
     /// Those of `ids` whose rows another transaction holds, after `problem`.

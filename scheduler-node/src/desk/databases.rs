@@ -77,10 +77,10 @@ impl Desk {
             let database = &desk.parts().store.databases()[index];
             let name = database.name();
             desk.parts().store.home().database_standing_put(name, Standing::Serving).await?;
+            tracing::info!(database = %name, by, "database undrained");
             // A removal has taken this right away. Where the database does not answer, the drain has ended all the
             // same, and the request can be repeated.
             database.producer_return().await?;
-            tracing::info!(database = %name, by, "database undrained");
             let placement = desk.placement().await?;
             Ok(desk.database_view(&placement, index, None).await)
         })
@@ -121,6 +121,9 @@ impl Desk {
                 // A migration has given the right again, or the server is gone already.
                 let error = &error as &dyn std::error::Error;
                 tracing::info!(database = %name, error, "a removed database may still accept submissions in SQL");
+            } else {
+                // An undrain may have come in between.
+                desk.return_producer_unless_removed(database).await?;
             }
             let placement = desk.placement().await?;
             Ok(desk.database_view(&placement, index, None).await)

@@ -242,8 +242,8 @@ impl Desk {
         }
     }
 
-    /// The bytes by which a stored task grows when `task` takes its place; 0: the other answers for it as it is. `None`:
-    /// no other does, as far as that can be read.
+    /// The bytes by which a stored task grows when `task` takes its place; 0: the other answers for it as it is.
+    /// `None`: no other does, as far as that can be read.
     async fn growth_of_another(&self, task: &ValidTask) -> Option<i64> {
         let keyed = task.keyed.as_ref()?;
         let there = self.read_rival(&task.queue, task.partition_key.as_deref(), &keyed.key).await;

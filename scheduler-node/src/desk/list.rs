@@ -73,8 +73,8 @@ impl Queues {
 
 impl Desk {
     /// Tasks in the order of (due_at, id), over all databases; with very many queues, one block of queues after
-    /// another. The answer may be short or empty and still have a next one, because the number of tasks examined for
-    /// a page is bounded, and so is the time for which pages follow one another.
+    /// another. The answer may be short or empty and still have a next one. The number of tasks examined for a page is
+    /// bounded, and so is the time for which pages follow one another.
     pub(crate) async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
         filter.validate()?;
         self.require_queue_or_all(filter.queue.as_ref())?;

@@ -31,7 +31,7 @@ impl Desk {
         let (coordination, by) = (self.parts().coordination.clone(), by.to_owned());
         run_to_end(async move {
             // Under one prefix by mistake, two clusters would each take the other's server for one that lost commits.
-            if let Some(cluster) = database.cluster_ask(CLUSTER_WITHIN).await
+            if let Some(cluster) = database.cluster_ask(None, CLUSTER_WITHIN).await
                 && let Some(foreign) = coordination.realm_refusal(cluster).await?
             {
                 return Err(Problem::conflict(foreign.to_string()));

@@ -256,8 +256,8 @@ impl Desk {
         .await
     }
 
-    /// Refuses to delete a queue that has unfinished tasks, or is about to have some. A schedule that is set at the same
-    /// moment may be missed.
+    /// Refuses to delete a queue that has unfinished tasks, or is about to have some. A schedule that is set at the
+    /// same moment may be missed.
     async fn refuse_to_delete(&self, name: &QueueName) -> Result<(), Problem> {
         let most = i64::try_from(SCHEDULES_NAMED + 1).unwrap_or(i64::MAX);
         let schedules = self.parts().store.home().schedule_names(name, most).await?;

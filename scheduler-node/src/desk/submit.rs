@@ -170,7 +170,8 @@ impl Desk {
         }
     }
 
-    /// Whether the task needs a queue that this node does not know. A message on its way to another exchange needs none.
+    /// Whether the task needs a queue that this node does not know. A message on its way to another exchange needs no
+    /// queue.
     fn lacks_queue(&self, task: &ValidTask) -> bool {
         task.envelope.is_none() && self.parts().books.load().find(&task.queue).is_none()
     }

@@ -224,7 +224,7 @@ impl AuditDraft {
         }
         let caller = caller.or_else(|| page.caller());
         let refused = response.extensions().get::<RefusedTasks>();
-        let status = refused.map_or(response.status(), |_| StatusCode::FORBIDDEN).as_u16();
+        let status = refused.map_or_else(|| response.status(), |_| StatusCode::FORBIDDEN).as_u16();
         let shown = response.extensions().get::<ShownData>();
         let action = match (self.action, shown) {
             (Some(action), _) => action,

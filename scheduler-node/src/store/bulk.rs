@@ -4,6 +4,8 @@
 //! passes over rows that another transaction holds, so it never waits while it holds others. The caller then
 //! changes those rows one by one, with the statements of [`super::change`].
 
+use std::collections::BTreeSet;
+
 use chrono::NaiveDate;
 use common::{
     ids::{Attempt, QueueName, TaskId},
@@ -231,6 +233,16 @@ impl Database {
         self.run(StoreOp::BulkMove, |pool| async move {
             let moving = sqlx::query(include_str!("queries/bulk_move.sql")).bind(super::uuids(ids)).bind(at).bind(by);
             moving.fetch_all(&pool).await?.iter().map(woken).collect()
+        })
+        .await
+    }
+
+    /// Those of these finished tasks that are messages of a delay exchange.
+    pub async fn bulk_forwarded(&self, tasks: &[FoundTask]) -> Result<BTreeSet<TaskId>, Error> {
+        let (days, ids) = archived(tasks);
+        self.run(StoreOp::BulkLook, |pool| async move {
+            let read = sqlx::query(include_str!("queries/bulk_forwarded.sql")).bind(days).bind(ids);
+            read.fetch_all(&pool).await?.iter().map(|row| super::task_id(row, "id")).collect()
         })
         .await
     }

@@ -19,8 +19,8 @@ const MOST_TENTHS: u32 = 2;
 /// After a quicker look the next one examines ten times as many rows. That should take half of a statement's time.
 const QUICK: Duration = Duration::from_millis(250);
 
-/// One look in so many tries ten times as many rows however long it took: a wait for a connection, and the search of many
-/// queues, take as long for few rows.
+/// One look in so many tries ten times as many rows however long it took: a wait for a connection, and the search of
+/// many queues, take as long for few rows.
 const TRY_MORE_EACH: u32 = 20;
 
 /// The paces of a database's looks.

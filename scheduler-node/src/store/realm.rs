@@ -52,9 +52,9 @@ impl Database {
     }
 
     /// The cluster to which the data belongs, also where this node uses none of the servers. `None`: no server has said
-    /// so within `within`.
-    pub async fn cluster_ask(&self, within: Duration) -> Option<ClusterId> {
-        tokio::time::timeout(within, self.writer.cluster()).await.ok().flatten()
+    /// so within `within`. Where servers differ, it is `wanted` if one of them says so.
+    pub async fn cluster_ask(&self, wanted: Option<ClusterId>, within: Duration) -> Option<ClusterId> {
+        tokio::time::timeout(within, self.writer.cluster(wanted)).await.ok().flatten()
     }
 
     /// The realm whose nodes use this database now.

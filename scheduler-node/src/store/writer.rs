@@ -165,16 +165,21 @@ impl Writer {
         }
     }
 
-    /// The cluster to which the data belongs, as the first server says that knows it, used or not.
-    pub(super) async fn cluster(&self) -> Option<ClusterId> {
+    /// The cluster to which the data belongs: `wanted` if any server says so, used or not, else what the first server
+    /// says that knows it.
+    pub(super) async fn cluster(&self, wanted: Option<ClusterId>) -> Option<ClusterId> {
+        let mut other = None;
         let mut looks: FuturesUnordered<_> = (0..self.servers.len()).map(|server| self.cluster_of(server)).collect();
         while let Some(found) = looks.next().await {
             // A server that is away or has no schema says nothing.
             if let Ok(Some(cluster)) = found {
-                return Some(cluster);
+                if wanted.is_none_or(|wanted| wanted == cluster) {
+                    return Some(cluster);
+                }
+                other = other.or(Some(cluster));
             }
         }
-        None
+        other
     }
 
     async fn cluster_of(&self, server: usize) -> Result<Option<ClusterId>, sqlx::Error> {

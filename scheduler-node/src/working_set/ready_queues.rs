@@ -27,6 +27,9 @@ const SLOW_IN_FLIGHT: usize = LOOKS_IN_FLIGHT - 1;
 /// busy machine, and news of room must bring the next one at once.
 const SLOW_LOOK: Duration = Duration::from_secs(1);
 
+/// The most queues without a look that are known to be slow. Beyond it, one counts as quick until its next look ends.
+const WERE_SLOW_MOST: usize = 1_000;
+
 #[derive(Debug, Default)]
 pub struct ReadyQueues {
     looks: Mutex<Looks>,
@@ -45,6 +48,8 @@ struct Looks {
     slow_turns: Turns,
     /// Looks under way at queues whose last looks were slow.
     slow_under_way: usize,
+    /// Queues without a look whose last one was slow.
+    were_slow: BTreeSet<QueueName>,
 }
 
 type Turns = BTreeSet<(Instant, QueueName)>;
@@ -105,7 +110,8 @@ impl ReadyQueues {
     pub fn add(&self, queues: impl IntoIterator<Item = QueueName>, now: Instant) {
         let mut looks = self.looks.lock();
         for queue in queues {
-            looks.of.entry(queue.clone()).or_insert(Look::NEW);
+            let is_slow = looks.were_slow.remove(&queue);
+            looks.of.entry(queue.clone()).or_insert(Look { is_slow, ..Look::NEW });
             looks.change(&queue, |look| look.hear(now));
         }
         drop(looks);
@@ -177,6 +183,9 @@ impl ReadyQueues {
         looks.slow_under_way -= usize::from(was_slow);
         if is_over {
             looks.of.remove(queue);
+            if is_slow && looks.were_slow.len() < WERE_SLOW_MOST {
+                looks.were_slow.insert(queue.clone());
+            }
         }
         drop(looks);
         self.sooner.notify_one();

@@ -9,7 +9,7 @@ use reqwest::{StatusCode, Url};
 const SHOWN_CHARS: usize = 200;
 
 /// The pauses, in seconds, before a node is asked again that has too many requests. A shorter one would add to them.
-/// A node names a longer one where an operator has to make room, and nobody at a terminal should wait for that.
+/// A node names a longer one where an operator has to make room, which is too long for a person at a terminal.
 const SHORTEST_PAUSE_S: u32 = 1;
 const LONGEST_PAUSE_S: u32 = 5;
 

@@ -78,7 +78,7 @@ async fn a_host_that_drops_packets_is_passed_over_however_short_the_timeout() {
 #[tokio::test]
 async fn a_node_that_does_not_answer_in_time_is_not_said_to_be_out_of_reach() {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    // The system accepts the connection, and nobody answers.
+    // The system accepts the connection, and no program answers.
     let (mute, free) = (TcpListener::bind("127.0.0.1:0").await, TcpListener::bind("127.0.0.1:0").await);
     let (mute, closed) = (mute.expect("a free port"), url(&free.expect("a free port")));
     let asked = async |nodes: Vec<Url>| {

@@ -38,8 +38,9 @@ pub(super) async fn moved(client: &Client, wanted: &[Wanted<'_>]) -> Result<(), 
         if stayed.is_empty() {
             return Ok(());
         }
-        // A node that cannot read a database does not know yet which shards have come to it.
-        if places.notes.is_empty() {
+        // A node that cannot read a database does not know yet which shards have come to it. The notes name it.
+        let is_unread = |to: &DatabaseName| places.notes.iter().any(|note| note.contains(&format!("`{to}`")));
+        if !wanted.iter().any(|(_, to)| is_unread(to)) {
             return Err(Error::Refused(format!("the moves of the shards {stayed} were called off")));
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
@@ -159,5 +160,8 @@ mod tests {
         let client = client_of(vec![Some((200, moves)), away(), places("main", &[])]).await;
         let stayed = moved(&client, &wanted).await.expect_err("it has stayed");
         assert_eq!(stayed.to_string(), "the moves of the shards 0 were called off");
+        let others = places("main", &["database `east` cannot be reached"]);
+        let client = client_of(vec![Some((200, json!({ "moves": [], "ended": [] }))), others]).await;
+        moved(&client, &wanted).await.expect_err("another database says nothing of it");
     }
 }

@@ -237,7 +237,7 @@ fn close(form: Form, counts: BatchCounts, sent: Result<(), Error>) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use axum::http::StatusCode;
+    use reqwest::StatusCode;
     use serde_json::json;
 
     use super::*;

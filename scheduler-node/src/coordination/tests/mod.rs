@@ -23,7 +23,7 @@ use super::{Coordination, CoordinationMetrics, EtcdSettings, LeaseId};
 use crate::supervise::spawn_child;
 
 /// A generous limit, because the machine may be busy. No healthy step takes that long.
-pub(crate) const SOON: Duration = Duration::from_secs(40);
+pub(crate) const SOON: Duration = Duration::from_secs(120);
 
 /// The time to live of a lease that is to run out within a test.
 pub(crate) const TTL: Duration = Duration::from_secs(3);

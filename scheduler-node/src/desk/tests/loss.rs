@@ -28,7 +28,7 @@ async fn no_loss_is_accepted_under_the_prefix_of_another_cluster() {
     let (access, views) = (Arc::new(Access::new(&Auth::default())), watch::channel(Arc::default()).1);
     let counter = counter_in(vec![Arc::clone(&test.database)], PLAIN, access, coordination.clone(), views);
     let name = test.database.name().as_str();
-    let ours = test.database.cluster_ask(SOON).await.expect("it is migrated");
+    let ours = test.database.cluster_ask(None, SOON).await.expect("it is migrated");
 
     // The other cluster has a server of its own.
     let stranger = Lineage { system: 8, timeline: 1, flushed: Lsn::new(1), left: None };

@@ -229,7 +229,7 @@ mod tests {
             while !one.look(ours, fresh, &mut our_past).await {}
             assert!(!other.look(theirs, fresh, &mut their_past).await);
             assert_eq!(one.coordination.realm_read().await.unwrap().map(|record| record.cluster), Some(ours));
-            // Nobody puts it back: the first cluster is gone.
+            // No node puts it back: the first cluster is gone.
             client.delete(format!("{prefix}/cluster"), None).await.unwrap();
             while !other.look(theirs, fresh, &mut their_past).await {
                 their_past.gone_since = Instant::now().checked_sub(2 * YIELD_FOR);

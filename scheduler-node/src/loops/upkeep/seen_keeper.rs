@@ -39,7 +39,7 @@ const CLUSTER_WITHIN: Duration = Duration::from_secs(1);
 enum Whose {
     /// This cluster's.
     Ours,
-    /// Another cluster's, or nobody's yet: this node neither reads nor writes.
+    /// Another cluster's, or of no cluster yet: this node neither reads nor writes.
     Others,
     /// This node does not know its own cluster yet, and nothing shows that they are another's. It reads and does not
     /// write.
@@ -116,6 +116,7 @@ impl SeenKeeper {
     async fn share(&mut self) -> Result<(), Error> {
         let name = self.database.name();
         let (read, realm) = tokio::try_join!(self.coordination.seen_read(name), self.coordination.realm_read())?;
+        let is_free = realm.is_none();
         let whose = self.whose(realm).await;
         if let Some(record) = read.seen.as_ref().filter(|_| whose != Whose::Others) {
             self.database.learn(record);
@@ -125,6 +126,8 @@ impl SeenKeeper {
         let others_write = read.mod_revision != self.read.mod_revision;
         self.read = read;
         if whose != Whose::Ours {
+            // Under another cluster's prefix there is nothing to wait for.
+            self.urgent = is_free || whose == Whose::Unproven;
             return Ok(());
         }
         let Some(next) = self.news() else {
@@ -150,7 +153,7 @@ impl SeenKeeper {
             (Some(_), _) => Whose::Others,
             (None, None) => Whose::Unproven,
             (None, Some(realm)) => {
-                let found = self.database.cluster_ask(CLUSTER_WITHIN).await;
+                let found = self.database.cluster_ask(Some(realm.cluster), CLUSTER_WITHIN).await;
                 if found.is_none_or(|found| found == realm.cluster) {
                     return Whose::Unproven;
                 }
@@ -216,7 +219,7 @@ mod tests {
         let realm = RealmRecord { cluster: ClusterId::new(Uuid::new_v4()), realm: RealmId::new(Uuid::new_v4()) };
         coordination.realm_keep(&realm).await.unwrap();
         coordination.seen_write(name, &SeenRecord::default(), &theirs).await.unwrap().unwrap();
-        let ours = test.database.cluster_ask(SOON).await;
+        let ours = test.database.cluster_ask(None, SOON).await;
         assert!(ours.is_some(), "the database is migrated");
         // The server was silent when this node started.
         test.database.learn(&theirs);
@@ -231,7 +234,7 @@ mod tests {
                     }
                 }
             };
-            soon("the server is used", used).await;
+            Box::pin(soon("the server is used", used)).await;
             assert_eq!(test.database.loss(), None);
             assert_eq!(coordination.seen_read(name).await.unwrap().seen.as_ref(), Some(&theirs));
         }

@@ -1,8 +1,8 @@
 -- Deletes a queue; the revision rises with it. The caller asks every database whether tasks of the queue are left.
 -- Guard: as in queue_put.sql, the statement waits for the claims in flight, and for the inserts that were admitted by
 -- the queue's policy. It looks for their tasks afterwards, in this database alone.
--- $1 name; $2 the number of revisions for which the database remembers a deletion, and the turn of a queue that does not
--- exist: no node is further behind; $3 the limit of turns that the statement forgets.
+-- $1 name; $2 the number of revisions for which the database remembers a deletion, and the turn of a queue that does
+-- not exist: no node is further behind; $3 the limit of turns that the statement forgets.
 -- Returns the revision, and the revision at which the queue's rules for submissions last changed, which is the same: a
 -- queue that does not exist may take no submissions; and when its `settle` last became `result`. No row: there was no
 -- such queue, or it has tasks.

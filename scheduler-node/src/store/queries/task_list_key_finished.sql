@@ -1,6 +1,6 @@
 -- One page of the finished tasks with the key $9. It works as task_list_key.sql does, along archive_key_version.
--- A queue may have been deleted since. So beside the queues $11 it reads those that a hop from name to name finds, as in
--- task_list_finished.sql, at most $12 of them; 0: none.
+-- A queue may have been deleted since. So beside the queues $11 it reads those that a hop from name to name finds, as
+-- in task_list_finished.sql, at most $12 of them; 0: none.
 WITH RECURSIVE hop (queue, nth) AS (
     (SELECT queue, 1 FROM duetime.archive WHERE $1::text IS NULL AND $12::int > 0 ORDER BY queue LIMIT 1)
     UNION ALL

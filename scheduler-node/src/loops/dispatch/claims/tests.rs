@@ -78,7 +78,7 @@ async fn wait_an_hour(dispatches: &mut mpsc::Receiver<Dispatch>) {
 }
 
 /// Clearly less than the look-again time of a claimed row, and far more than a rescue takes on a busy machine.
-const SOON: Duration = Duration::from_secs(25);
+const SOON: Duration = Duration::from_secs(60);
 
 async fn published(dispatches: &mut mpsc::Receiver<Dispatch>) -> BTreeSet<TaskId> {
     let published = async {
