@@ -194,8 +194,8 @@ impl Desk {
     }
 
     /// Refuses to bring back a dead task whose queue was deleted: under the default policy its message would go where
-    /// no consumer reads, and count as done. A message of a delay exchange needs no queue. A deletion at this moment may be
-    /// missed.
+    /// no consumer reads, and count as done. A message of a delay exchange needs no queue. A deletion at this moment
+    /// may be missed.
     async fn require_queue_of_dead(&self, id: TaskId) -> Result<(), Problem> {
         let Some(task) = self.read_in_place(id).await?.filter(|task| task.state == TaskState::Dead) else {
             return Ok(());
