@@ -73,7 +73,10 @@ impl Hearing {
     /// The broker has told whether many messages are left. While they are many, they come first, and so do the last few
     /// of them. Returns whether they have come first for so long that deadlines no longer wait for them.
     pub fn told(&mut self, are_many: bool, now: Instant) -> bool {
-        let Some(asked_since) = self.asked_since else { return false };
+        let Some(began) = self.asked_since else { return false };
+        // No deadline may have come for long, so the longest wait counts from the first answer that many are left.
+        let asked_since = if are_many && !self.had_many { now } else { began };
+        self.asked_since = Some(asked_since);
         let gives_up = are_many && now.saturating_duration_since(asked_since) >= HEAR_LONGEST;
         if gives_up || !are_many {
             self.asked_since = None;

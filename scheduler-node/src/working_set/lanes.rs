@@ -139,7 +139,7 @@ impl Lanes {
 
     /// Forgets unconfirmed messages because the broker is away, which says nothing about any lane.
     pub fn lost(&self, queue: &QueueName, messages: usize) {
-        self.forget(queue, messages, |_| {});
+        self.forget(queue, messages, |lane| lane.silent_since = None);
     }
 
     /// Forgets messages that say nothing about the lane. If one of them may be its probe, another may follow from
@@ -151,7 +151,7 @@ impl Lanes {
     }
 
     /// Forgets messages that the broker returned once more, which says nothing about others of the lane. A closed lane
-    /// may be probed as before, and is not forgotten while they are tried.
+    /// may be probed as before, and is not forgotten while they are tried. One that is silent stays so.
     pub fn returned_again(&self, queue: &QueueName, messages: usize, now: Instant) {
         self.forget(queue, messages, |lane| lane.closed_until = lane.closed_until.map(|until| until.max(now)));
     }
@@ -160,7 +160,9 @@ impl Lanes {
         let mut lanes = self.lanes.lock();
         if let Some(lane) = lanes.get_mut(queue) {
             lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
-            lane.silent_since = None;
+            if lane.unconfirmed == 0 {
+                lane.silent_since = None;
+            }
             change(lane);
             if lane.is_idle() {
                 lanes.remove(queue);
@@ -249,6 +251,18 @@ mod tests {
         lanes.sent(&queue(), 1, start);
         assert_eq!(lanes.heard(&queue(), 1, 1, start), Duration::ZERO);
         assert!(lanes.is_open(&queue(), start));
+    }
+
+    #[test]
+    fn a_message_that_is_returned_again_does_not_end_the_silence_of_the_others() {
+        let (lanes, start) = (Lanes::default(), Instant::now());
+        let later = start + STUCK_AFTER + Duration::from_millis(1);
+        lanes.sent(&queue(), 5, start);
+        lanes.sent(&queue(), 1, start);
+        lanes.returned_again(&queue(), 1, start);
+        assert!(!lanes.is_open(&queue(), later), "five messages are without an answer");
+        lanes.returned_again(&queue(), 5, later);
+        assert!(lanes.is_open(&queue(), later) && lanes.lanes.lock().is_empty(), "no message is left");
     }
 
     #[test]

@@ -5,12 +5,13 @@
 //! is looked at again at its own `wake_at`.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use common::ids::TaskId;
+use common::ids::{DatabaseName, TaskId};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -36,12 +37,12 @@ pub const LOOKED_AT_ONCE: usize = 50;
 /// store it: a task that was not looked at is found at its own `wake_at`.
 pub const NEW_LOOKED_AT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Releases of a success's further dependents under way. They share the connections of the claims and must leave most
-/// of them.
+/// Releases of a success's further dependents under way in a database. They share the connections of the claims and
+/// must leave most of them.
 const REST_IN_FLIGHT: usize = 2;
 
-/// Batches of successes whose further dependents are released or wait for that, with up to 1,000 names each. Those of
-/// others wait for their own `wake_at`.
+/// Batches of successes of a database whose further dependents are released or wait for that, with up to 1,000 names
+/// each. Those of others wait for their own `wake_at`.
 const RESTS: usize = 100;
 
 /// How long the further dependents of successes are released. By then each has come up by itself, for a waiting task is
@@ -51,8 +52,21 @@ const REST_WITHIN: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Releaser<S = Arc<Database>> {
     pub nudger: Nudger<S>,
-    rest_places: Arc<Semaphore>,
-    rests: Arc<Semaphore>,
+    rests: Arc<Mutex<BTreeMap<DatabaseName, Rests>>>,
+}
+
+/// The room for further dependents of one database: another one may be slow to release its own.
+#[derive(Clone, Debug)]
+struct Rests {
+    places: Arc<Semaphore>,
+    all: Arc<Semaphore>,
+}
+
+impl Default for Rests {
+    fn default() -> Self {
+        let [places, all] = [REST_IN_FLIGHT, RESTS].map(|most| Arc::new(Semaphore::new(most)));
+        Self { places, all }
+    }
 }
 
 /// The tasks that wait for these successes, from the next one after `after` on.
@@ -64,8 +78,7 @@ struct Dependents {
 
 impl<S: Statements> Releaser<S> {
     pub fn new(nudger: Nudger<S>) -> Self {
-        let [rest_places, rests] = [REST_IN_FLIGHT, RESTS].map(|most| Arc::new(Semaphore::new(most)));
-        Self { nudger, rest_places, rests }
+        Self { nudger, rests: Arc::default() }
     }
 
     /// Releases the tasks that wait for these successes. If they are many, it returns after the first, for confirms and
@@ -78,25 +91,26 @@ impl<S: Statements> Releaser<S> {
         if rest.is_empty() {
             return;
         }
-        let Ok(rest_of_all) = Arc::clone(&self.rests).try_acquire_owned() else {
+        let Rests { places, all } = self.rests.lock().entry(database.name().clone()).or_default().clone();
+        let Ok(one_of_all) = all.try_acquire_owned() else {
             tracing::debug!(database = %database.name(), "more tasks wait for a success than are released at once; their next check finds them");
             return;
         };
         let (this, database) = (self.clone(), database.clone());
         spawn_child(async move {
-            this.release_rest(&database, rest).await;
-            drop(rest_of_all);
+            this.release_rest(&database, rest, &places).await;
+            drop(one_of_all);
         });
     }
 
-    async fn release_rest(&self, database: &NodeDatabase<S>, rest: Vec<Dependents>) {
+    async fn release_rest(&self, database: &NodeDatabase<S>, rest: Vec<Dependents>, places: &Semaphore) {
         let end = clock::instant() + REST_WITHIN;
         let mut parts = VecDeque::from(rest);
         while clock::instant() < end
             && let Some(part) = parts.pop_front()
         {
             // For one page only, so that a success with many dependents does not keep others from theirs.
-            let Ok(_place) = self.rest_places.acquire().await else { return };
+            let Ok(_place) = places.acquire().await else { return };
             parts.extend(self.release_dependents(database, &part).await);
         }
     }
