@@ -51,7 +51,7 @@
     {{- $end = max $end (add $last 1) }}
   {{- end }}
 {{- end }}
-{{- if and $ranges (lt (int $count) (int $end)) }}{{ $wrong = append $wrong (printf "databases: their shards leave a gap; together they must cover 0 to %d" (sub $end 1)) }}{{ end }}
+{{- if and $ranges (lt (int $count) (int $end)) }}{{ $wrong = append $wrong (printf "databases: their shards leave a gap; together they must cover 0 to %d; if the cluster exists already, leave `shards` out of every section" (sub $end 1)) }}{{ end }}
 {{- with .config.cluster.shards }}
   {{- if and $ranges (ne (int .) (int $end)) }}{{ $wrong = append $wrong (printf "config.cluster.shards: is %d, but the ranges of the databases hold the shards up to %d; leave one of them out" (int .) (sub $end 1)) }}{{ end }}
 {{- end }}

@@ -177,7 +177,11 @@ fn check_cover(databases: &[Database], cluster: Cluster, complaints: &mut Compla
                     .shards
                     .is_some_and(|shards| u32::from(shards.first().number()) == u32::from(missing.last().number()) + 1)
             }),
-            format!("leaves a gap: no database holds the shards {missing}; together they must cover 0 to the last"),
+            // In a cluster that exists, a database that was removed leaves such a gap, and no range matters any more.
+            format!(
+                "leaves a gap: no database holds the shards {missing}; together they must cover 0 to the last; if the \
+                 cluster exists already, leave `shards` out of every section"
+            ),
         ),
         Err(error @ CoverError::Beyond { .. }) => complaints.add("database", error.to_string()),
     }

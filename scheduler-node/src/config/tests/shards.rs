@@ -49,3 +49,13 @@ fn a_number_of_shards_that_cannot_be_is_refused() {
 fn ranges_may_hold_more_shards_than_a_new_cluster_gets() {
     assert_eq!(shards("", "shards='0-9999'", "").2, Some(10_000));
 }
+
+/// Without a database that was removed, the ranges of the others may not fit together, and no longer matter.
+#[test]
+fn the_refusal_of_a_gap_says_what_to_do_in_a_cluster_that_exists() {
+    let told = complaints(&two("", "shards='0-63'", "shards='128-191'"), &[]);
+    assert!(
+        told.len() == 1 && told[0].contains("64-127") && told[0].contains("leave `shards` out of every section"),
+        "{told:?}"
+    );
+}
