@@ -16,7 +16,7 @@ const CLAIM_AHEAD_MOST_MS: u64 = 2_000;
 pub struct Scheduler {
     /// How far ahead the heap is filled.
     pub horizon_ms: u64,
-    /// Most entries of the heap, about 70 bytes each.
+    /// Most entries of the heap of each database, about 70 bytes each.
     pub heap_entries: usize,
     /// How long before its due time a task may be claimed at most, to hide the database's round trip. Beyond
     /// 100 ms, the node uses as much of it as claims lately took, or as those of many tasks with one due time take. A
@@ -24,7 +24,7 @@ pub struct Scheduler {
     pub claim_ahead_ms: u64,
     /// Most tasks in one statement.
     pub batch: usize,
-    /// Most claimed tasks whose outcome is not written yet.
+    /// Most claimed tasks of each database whose outcome is not written yet.
     pub window: usize,
 }
 
