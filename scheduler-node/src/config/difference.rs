@@ -191,6 +191,11 @@ impl Values {
         }
     }
 
+    /// Whether the file or a variable sets the value at `path`.
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.written.contains_key(path)
+    }
+
     fn key(&self, path: &str) -> Option<&'static Key> {
         self.written.get(path).map(|(key, _)| *key)
     }

@@ -117,7 +117,7 @@ pub const KEYS: &[Key] = &[
     key(
         "http.max_connections_per_address",
         "1024",
-        "of these, most connections from one address (IPv6: one /64 network)",
+        "of these, most connections from one address (IPv6: one /64 network); default: http.max_connections where that is less",
     ),
     key(
         "http.max_requests_per_second",
@@ -195,7 +195,11 @@ pub const KEYS: &[Key] = &[
     key("scheduler.window", "10000", "most claimed tasks of each database whose outcome is not written yet"),
     key("queues.auto_create", "true", "whether a submission creates a queue that does not exist"),
     key("queues.max", "5000", "most queues in the cluster; further ones are refused"),
-    key("queues.max_per_caller", "1000", "of these, most queues that one caller's submissions create"),
+    key(
+        "queues.max_per_caller",
+        "1000",
+        "of these, most queues that one caller's submissions create; default: queues.max where that is less",
+    ),
     key("queues.max_payload_bytes", "262144", "largest payload accepted, at most 1048576"),
     reloaded("telemetry.log", "\"info\"", "level, or `target=level` directives separated by commas"),
     key("telemetry.format", "\"text\"", "text or json"),

@@ -275,8 +275,19 @@ fn plain(expected: &str) -> &str {
     }
 }
 
+/// The default of a limit that is part of another one is no higher than that one.
+fn lower_defaults(raw: &mut RawConfig, values: &Values) {
+    if !values.has("http.max_connections_per_address") {
+        raw.http.max_connections_per_address = raw.http.max_connections_per_address.min(raw.http.max_connections);
+    }
+    if !values.has("queues.max_per_caller") {
+        raw.queues.max_per_caller = raw.queues.max_per_caller.min(raw.queues.max);
+    }
+}
+
 /// Checks the meaning of the values, each alone and in relation to the others.
-fn validate(raw: RawConfig, values: Values, complaints: &mut Complaints) -> Config {
+fn validate(mut raw: RawConfig, values: Values, complaints: &mut Complaints) -> Config {
+    lower_defaults(&mut raw, &values);
     raw.node.check(complaints);
     raw.cluster.check(complaints);
     raw.etcd.check(complaints);

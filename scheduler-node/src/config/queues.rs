@@ -36,10 +36,16 @@ impl Queues {
             "queues.max_payload_bytes",
             format!("is {}; it must be between 1 and {PAYLOAD_BYTES_MAX}", self.max_payload_bytes),
         );
-        for (key, value, most) in
-            [("queues.max", self.max, QUEUES_MAX), ("queues.max_per_caller", self.max_per_caller, self.max)]
-        {
-            complaints.unless((1..=most).contains(&value), key, format!("is {value}; it must be between 1 and {most}"));
-        }
+        let (all, per_caller) = (self.max, self.max_per_caller);
+        complaints.unless(
+            (1..=QUEUES_MAX).contains(&all),
+            "queues.max",
+            format!("is {all}; it must be between 1 and {QUEUES_MAX}"),
+        );
+        complaints.unless(
+            (1..=all).contains(&per_caller) || complaints.about("queues.max"),
+            "queues.max_per_caller",
+            format!("is {per_caller}; it must be between 1 and queues.max ({all})"),
+        );
     }
 }

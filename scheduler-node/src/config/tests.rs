@@ -246,6 +246,8 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[scheduler]\nbatch = 1.5", "scheduler.batch", "whole number"),
     ("[scheduler]\nheap_entries = 10", "scheduler.heap_entries", "between"),
     ("[queues]\nmax_payload_bytes = 2000000", "queues.max_payload_bytes", "1048576"),
+    ("[http]\nmax_connections_per_address = 4097", "http.max_connections_per_address", "http.max_connections (4096)"),
+    ("[queues]\nmax_per_caller = 5001", "queues.max_per_caller", "queues.max (5000)"),
     ("[telemetry]\nlog = 'inof'", "telemetry.log", "inof"),
     ("[telemetry]\nformat = 'xml'", "telemetry.format", "json"),
     ("[telemetry]\notlp_endpoint = 'collector:4317'", "telemetry.otlp_endpoint", "http://"),
@@ -264,6 +266,13 @@ fn a_mistake_is_refused_by_the_name_of_its_key() {
         assert!(named, "`{added}` should be refused by `{key}` with `{word}`, got {complaints:#?}");
         assert!(!complaints.iter().any(|complaint| complaint.contains("12345")), "{complaints:#?}");
     }
+}
+
+#[test]
+fn a_limit_that_is_not_set_follows_the_one_that_it_is_part_of() {
+    let low = format!("{SMALLEST}\n[http]\nmax_connections = 100\n[queues]\nmax = 10");
+    let config = read(&low, &[]).expect("accepted");
+    assert_eq!((config.http.max_connections_per_address, config.queues.max_per_caller), (100, 10));
 }
 
 #[test]
