@@ -267,9 +267,17 @@ impl Relay {
     async fn finish(&mut self) {
         let grace = self.settings.grace;
         let ended = async {
-            while let Some(ended) = self.calls.join_next().await {
-                let (key, ended, _) = ended.expect("a call does not panic");
-                self.ended(key, ended).await;
+            while !self.calls.is_empty() {
+                tokio::select! {
+                    Some(ended) = self.calls.join_next() => {
+                        let (key, ended, _) = ended.expect("a call does not panic");
+                        self.ended(key, ended).await;
+                    }
+                    // Until its ack, a task would be done again after the loss of the connection.
+                    Some(reported) = self.answers.join_next(), if !self.answers.is_empty() => {
+                        self.reported(reported).await;
+                    }
+                }
             }
         };
         if tokio::time::timeout(grace, ended).await.is_err() {

@@ -178,6 +178,48 @@ async fn two_copies_of_an_attempt_that_come_while_its_command_runs_are_both_acke
     assert_eq!(hand.depth(QUEUE).await, 0, "no copy came back to the queue");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_acks_finished_tasks_while_another_still_runs() {
+    let (mut bench, hand, url) = bench().await;
+    for task in ["quick", "slow"] {
+        publish(&hand, task, QUEUE).await;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().display();
+    let line =
+        format!("echo begun >> {folder}/begun; until [ -e {folder}/$DUETIME_TASK_ID-may-end ]; do sleep 0.05; done");
+    let may_end = |task: &str| std::fs::write(format!("{folder}/{task}-may-end"), "").unwrap();
+    let stop = CancellationToken::new();
+    let relay = crate::supervise::spawn_child(run(settings(url, &line, 2), stop.clone()));
+    let begun = || std::fs::read_to_string(format!("{folder}/begun")).unwrap_or_default().lines().count() == 2;
+    until(async || begun()).await;
+    stop.cancel();
+    let lists = async |words: &[&str], line: &str| {
+        let words = [&["-p", bench.vhost.as_str()], words].concat();
+        bench.rabbit.ctl(&words).await.unwrap().lines().any(|listed| listed.trim() == line)
+    };
+    // Without its consumer, the relay has begun to stop.
+    until(async || !lists(&["list_consumers", "queue_name"], QUEUE).await).await;
+    may_end("quick");
+    until(async || lists(&["list_queues", "name", "messages"], &format!("{QUEUE}\t1")).await).await;
+    may_end("slow");
+    timeout(LONG, relay).await.expect("the relay stops").unwrap();
+    assert_eq!(hand.depth(QUEUE).await, 0, "each message is acked");
+    for _ in 0..2 {
+        bench.next().await.ack.ack().await;
+    }
+}
+
+/// Waits until the condition holds.
+async fn until(holds: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(LONG, wait).await.expect("the condition comes to hold");
+}
+
 /// Takes two tasks, and returns what reports on them are about.
 async fn two(worker: &mut Worker) -> [Subject; 2] {
     worker.subscribe(2).await.unwrap();
