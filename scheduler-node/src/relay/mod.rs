@@ -227,8 +227,7 @@ impl Relay {
         let (settings, places) = (Arc::clone(&self.settings), Arc::clone(&self.places));
         let reports = self.reports.subscribe();
         self.calls.spawn(async move {
-            let _place = places.acquire_owned().await.expect("the semaphore is never closed");
-            let ended = call(&settings, &task, &reports).await;
+            let ended = call(&settings, &places, &task, &reports).await;
             (key, ended, room)
         });
     }
@@ -294,9 +293,15 @@ impl Relay {
     }
 }
 
-/// Calls the target, and reports at regular intervals that the call is still running.
-async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Option<Reports>>) -> FinishedCall {
+/// Calls the target once there is a place, and reports at regular intervals that the attempt is still running.
+async fn call(
+    settings: &Settings,
+    places: &Semaphore,
+    handed: &Task,
+    reports: &watch::Receiver<Option<Reports>>,
+) -> FinishedCall {
     let called = async {
+        let _place = places.acquire().await.expect("the semaphore is never closed");
         match &settings.target {
             Target::Callback(callback) => callback.call(settings.queue.as_str(), handed).await,
             Target::Command(command) => command.call(settings.queue.as_str(), handed).await,

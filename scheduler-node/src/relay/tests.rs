@@ -210,6 +210,23 @@ async fn a_stop_acks_finished_tasks_while_another_still_runs() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_waits_for_a_place_sends_heartbeats() {
+    let (mut bench, hand, url) = bench().await;
+    publish(&hand, "waiting", QUEUE).await;
+    let mut worker = Worker::open(&Login::new(url.clone().into()), QUEUE).await.unwrap();
+    worker.subscribe(1).await.unwrap();
+    let handed = timeout(LONG, worker.next()).await.expect("a task comes").unwrap();
+    let settings = Settings { heartbeat: Duration::from_millis(10), ..settings(url, "true", 1) };
+    let (reports, places) = (watch::channel(Some(worker.reports())).1, Semaphore::new(0));
+    let back = tokio::select! {
+        _ = call(&settings, &places, &handed.task, &reports) => unreachable!("it never gets a place"),
+        back = bench.next() => back,
+    };
+    assert_eq!((back.source, back.correlation_id.as_deref()), (Source::Results, Some("waiting")));
+    worker.close().await;
+}
+
 /// Waits until the condition holds.
 async fn until(holds: impl AsyncFn() -> bool) {
     let wait = async {
