@@ -36,7 +36,10 @@ use self::{
     finished_call::FinishedCall,
     works::{Key, Known, Works},
 };
-use crate::broker::{Handed, Login, Reports, Subject, Task, Worker};
+use crate::{
+    broker::{Handed, Login, Reports, Subject, Task, Worker},
+    failures::Failures,
+};
 
 pub use self::{
     callback::{Callback, Secret},
@@ -49,6 +52,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// The pause between two tries of a report.
 const REPORT_AGAIN: Duration = Duration::from_secs(1);
+/// The most characters of a failure's reason in a warning: enough for its beginning, and a target chooses the text.
+const REASON_CHARS: usize = 1_000;
 /// The time that unconfirmed reports get after the end of the last call.
 const REPORTED_WITHIN: Duration = Duration::from_secs(5);
 
@@ -120,6 +125,10 @@ struct Relay {
     reports: watch::Sender<Option<Reports>>,
     /// The reason of the present outage that the log has. Most tries of an outage fail for the same one.
     logged: Option<String>,
+    /// Why the last call failed that counts for the breaker.
+    fault: String,
+    /// Failures that say nothing against the target. Each call is in the log at level debug.
+    failures: Failures,
 }
 
 impl Relay {
@@ -132,6 +141,8 @@ impl Relay {
             answers: JoinSet::new(),
             reports: watch::channel(None).0,
             logged: None,
+            fault: String::new(),
+            failures: Failures::default(),
             settings: Arc::new(settings),
         }
     }
@@ -171,7 +182,7 @@ impl Relay {
                 Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
                     let (key, ended, begun_as) = ended.expect("a call does not panic");
                     let now = Instant::now();
-                    self.breaker.ended(begun_as, ended.is_healthy, now);
+                    self.judge(&key, &ended, begun_as, now);
                     // The subscription changes before the answer makes room for the next task.
                     self.subscribe(worker, self.breaker.room(now), &mut prefetch).await?;
                     self.ended(key, ended).await;
@@ -200,7 +211,9 @@ impl Relay {
         match room {
             Room::All => tracing::info!(%queue, calls, "receiving tasks"),
             Room::Probe => tracing::info!(%queue, "probing the target with one task"),
-            Room::NoneUntil(_) => tracing::warn!(%queue, "the target is down; its tasks wait in RabbitMQ"),
+            Room::NoneUntil(_) => {
+                tracing::warn!(%queue, reason = self.fault, "the target is down; its tasks wait in RabbitMQ");
+            }
         }
         *prefetch = calls;
         if calls == 0 { worker.unsubscribe().await } else { worker.subscribe(calls).await }
@@ -232,6 +245,23 @@ impl Relay {
         });
     }
 
+    /// Tells the breaker how a call ended, and keeps or logs why it failed.
+    fn judge(&mut self, key: &Key, ended: &FinishedCall, begun_as: Room, now: Instant) {
+        self.breaker.ended(begun_as, ended.is_healthy, now);
+        if ended.report.status != ReportStatus::Failed {
+            return;
+        }
+        let reason: String = ended.report.status_msg.iter().flat_map(|said| said.chars()).take(REASON_CHARS).collect();
+        if ended.is_healthy {
+            if self.failures.begin() {
+                let queue = &self.settings.queue;
+                tracing::warn!(%queue, task = key.task, reason, "an attempt failed; the log has others at level debug");
+            }
+        } else {
+            self.fault = reason;
+        }
+    }
+
     async fn ended(&mut self, key: Key, ended: FinishedCall) {
         if let Some(subject) = self.works.ended(&key, ended.report.status).await {
             self.answers.spawn(answer(key, subject, ended.report, self.reports.subscribe()));
@@ -252,7 +282,7 @@ impl Relay {
                 () = &mut over => return,
                 Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
                     let (key, ended, begun_as) = ended.expect("a call does not panic");
-                    self.breaker.ended(begun_as, ended.is_healthy, Instant::now());
+                    self.judge(&key, &ended, begun_as, Instant::now());
                     self.ended(key, ended).await;
                 }
                 Some(reported) = self.answers.join_next(), if !self.answers.is_empty() => {

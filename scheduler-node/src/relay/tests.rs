@@ -119,6 +119,42 @@ async fn an_outage_of_the_broker_is_one_warning_in_the_log() {
     assert_eq!(log.count("no tasks can be received"), 1);
 }
 
+/// What a relay with this program logs while one task after another fails.
+async fn log_of_failures(program: &str, tasks: u32) -> Log {
+    let (mut bench, hand, url) = bench().await;
+    for number in 0..tasks {
+        publish(&hand, &format!("task-{number}"), QUEUE).await;
+    }
+    let (log, stop) = (Log::keep(), CancellationToken::new());
+    let reported = async {
+        for _ in 0..tasks {
+            bench.next().await.ack.ack().await;
+        }
+        stop.cancel();
+    };
+    let mut settings = settings(url, "echo broken >&2; exit 1", 1);
+    if let Target::Command(command) = &mut settings.target {
+        command.program = program.into();
+    }
+    // Not spawned, because the log has only the lines of this thread.
+    let relay = run(settings, stop.clone());
+    timeout(LONG, async { tokio::join!(relay, reported) }).await.expect("the relay reports each failure, and stops");
+    log
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_failure_that_is_no_fault_of_the_target_is_a_warning_with_its_reason() {
+    let log = log_of_failures("sh", 3).await;
+    assert_eq!(log.count(r#"reason="exit status: 1: broken""#), 1, "one warning");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_warning_that_the_target_is_down_says_why() {
+    let log = log_of_failures("/no/such/program", 1).await;
+    assert_eq!(log.count("the target is down"), 1);
+    assert_eq!(log.count(r#"reason="/no/such/program cannot be run"#), 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_without_a_correlation_id_are_worked_on_under_the_best_id_that_they_have() {
     let (mut bench, hand, url) = bench().await;
