@@ -6,7 +6,11 @@ use common::{ids::QueueName, queue};
 use ipnet::IpNet;
 use reqwest::Url;
 
-use super::{config_file::ConfigFile, error::Error, signals::stop_on_signal};
+use super::{
+    config_file::ConfigFile,
+    error::Error,
+    signals::{STOPPED_HARD, stop_and_cut_off_on_signals},
+};
 use crate::{
     config::{self, Config},
     relay::{self, Callback, Command, Identity, Secret, Settings, Target},
@@ -115,7 +119,7 @@ impl Args {
     }
 }
 
-/// Runs until SIGTERM or SIGINT; a second signal exits at once.
+/// Runs until SIGTERM or SIGINT; a second signal ends it with its calls.
 pub async fn relay(args: &Args) -> Result<(), Error> {
     let (amqp, telemetry) = Config::load_for_consumer(args.file.config.as_deref()).map_err(Error::Config)?;
     let of = Settings {
@@ -131,10 +135,14 @@ pub async fn relay(args: &Args) -> Result<(), Error> {
     if let Some(warning) = amqp.warning() {
         tracing::warn!("{warning}");
     }
-    let stop = stop_on_signal().map_err(Error::Signals)?;
+    let (stop, cut_off) = stop_and_cut_off_on_signals()?;
     if let Err(error) = relay::close_to_others() {
         tracing::warn!(%error, "commands of the same user can read this process");
     }
-    relay::run(of, stop).await;
+    relay::run(of, stop, cut_off.clone()).await;
+    if cut_off.is_cancelled() {
+        // The runtime would wait for the look-up of a name under way.
+        std::process::exit(STOPPED_HARD);
+    }
     Ok(())
 }

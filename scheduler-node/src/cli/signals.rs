@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 use super::{error::Error, output::complain};
 use crate::supervise;
 
-/// Exit code of a node that received a second signal.
-const STOPPED_HARD: i32 = 1;
+/// Exit code of a node or a relay that received a second signal.
+pub(super) const STOPPED_HARD: i32 = 1;
 /// Exit code of a command that received a second signal: the outcome of its requests is unknown.
 const GAVE_UP: i32 = 3;
 
@@ -21,6 +21,20 @@ pub fn stop_on_signal() -> std::io::Result<CancellationToken> {
             std::process::exit(STOPPED_HARD);
         },
     )
+}
+
+/// Returns two tokens for a relay: the first signal cancels one, the second the other.
+pub(super) fn stop_and_cut_off_on_signals() -> Result<(CancellationToken, CancellationToken), Error> {
+    let cut_off = CancellationToken::new();
+    let second = cut_off.clone();
+    let stop = on_signals(
+        |signal| tracing::info!(signal, "stopping"),
+        move |signal| {
+            tracing::warn!(signal, "stopping at once; the tasks of calls under way are delivered again");
+            second.cancel();
+        },
+    );
+    Ok((stop.map_err(Error::Signals)?, cut_off))
 }
 
 /// Returns a token that the first signal cancels, for a command of many requests. It sends no more of them then, and

@@ -79,36 +79,15 @@ pub struct Settings {
     pub grace: Duration,
 }
 
-/// Runs until told to stop. Reconnects whenever the connection or the subscription is lost.
-pub async fn run(settings: Settings, stop: CancellationToken) {
+/// Runs until told to stop. `cut_off` ends it at once, with its calls: commands are killed with all that they started.
+pub async fn run(settings: Settings, stop: CancellationToken, cut_off: CancellationToken) {
     let mut relay = Relay::new(settings);
-    let mut wait = FIRST_WAIT;
-    loop {
-        let since = Instant::now();
-        let Err(reason) = relay.serve(&stop).await else { return };
-        if since.elapsed() > LONGEST_WAIT {
-            wait = FIRST_WAIT;
-        }
-        let queue = &relay.settings.queue;
-        if relay.logged.as_ref() == Some(&reason) {
-            tracing::debug!(%queue, reason, "the next try failed too; retrying");
-        } else if !stop.is_cancelled() {
-            tracing::warn!(%queue, reason, "no tasks can be received; retrying");
-            relay.logged = Some(reason);
-        }
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = relay.pass(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
-        }
-        if stop.is_cancelled() {
-            relay.finish().await;
-            if let Some(last) = relay.reports.send_replace(None) {
-                let _ = last.end().await;
-            }
-            return;
-        }
-        wait = (wait * 2).min(LONGEST_WAIT);
+    tokio::select! {
+        () = relay.run(&stop) => {}
+        () = cut_off.cancelled() => {}
     }
+    // Returns when each call that is left has been dropped, which kills its command.
+    relay.calls.shutdown().await;
 }
 
 /// The state that outlives connections.
@@ -144,6 +123,37 @@ impl Relay {
             fault: String::new(),
             failures: Failures::default(),
             settings: Arc::new(settings),
+        }
+    }
+
+    /// Runs until told to stop. Reconnects whenever the connection or the subscription is lost.
+    async fn run(&mut self, stop: &CancellationToken) {
+        let mut wait = FIRST_WAIT;
+        loop {
+            let since = Instant::now();
+            let Err(reason) = self.serve(stop).await else { return };
+            if since.elapsed() > LONGEST_WAIT {
+                wait = FIRST_WAIT;
+            }
+            let queue = &self.settings.queue;
+            if self.logged.as_ref() == Some(&reason) {
+                tracing::debug!(%queue, reason, "the next try failed too; retrying");
+            } else if !stop.is_cancelled() {
+                tracing::warn!(%queue, reason, "no tasks can be received; retrying");
+                self.logged = Some(reason);
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = self.pass(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
+            }
+            if stop.is_cancelled() {
+                self.finish().await;
+                if let Some(last) = self.reports.send_replace(None) {
+                    let _ = last.end().await;
+                }
+                return;
+            }
+            wait = (wait * 2).min(LONGEST_WAIT);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Tests of a relay at a real RabbitMQ.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use common::{
     ids::{ShardId, TaskId},
@@ -91,7 +91,7 @@ async fn messages_whose_reports_are_refused_are_rejected_and_hold_up_no_other_ta
 
     let settings = settings(url, "true", CONCURRENCY);
     let stop = CancellationToken::new();
-    let relay = crate::supervise::spawn_child(run(settings, stop.clone()));
+    let relay = crate::supervise::spawn_child(run(settings, stop.clone(), CancellationToken::new()));
     let mut came = BTreeMap::new();
     while came.len() < expected.len() {
         let back = bench.next().await;
@@ -114,7 +114,7 @@ async fn an_outage_of_the_broker_is_one_warning_in_the_log() {
         }
         stop.cancel();
     };
-    let relay = run(settings(url, "true", 1), stop.clone());
+    let relay = run(settings(url, "true", 1), stop.clone(), CancellationToken::new());
     timeout(LONG, async { tokio::join!(relay, tries) }).await.expect("the relay tries again, and stops");
     assert_eq!(log.count("no tasks can be received"), 1);
 }
@@ -137,7 +137,7 @@ async fn log_of_failures(program: &str, tasks: u32) -> Log {
         command.program = program.into();
     }
     // Not spawned, because the log has only the lines of this thread.
-    let relay = run(settings, stop.clone());
+    let relay = run(settings, stop.clone(), CancellationToken::new());
     timeout(LONG, async { tokio::join!(relay, reported) }).await.expect("the relay reports each failure, and stops");
     log
 }
@@ -171,7 +171,7 @@ async fn messages_without_a_correlation_id_are_worked_on_under_the_best_id_that_
     let line = format!("echo \"$DUETIME_TASK_ID\" >> {}", file.path().display());
     let stop = CancellationToken::new();
     // With one call at a time, the report on the last message comes after all calls.
-    let relay = crate::supervise::spawn_child(run(settings(url, &line, 1), stop.clone()));
+    let relay = crate::supervise::spawn_child(run(settings(url, &line, 1), stop.clone(), CancellationToken::new()));
     let back = bench.next().await;
     assert_eq!((back.source, back.correlation_id.as_deref()), (Source::Results, Some("last")));
     back.ack.ack().await;
@@ -207,7 +207,7 @@ async fn two_copies_of_an_attempt_that_come_while_its_command_runs_are_both_acke
         stop.cancel();
     };
     // Not spawned, because the log has only the lines of this thread.
-    let relay = run(settings(url, &line, CONCURRENCY), stop.clone());
+    let relay = run(settings(url, &line, CONCURRENCY), stop.clone(), CancellationToken::new());
     let ended = timeout(LONG, async { tokio::join!(relay, test) }).await;
     ended.expect("the relay sees that the second is a copy, and stops");
     assert_eq!(std::fs::read_to_string(runs).unwrap(), "begun\n");
@@ -226,7 +226,7 @@ async fn a_stop_acks_finished_tasks_while_another_still_runs() {
         format!("echo begun >> {folder}/begun; until [ -e {folder}/$DUETIME_TASK_ID-may-end ]; do sleep 0.05; done");
     let may_end = |task: &str| std::fs::write(format!("{folder}/{task}-may-end"), "").unwrap();
     let stop = CancellationToken::new();
-    let relay = crate::supervise::spawn_child(run(settings(url, &line, 2), stop.clone()));
+    let relay = crate::supervise::spawn_child(run(settings(url, &line, 2), stop.clone(), CancellationToken::new()));
     let begun = || std::fs::read_to_string(format!("{folder}/begun")).unwrap_or_default().lines().count() == 2;
     until(async || begun()).await;
     stop.cancel();
@@ -261,6 +261,33 @@ async fn a_task_that_waits_for_a_place_sends_heartbeats() {
     };
     assert_eq!((back.source, back.correlation_id.as_deref()), (Source::Results, Some("waiting")));
     worker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_is_cut_off_kills_its_commands() {
+    let (_bench, hand, url) = bench().await;
+    publish(&hand, "long", QUEUE).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("process");
+    let line = format!("echo $$ > {}; exec sleep 600", file.display());
+    let (stop, cut_off) = (CancellationToken::new(), CancellationToken::new());
+    let relay = crate::supervise::spawn_child(run(settings(url, &line, 1), stop, cut_off.clone()));
+    let process = process_in(&file).await;
+    cut_off.cancel();
+    timeout(LONG, relay).await.expect("the relay ends").unwrap();
+    until(async || !is_running(&process)).await;
+}
+
+/// The id that a process has written into the file.
+async fn process_in(file: &Path) -> String {
+    let read = || std::fs::read_to_string(file).unwrap_or_default();
+    until(async || read().ends_with('\n')).await;
+    read().trim().to_owned()
+}
+
+/// Whether a process has not ended. One that has, and is not collected yet, has no command line.
+fn is_running(process: &str) -> bool {
+    std::fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| !line.is_empty())
 }
 
 /// Waits until the condition holds.
