@@ -11,7 +11,7 @@ use common::{
     relay::call::{self, CallOutcome, MAX_OUTPUT_BYTES},
     task::report::{ReportStatus, ResultBody},
 };
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     process::{Child, ChildStderr, ChildStdin, ChildStdout},
@@ -23,6 +23,8 @@ use crate::broker::Task;
 
 /// The time between the signal to terminate and the kill of a command that takes too long.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// The pause between two looks for processes that a command left behind.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The longest wait for an output that is held open by processes which a command left behind.
 const LINGERS: Duration = Duration::from_secs(1);
 /// The most bytes shown of a failed command's error output, from its end.
@@ -60,6 +62,10 @@ impl Group {
             // The call fails only when no process is left.
             let _ = kill_process_group(pid, signal);
         }
+    }
+
+    fn exists(&self) -> bool {
+        self.0.is_some_and(|pid| test_kill_process_group(pid).is_ok())
     }
 }
 
@@ -140,7 +146,14 @@ impl Command {
             return Some(status);
         }
         group.signal(Signal::TERM);
-        if tokio::time::timeout(ENDS_WITHIN, child.wait()).await.is_err() {
+        let all_ended = async {
+            let _ = child.wait().await;
+            // What the command started may take as long, and need not hold any of the streams.
+            while group.exists() {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        if tokio::time::timeout(ENDS_WITHIN, all_ended).await.is_err() {
             group.signal(Signal::KILL);
             let _ = child.wait().await;
         }

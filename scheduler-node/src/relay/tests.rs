@@ -278,6 +278,27 @@ async fn a_relay_that_is_cut_off_kills_its_commands() {
     until(async || !is_running(&process)).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_takes_too_long_is_ended_with_all_that_it_started() {
+    let (mut bench, hand, url) = bench().await;
+    publish(&hand, "long", QUEUE).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("process");
+    // It ignores the signal to terminate, and holds none of the streams.
+    let started = format!("trap \"\" TERM; echo $$ > {}; exec sleep 600", file.display());
+    let mut settings = settings(url, &format!("sh -c '{started}' < /dev/null > /dev/null 2>&1 & wait"), 1);
+    if let Target::Command(command) = &mut settings.target {
+        command.timeout = Duration::from_secs(2);
+    }
+    let stop = CancellationToken::new();
+    let relay = crate::supervise::spawn_child(run(settings, stop.clone(), CancellationToken::new()));
+    bench.next().await.ack.ack().await;
+    let process = process_in(&file).await;
+    until(async || !is_running(&process)).await;
+    stop.cancel();
+    timeout(LONG, relay).await.expect("the relay stops").unwrap();
+}
+
 /// The id that a process has written into the file.
 async fn process_in(file: &Path) -> String {
     let read = || std::fs::read_to_string(file).unwrap_or_default();
