@@ -23,20 +23,23 @@ async fn main() -> ExitCode {
         Command::Node(file) => run(&file).await,
         Command::Migrate(args) => cli::migrate(&args).await,
         Command::Check(args) => Box::pin(cli::check(&args)).await,
-        Command::Relay(args) => Box::pin(cli::relay(&args)).await,
+        Command::Relay(args) => {
+            raise_file_limit();
+            Box::pin(cli::relay(&args)).await
+        }
         Command::Token(args) => Box::pin(cli::token(&args)).await,
         Command::OnNode(command) => Box::pin(command.run()).await,
         Command::Completions { shell } => cli::completions(shell),
     })
 }
 
-/// Raises the limit of open files. Each connection takes a file descriptor, and many systems start programs with
-/// 1,024 although they allow far more.
+/// Raises the limit of open files. Each connection takes a file descriptor, each command of a relay several, and many
+/// systems start programs with 1,024 although they allow far more.
 fn raise_file_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // If the system refuses, the limit stays, and the node takes fewer client connections.
+    // If the system refuses, the limit stays: a node takes fewer client connections, a relay fails at calls beyond it.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
