@@ -23,8 +23,8 @@ pub struct Args {
     /// Queue to take tasks from.
     #[arg(long, value_parser = name)]
     queue: QueueName,
-    /// Address to POST each task's payload to. 2xx is a success, 410 discards the task, anything else is a failed
-    /// attempt.
+    /// Address to POST each task's payload to. 2xx is a success, 410 discards the task (with `settle = result`),
+    /// anything else is a failed attempt.
     #[arg(long, value_name = "URL", value_parser = target, required_unless_present = "command", conflicts_with = "command")]
     to: Option<Url>,
     /// File with the secret that signs the calls (Standard Webhooks), `whsec_…`; several, one a line, during a
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, value_name = "CIDR", requires = "to")]
     allow_network: Vec<IpNet>,
     /// Program to run for each task, with the payload on its standard input. Exit code 0 is a success, 65 discards
-    /// the task, anything else is a failed attempt.
+    /// the task (with `settle = result`), anything else is a failed attempt.
     #[arg(long, value_name = "PROGRAM")]
     command: Option<PathBuf>,
     /// User to run the program as, by name or number; it must not be able to read the relay's files. Needs root, or
