@@ -16,6 +16,7 @@ async function work({ n }, progress) {
 }
 
 async function onTask(message) {
+  if (!message) end("the subscription has ended");
   const { replyTo, correlationId, messageId, type, headers } = message.properties;
   const report = async (what) => {
     // Only a queue with `settle = result` wants to be told.
@@ -23,6 +24,7 @@ async function onTask(message) {
     channel.publish("duetime.in", `result.${type}`, Buffer.from(JSON.stringify(what)), {
       contentType: "application/json",
       persistent: true,
+      mandatory: true,
       correlationId,
       // Which attempt it is about, and the proof that it was ours.
       headers: { "duetime-attempt": headers["duetime-attempt"], "duetime-receipt": headers["duetime-receipt"] },
@@ -44,7 +46,15 @@ async function onTask(message) {
   console.log(messageId);
 }
 
+function end(why) {
+  console.error(why);
+  process.exit(1);
+}
+
 const connection = await amqp.connect(process.env.AMQP_URL);
+connection.on("close", () => end("the connection is lost"));
 const channel = await connection.createConfirmChannel();
+// The broker returns a report that no queue takes, before it confirms it. So the task is not acked.
+channel.on("return", (message) => end(`no queue takes a report: ${message.fields.replyText}`));
 await channel.prefetch(1);
 await channel.consume(process.argv[2], onTask);

@@ -40,8 +40,8 @@ function on_task(AMQPMessage $task): void
             'delivery_mode' => AMQPMessage::DELIVERY_MODE_PERSISTENT,
             'correlation_id' => $task->get('correlation_id'),
             'application_headers' => new AMQPTable($headers),
-        ]), 'duetime.in', 'result.' . $task->get('type'));
-        $task->getChannel()->wait_for_pending_acks(10);
+        ]), 'duetime.in', 'result.' . $task->get('type'), mandatory: true);
+        $task->getChannel()->wait_for_pending_acks_returns(10);
     };
     try {
         // Each report of `running` moves the deadline.
@@ -65,6 +65,8 @@ function on_task(AMQPMessage $task): void
 $channel = channel();
 $channel->confirm_select();
 $channel->set_nack_handler(fn () => throw new AMQPRuntimeException('the broker has not kept a report'));
+// The broker returns a report that no queue takes, before it confirms it.
+$channel->set_return_listener(fn ($code, $text) => throw new AMQPRuntimeException("no queue takes a report: $text"));
 $channel->basic_qos(0, 1, false);
 $channel->basic_consume($argv[1], callback: on_task(...));
 $channel->consume();

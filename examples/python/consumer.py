@@ -35,6 +35,8 @@ def on_task(channel, method, properties, body):
                     # Which attempt it is about, and the proof that it was ours.
                     headers={name: properties.headers[name] for name in ("duetime-attempt", "duetime-receipt")},
                 ),
+                # Raises when no queue takes it.
+                mandatory=True,
             )
 
     try:
@@ -56,3 +58,4 @@ channel.confirm_delivery()
 channel.basic_qos(prefetch_count=1)
 channel.basic_consume(sys.argv[1], on_task)
 channel.start_consuming()
+sys.exit("the subscription has ended")

@@ -45,7 +45,7 @@ func work(body []byte, progress func(percent int) error) (any, error) {
 }
 
 // send reports on a task, if its queue wants to be told: only one with settle = result does.
-func send(channel *amqp.Channel, task amqp.Delivery, what report) error {
+func send(channel *amqp.Channel, returned <-chan amqp.Return, task amqp.Delivery, what report) error {
 	if task.ReplyTo == "" {
 		return nil
 	}
@@ -55,7 +55,7 @@ func send(channel *amqp.Channel, task amqp.Delivery, what report) error {
 	}
 	ctx := context.Background()
 	key := "result." + task.Type
-	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, "duetime.in", key, false, false, amqp.Publishing{
+	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, "duetime.in", key, true, false, amqp.Publishing{
 		ContentType:   "application/json",
 		DeliveryMode:  amqp.Persistent,
 		CorrelationId: task.CorrelationId,
@@ -64,7 +64,7 @@ func send(channel *amqp.Channel, task amqp.Delivery, what report) error {
 			"duetime-attempt": task.Headers["duetime-attempt"],
 			"duetime-receipt": task.Headers["duetime-receipt"],
 		},
-		Body:          body,
+		Body: body,
 	})
 	if err != nil {
 		return err
@@ -73,13 +73,23 @@ func send(channel *amqp.Channel, task amqp.Delivery, what report) error {
 	if err == nil && !kept {
 		err = errors.New("the broker has not kept it")
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	select {
+	case message, ok := <-returned:
+		if ok {
+			return fmt.Errorf("no queue takes it: %s", message.ReplyText)
+		}
+	default:
+	}
+	return nil
 }
 
-func handle(channel *amqp.Channel, task amqp.Delivery) error {
+func handle(channel *amqp.Channel, returned <-chan amqp.Return, task amqp.Delivery) error {
 	// Each report of `running` moves the deadline.
 	result, failure := work(task.Body, func(percent int) error {
-		return send(channel, task, report{Status: "running", Progress: percent})
+		return send(channel, returned, task, report{Status: "running", Progress: percent})
 	})
 	if failure != nil && task.ReplyTo == "" {
 		return task.Reject(false)
@@ -88,7 +98,7 @@ func handle(channel *amqp.Channel, task amqp.Delivery) error {
 	if failure != nil {
 		outcome = report{Status: "failed", Message: failure.Error()}
 	}
-	if err := send(channel, task, outcome); err != nil {
+	if err := send(channel, returned, task, outcome); err != nil {
 		return err
 	}
 	fmt.Println(task.MessageId)
@@ -108,6 +118,8 @@ func consume(queue string) error {
 	if err := channel.Confirm(false); err != nil {
 		return err
 	}
+	// The broker returns a report that no queue takes, before it confirms it.
+	returned := channel.NotifyReturn(make(chan amqp.Return, 1))
 	if err := channel.Qos(1, 0, false); err != nil {
 		return err
 	}
@@ -116,7 +128,7 @@ func consume(queue string) error {
 		return err
 	}
 	for task := range tasks {
-		if err := handle(channel, task); err != nil {
+		if err := handle(channel, returned, task); err != nil {
 			return err
 		}
 	}

@@ -48,7 +48,7 @@ public final class Consumer {
                         "duetime-receipt", of.getHeaders().get("duetime-receipt")))
                 .build();
         var body = GSON.toJson(what).getBytes(StandardCharsets.UTF_8);
-        channel.basicPublish("duetime.in", "result." + of.getType(), properties, body);
+        channel.basicPublish("duetime.in", "result." + of.getType(), true, properties, body);
         channel.waitForConfirmsOrDie(CONFIRMED_WITHIN_MS);
     }
 
@@ -77,6 +77,11 @@ public final class Consumer {
         factory.setUri(System.getenv("AMQP_URL"));
         var channel = factory.newConnection().createChannel();
         channel.confirmSelect();
+        // The broker returns a report that no queue takes, before it confirms it. So the task is not acked.
+        channel.addReturnListener(message -> {
+            System.err.println("no queue takes a report: " + message.getReplyText());
+            System.exit(1);
+        });
         channel.basicQos(1);
         channel.basicConsume(args[0], false, (tag, task) -> {
             try {
