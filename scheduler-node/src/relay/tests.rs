@@ -144,13 +144,13 @@ async fn log_of_failures(program: &str, tasks: u32) -> Log {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_failure_that_is_no_fault_of_the_target_is_a_warning_with_its_reason() {
-    let log = log_of_failures("sh", 3).await;
+    let log = Box::pin(log_of_failures("sh", 3)).await;
     assert_eq!(log.count(r#"reason="exit status: 1: broken""#), 1, "one warning");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_warning_that_the_target_is_down_says_why() {
-    let log = log_of_failures("/no/such/program", 1).await;
+    let log = Box::pin(log_of_failures("/no/such/program", 1)).await;
     assert_eq!(log.count("the target is down"), 1);
     assert_eq!(log.count(r#"reason="/no/such/program cannot be run"#), 1);
 }
