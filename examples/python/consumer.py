@@ -42,6 +42,9 @@ def on_task(channel, method, properties, body):
     try:
         # Each report of `running` moves the deadline.
         result = work(json.loads(body), lambda percent: report(status="running", progress=percent))
+    except pika.exceptions.AMQPError:
+        # Without an ack it comes again, to a consumer that can be reached.
+        raise
     except Exception as error:
         report(status="failed", status_msg=str(error))
         if not properties.reply_to:

@@ -88,9 +88,15 @@ func send(channel *amqp.Channel, returned <-chan amqp.Return, task amqp.Delivery
 
 func handle(channel *amqp.Channel, returned <-chan amqp.Return, task amqp.Delivery) error {
 	// Each report of `running` moves the deadline.
+	var unsent error
 	result, failure := work(task.Body, func(percent int) error {
-		return send(channel, returned, task, report{Status: "running", Progress: percent})
+		unsent = send(channel, returned, task, report{Status: "running", Progress: percent})
+		return unsent
 	})
+	if unsent != nil {
+		// Without an ack it comes again, to a consumer that can be reached.
+		return unsent
+	}
 	if failure != nil && task.ReplyTo == "" {
 		return task.Reject(false)
 	}

@@ -11,7 +11,7 @@ use common::{
     relay::call::{self, CallOutcome, MAX_OUTPUT_BYTES},
     task::report::{ReportStatus, ResultBody},
 };
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     process::{Child, ChildStderr, ChildStdin, ChildStdout},
@@ -64,8 +64,13 @@ impl Group {
         }
     }
 
+    /// Whether a process is left. Only for a group whose command has been waited for.
     fn exists(&self) -> bool {
-        self.0.is_some_and(|pid| test_kill_process_group(pid).is_ok())
+        self.0.is_some_and(|pid| {
+            // The first process of a container inherits what a command leaves behind. Nothing else collects its end.
+            while let Ok(Some(_)) = waitpgid(pid, WaitOptions::NOHANG) {}
+            test_kill_process_group(pid).is_ok()
+        })
     }
 }
 

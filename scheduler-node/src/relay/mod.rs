@@ -258,7 +258,7 @@ impl Relay {
     /// Tells the breaker how a call ended, and keeps or logs why it failed.
     fn judge(&mut self, key: &Key, ended: &FinishedCall, begun_as: Room, now: Instant) {
         self.breaker.ended(begun_as, ended.is_healthy, now);
-        if ended.report.status != ReportStatus::Failed {
+        if ended.report.status == ReportStatus::Succeeded {
             return;
         }
         let reason: String = ended.report.status_msg.iter().flat_map(|said| said.chars()).take(REASON_CHARS).collect();

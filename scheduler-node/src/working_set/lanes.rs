@@ -146,6 +146,8 @@ impl Lanes {
     /// `probe_at` on.
     pub fn passed_by(&self, queue: &QueueName, messages: usize, probe_at: Option<Instant>) {
         self.forget(queue, messages, |lane| {
+            // Others may wait for an exchange that the queue has left, as these did.
+            lane.silent_since = None;
             lane.closed_until = lane.closed_until.map(|until| probe_at.map_or(until, |at| until.min(at)));
         });
     }
