@@ -37,7 +37,7 @@ use crate::{
             releaser::LOOKED_AT_ONCE,
             reporter::{Left, Reporter},
         },
-        upkeep::queue_reader::Books,
+        upkeep::queue_reader::{Books, until_read},
     },
     store::{Database, Error, Statements, StoreOp},
     supervise::at_work,
@@ -58,9 +58,6 @@ const LOOK_LATER: Duration = Duration::from_millis(100);
 /// How long a look at waiting tasks begins statements. Eight of them run out of their five seconds meanwhile, which is
 /// enough for [`LOOKED_AT_ONCE`] tasks to become a single one. The last ends before the look counts as stalled.
 const LOOK_WITHIN: Duration = Duration::from_secs(40);
-
-/// The interval between two checks whether the queues have been read for the first time.
-const BOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The time between two claims, if the second is urgent. Tasks that come due at once meanwhile share one.
 const BETWEEN_CLAIMS: Duration = Duration::from_millis(10);
@@ -194,9 +191,7 @@ impl<S: Statements> Dispatcher<S> {
         if self.books.load().is_read() {
             return;
         }
-        while !self.books.load().is_read() && !stop.is_cancelled() {
-            tokio::time::sleep(BOOK_EVERY).await;
-        }
+        stop.run_until_cancelled(until_read(&self.books)).await;
         self.claims.database.hearing.lock().begin_again(clock::instant());
     }
 

@@ -26,7 +26,10 @@ use crate::{
     causes::explained,
     loops::{
         cluster::{realm_keeper::RealmStanding, session_keeper},
-        upkeep::{guard::Guard, queue_reader::Books},
+        upkeep::{
+            guard::Guard,
+            queue_reader::{Books, until_read},
+        },
     },
     metrics::Metrics,
     receipt::Receipts,
@@ -63,10 +66,6 @@ const DATABASE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The broker's patience is longer: it may take a while to restart, and all nodes lose it together.
 const BROKER_PATIENCE: Duration = Duration::from_secs(15);
-
-/// The interval of the looks at the copy of the queues while it is missing and the keys of receipts, which are in the
-/// same database, have been read.
-const BOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The most reasons that the log has of one time in which a database cannot be used. Their texts may differ each time.
 const REASONS_LOGGED: usize = 10;
@@ -391,9 +390,7 @@ pub async fn until_home_is_read(books: Books, mut receipts: Receipts) {
         // The node stops.
         std::future::pending::<()>().await;
     }
-    while !books.load().is_read() {
-        tokio::time::sleep(BOOK_EVERY).await;
-    }
+    until_read(&books).await;
 }
 
 /// Reports to the cluster what this node uses and what it cannot reach. Before `can_dispatch` ends it uses nothing, so

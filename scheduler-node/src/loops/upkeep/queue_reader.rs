@@ -20,6 +20,9 @@ use crate::store::{Error, Statements, Store};
 /// Every queue and its policy as this node knows them.
 pub type Books = Arc<ArcSwap<QueueBook>>;
 
+/// The interval between two checks whether the queues have been read for the first time.
+const BOOK_EVERY: Duration = Duration::from_millis(20);
+
 /// The interval between two reads of all queues, changed or not: a delete by a node of the previous version leaves
 /// no trace.
 const READ_ALL_EVERY: Duration = Duration::from_secs(600);
@@ -100,6 +103,13 @@ async fn read_all(home: &impl Statements, books: &Books) -> Result<(), Error> {
     tracing::debug!(revision, queues = queues.len(), "queues read");
     put_in_force(books, QueueBook::new(revision, queues));
     Ok(())
+}
+
+/// Waits until this node knows the queues.
+pub async fn until_read(books: &Books) {
+    while !books.load().is_read() {
+        tokio::time::sleep(BOOK_EVERY).await;
+    }
 }
 
 /// Puts a book in force, unless a newer one is in force already: two reads may run at the same time.
