@@ -1,4 +1,4 @@
-//! Searches for a path of the model of claims that has the lines of all nodes in their orders.
+//! Searches for a path of the model of claims that has the lines of each stream in their order.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -48,7 +48,7 @@ struct Point {
 /// Compares the lines of one task with the model.
 pub(super) fn check(streams: &[Stream]) -> Verdict {
     let search = Search::new(streams);
-    if search.bounds.attempts > ATTEMPTS || streams.len() > 60 {
+    if search.bounds.attempts > ATTEMPTS || search.bounds.nodes > 60 {
         return Verdict::Undecided;
     }
     let state = search.model.init_states().swap_remove(0);
@@ -87,11 +87,11 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn new(streams: &'a [Stream]) -> Self {
         let (mut attempts, mut last, mut owners, mut copies) = (1, 0, BTreeMap::new(), UNTOLD);
-        for (node, stream) in streams.iter().enumerate() {
+        for stream in streams {
             for event in &stream.events {
                 match *event {
                     Event::Claimed { attempt, epoch } | Event::Rescued { attempt, epoch } => {
-                        owners.insert(epoch, node);
+                        owners.insert(epoch, stream.node);
                         attempts = attempts.max(attempt);
                     }
                     Event::Published(attempt) | Event::Unfit(attempt) => {
@@ -106,7 +106,7 @@ impl<'a> Search<'a> {
             }
         }
         let bounds = Bounds {
-            nodes: streams.len(),
+            nodes: streams.iter().map(|stream| stream.node + 1).max().unwrap_or(0),
             attempts,
             epochs: owners.last_key_value().map_or(1, |(epoch, _)| epoch.saturating_add(1)),
             copies,
@@ -139,19 +139,19 @@ impl<'a> Search<'a> {
         actions.iter().try_fold(state.clone(), |state, action| self.after(&state, *action))
     }
 
-    /// The points after the next line of each node.
+    /// The points after the next line of each stream.
     fn told(&self, point: &Point) -> Vec<Point> {
         let mut next = Vec::new();
-        for (node, stream) in self.streams.iter().enumerate() {
-            let Some(event) = stream.events.get(point.done[node]) else { continue };
+        for (place, stream) in self.streams.iter().enumerate() {
+            let Some(event) = stream.events.get(point.done[place]) else { continue };
             let mut after = point.clone();
-            after.done[node] += 1;
+            after.done[place] += 1;
             if *event == Event::Doubt {
-                after.free |= 1 << node;
+                after.free |= 1 << stream.node;
                 next.push(after);
                 continue;
             }
-            let states = self.by_line(&point.state, point.free != 0, node, *event);
+            let states = self.by_line(&point.state, point.free != 0, stream.node, *event);
             next.extend(states.into_iter().map(|state| Point { state, ..after.clone() }));
         }
         next
@@ -203,7 +203,7 @@ impl<'a> Search<'a> {
                 states.extend(self.after(state, Action::Write(place)));
             }
         }
-        for node in (0..self.streams.len()).filter(|node| point.free & (1 << node) != 0) {
+        for node in (0..self.bounds.nodes).filter(|node| point.free & (1 << node) != 0) {
             self.by_free_node(state, node, &mut states);
         }
         if point.free != 0 {

@@ -1,4 +1,9 @@
 //! The lines of one task, without the names that tell it from others: nodes and epochs become small numbers.
+//!
+//! A node writes a step's line when it has the answer of PostgreSQL or of RabbitMQ. Its dispatches and its other
+//! statements take different connections, so between the two the order of the lines tells nothing: the next attempt
+//! may be claimed before the answer comes which says that the one before has failed. They are two streams. So a rescue
+//! after the task's end is accepted here, as one before it; the judge of the deliveries sees what comes of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,10 +41,30 @@ pub(super) enum Event {
     Doubt,
 }
 
-/// The lines of one start of a node.
+impl Event {
+    /// Whether the step is one of a dispatch: each of them begins after the one before it has its answer.
+    const fn is_of_dispatch(self) -> bool {
+        match self {
+            Self::Claimed { .. } | Self::Rescued { .. } | Self::Published(_) | Self::Confirmed(_) => true,
+            Self::Unfit(_) | Self::Returned(_) | Self::NotConfirmed(_) => true,
+            Self::Submitted | Self::Failed(_) | Self::Succeeded(_) | Self::Dead(_) | Self::Cancelled(_) => false,
+            Self::Expired | Self::Revived | Self::Released | Self::Doubt => false,
+        }
+    }
+}
+
+/// Lines of one start of a node whose order is the order of their steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Stream {
+    /// The number of the start among those of the task.
+    pub(super) node: usize,
     pub(super) events: Vec<Event>,
+}
+
+impl Stream {
+    const fn of(node: usize) -> Self {
+        Self { node, events: Vec::new() }
+    }
 }
 
 /// The rank of the epoch in this place. Ranks in between are for owners that no line tells.
@@ -60,36 +85,38 @@ pub(super) fn tasks_of(starts: &[Start]) -> BTreeMap<&str, BTreeMap<usize, Vec<u
     tasks
 }
 
-/// The streams of a task: one for each start that has lines of it or left a claim possible, and one more for all others
-/// that may have taken steps without a line.
+/// The streams of a task: two for each start that has lines of it, and one more for all others that may have taken
+/// steps without a line.
 pub(super) fn streams_of(starts: &[Start], lines: &BTreeMap<usize, Vec<usize>>) -> Vec<Stream> {
     let epochs = epochs_of(starts, lines);
     let place_of = |epoch: &i64| epochs.iter().position(|known| known == epoch).unwrap_or_default();
-    let mut streams = Vec::new();
-    let mut has_stranger = false;
+    let (mut streams, mut nodes, mut has_stranger) = (Vec::new(), 0, false);
     for (number, start) in starts.iter().enumerate() {
         let in_doubt = doubt(start);
         let Some(places) = lines.get(&number) else {
             has_stranger |= in_doubt.is_some();
             continue;
         };
-        let mut stream = Stream::default();
+        let (mut dispatch, mut others) = (Stream::of(nodes), Stream::of(nodes));
         let mut doubt_at = in_doubt;
         for place in places {
             if doubt_at.is_some_and(|at| at < *place) {
-                stream.events.push(Event::Doubt);
+                others.events.push(Event::Doubt);
                 doubt_at = None;
             }
-            let step = &start.lines[*place].step;
-            stream.events.extend(event(step, |epoch| rank(place_of(epoch))));
+            if let Some(event) = event(&start.lines[*place].step, |epoch| rank(place_of(epoch))) {
+                let stream = if event.is_of_dispatch() { &mut dispatch } else { &mut others };
+                stream.events.push(event);
+            }
         }
         if doubt_at.is_some() {
-            stream.events.push(Event::Doubt);
+            others.events.push(Event::Doubt);
         }
-        streams.push(stream);
+        streams.extend([dispatch, others]);
+        nodes += 1;
     }
     if has_stranger {
-        streams.push(Stream { events: vec![Event::Doubt] });
+        streams.push(Stream { node: nodes, events: vec![Event::Doubt] });
     }
     streams
 }

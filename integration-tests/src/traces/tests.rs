@@ -100,9 +100,9 @@ fn a_settle_without_a_publish_is_refused() {
 }
 
 #[test]
-fn a_publish_of_an_ended_task_that_is_claimed_again_is_refused() {
-    let steps = [OWNED, "submitted", CLAIMED, PUBLISHED, CONFIRMED, SUCCEEDED, "rescued attempt=1 epoch=3"];
-    refused(&[start("a", true, &steps)], "next: Rescued");
+fn a_claim_of_an_ended_task_is_refused() {
+    let steps = [OWNED, "submitted", CLAIMED, PUBLISHED, CONFIRMED, SUCCEEDED, "claimed attempt=2 epoch=3"];
+    refused(&[start("a", true, &steps)], "next: Claimed");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_claim_after_a_cancel_at_another_node_is_refused() {
 
 #[test]
 fn an_expiry_of_a_claimed_task_is_refused() {
-    refused(&[start("a", true, &[OWNED, "submitted", CLAIMED, "expired"])], "next: Expired");
+    refused(&[start("a", true, &[OWNED, "submitted", CLAIMED, "expired"])], "next: Claimed");
 }
 
 #[test]
@@ -133,8 +133,18 @@ fn a_revival_of_a_task_that_is_not_dead_is_refused() {
 }
 
 #[test]
-fn a_release_of_a_claimed_task_is_refused() {
-    refused(&[start("a", true, &[OWNED, "submitted", CLAIMED, "released"])], "next: Released");
+fn a_release_of_a_task_that_was_claimed_is_refused() {
+    let steps = [OWNED, "submitted", CLAIMED, PUBLISHED, CONFIRMED, "failed attempt=1", "released"];
+    refused(&[start("a", true, &steps)], "next: Released");
+}
+
+#[test]
+fn a_claim_whose_answer_comes_before_the_one_of_what_allowed_it_is_a_path() {
+    let first = [OWNED, "submitted", CLAIMED, PUBLISHED, CONFIRMED];
+    let second = ["claimed attempt=2 epoch=3", "published attempt=2"];
+    for reason in [&["failed attempt=1"][..], &["finished attempt=1 outcome=dead", "revived"]] {
+        accepted(&[start("a", true, &[&first[..], &second, reason, &["confirmed attempt=2"]].concat())]);
+    }
 }
 
 #[test]
