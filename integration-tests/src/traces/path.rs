@@ -1,6 +1,9 @@
 //! Searches for a path of the model of claims that has the lines of each stream in their order.
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashSet},
+};
 
 use stateright::Model;
 
@@ -73,7 +76,7 @@ pub(super) fn check(streams: &[Stream]) -> Verdict {
         }
     }
     let heads = streams.iter().zip(&furthest.done).filter_map(|(stream, done)| stream.events.get(*done));
-    Verdict::NoPath { stuck: heads.map(|event| format!("{event:?}")).collect() }
+    Verdict::NoPath { stuck: heads.map(|line| format!("{:?}", line.event)).collect() }
 }
 
 struct Search<'a> {
@@ -88,8 +91,8 @@ impl<'a> Search<'a> {
     fn new(streams: &'a [Stream]) -> Self {
         let (mut attempts, mut last, mut owners, mut copies) = (1, 0, BTreeMap::new(), UNTOLD);
         for stream in streams {
-            for event in &stream.events {
-                match *event {
+            for line in &stream.events {
+                match line.event {
                     Event::Claimed { attempt, epoch } | Event::Rescued { attempt, epoch } => {
                         owners.insert(epoch, stream.node);
                         attempts = attempts.max(attempt);
@@ -139,19 +142,25 @@ impl<'a> Search<'a> {
         actions.iter().try_fold(state.clone(), |state, action| self.after(&state, *action))
     }
 
-    /// The points after the next line of each stream.
+    /// The points after the next line of each stream. The last ones are tried first: of a node, the line that it wrote
+    /// first.
     fn told(&self, point: &Point) -> Vec<Point> {
+        let heads = self.streams.iter().enumerate().filter_map(|(number, stream)| {
+            let line = stream.events.get(point.done[number])?;
+            Some((stream.node, line.place, number, line.event))
+        });
+        let mut heads: Vec<_> = heads.collect();
+        heads.sort_unstable_by_key(|(node, place, ..)| (*node, Reverse(*place)));
         let mut next = Vec::new();
-        for (place, stream) in self.streams.iter().enumerate() {
-            let Some(event) = stream.events.get(point.done[place]) else { continue };
+        for (node, _, number, event) in heads {
             let mut after = point.clone();
-            after.done[place] += 1;
-            if *event == Event::Doubt {
-                after.free |= 1 << stream.node;
+            after.done[number] += 1;
+            if event == Event::Doubt {
+                after.free |= 1 << node;
                 next.push(after);
                 continue;
             }
-            let states = self.by_line(&point.state, point.free != 0, stream.node, *event);
+            let states = self.by_line(&point.state, point.free != 0, node, event);
             next.extend(states.into_iter().map(|state| Point { state, ..after.clone() }));
         }
         next

@@ -58,7 +58,15 @@ impl Event {
 pub(super) struct Stream {
     /// The number of the start among those of the task.
     pub(super) node: usize,
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<Line>,
+}
+
+/// A line of one task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Line {
+    /// Its place among all lines of the task that its start wrote: nearly always the order of the steps.
+    pub(super) place: usize,
+    pub(super) event: Event,
 }
 
 impl Stream {
@@ -98,25 +106,25 @@ pub(super) fn streams_of(starts: &[Start], lines: &BTreeMap<usize, Vec<usize>>) 
             continue;
         };
         let (mut dispatch, mut others) = (Stream::of(nodes), Stream::of(nodes));
+        let mut events = Vec::new();
         let mut doubt_at = in_doubt;
         for place in places {
             if doubt_at.is_some_and(|at| at < *place) {
-                others.events.push(Event::Doubt);
+                events.push(Event::Doubt);
                 doubt_at = None;
             }
-            if let Some(event) = event(&start.lines[*place].step, |epoch| rank(place_of(epoch))) {
-                let stream = if event.is_of_dispatch() { &mut dispatch } else { &mut others };
-                stream.events.push(event);
-            }
+            events.extend(event(&start.lines[*place].step, |epoch| rank(place_of(epoch))));
         }
-        if doubt_at.is_some() {
-            others.events.push(Event::Doubt);
+        events.extend(doubt_at.map(|_| Event::Doubt));
+        for (place, event) in events.into_iter().enumerate() {
+            let stream = if event.is_of_dispatch() { &mut dispatch } else { &mut others };
+            stream.events.push(Line { place, event });
         }
         streams.extend([dispatch, others]);
         nodes += 1;
     }
     if has_stranger {
-        streams.push(Stream { node: nodes, events: vec![Event::Doubt] });
+        streams.push(Stream { node: nodes, events: vec![Line { place: 0, event: Event::Doubt }] });
     }
     streams
 }
