@@ -29,6 +29,12 @@ pub enum Misfit {
     )]
     Shards { database: DatabaseName, found: u16, expected: u16 },
     #[error(
+        "the table `duetime.identity` of database `{database}` has no row, so the database has no id by which it is told \
+         from others; it was emptied by hand or by a restore of some tables. If nothing else is missing, run `INSERT \
+         INTO duetime.identity (id) VALUES (gen_random_uuid())` there; otherwise restore the whole database"
+    )]
+    NoId { database: DatabaseName },
+    #[error(
         "database `{database}` is empty, and the configuration asks for a new cluster of {asked} shards; the most is \
          {MOST_SHARDS}: set `cluster.shards`, or smaller ranges in `database.shards`"
     )]
@@ -177,7 +183,7 @@ pub(super) struct Meta {
     pub(super) shard_count: u16,
     first_shards: Option<ShardRange>,
     pub(super) cluster: ClusterId,
-    /// `None`: the schema is older than the ids.
+    /// `None`: the schema is older than the ids, or somebody has deleted this one.
     pub(super) id: Option<DatabaseId>,
     /// The oldest version whose nodes work with the schema.
     serves: i64,
@@ -242,10 +248,9 @@ pub(super) fn compare(name: &DatabaseName, schema: &Schema) -> Result<Fit, Misfi
     };
     let needed = schema_version();
     let Meta { shard_count, first_shards, cluster, id, serves, has_copies } = *meta;
-    match id {
-        Some(id) if found >= needed && serves <= needed => {
-            Ok(Fit { version: found, id, cluster, shard_count, first_shards, has_copies })
-        }
-        _ => Err(Misfit::Version { database: name.clone(), found, needed }),
+    if found < needed || serves > needed {
+        return Err(Misfit::Version { database: name.clone(), found, needed });
     }
+    let id = id.ok_or_else(|| Misfit::NoId { database: name.clone() })?;
+    Ok(Fit { version: found, id, cluster, shard_count, first_shards, has_copies })
 }

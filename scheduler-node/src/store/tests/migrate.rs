@@ -260,6 +260,22 @@ async fn a_schema_that_a_migration_makes_fit_is_awaited() {
     awaited("DROP SCHEMA duetime CASCADE").await;
 }
 
+/// It was once told as a schema of a newer version.
+#[tokio::test]
+async fn a_database_whose_id_was_deleted_says_so_and_how_to_give_it_another() {
+    let test = fixture::database().await;
+    sqlx::query("DELETE FROM duetime.identity").execute(&test.pool).await.unwrap();
+    let main = DatabaseName::new("main");
+    let migrated = migrate(&main, Some(fixture::all_shards()), 128, None, &options(&test.url)).await.unwrap_err();
+    for misfit in [migrated, test.database.schema_check().await.unwrap_err()] {
+        assert!(matches!(misfit, Misfit::NoId { .. }) && misfit.is_final(), "{misfit:?}");
+        assert!(misfit.to_string().contains("INSERT INTO duetime.identity"), "{misfit}");
+    }
+    let as_told = "INSERT INTO duetime.identity (id) VALUES (gen_random_uuid())";
+    sqlx::query(as_told).execute(&test.pool).await.unwrap();
+    test.database.schema_check().await.unwrap();
+}
+
 /// Without the wait, the first statement would meet the empty database and fail as a bug of this version.
 #[tokio::test]
 async fn a_database_that_awaits_its_schema_is_away_until_the_schema_fits() {
