@@ -155,6 +155,13 @@ impl Metrics {
         self.inbox_oldest_s.with_label_values(&[database]).set(oldest_s);
     }
 
+    /// Ends the gauges of an inbox that this node cannot read.
+    pub fn end_inbox(&self, database: &str) {
+        // Each removal fails only where there is no such series.
+        let _ = self.inbox_rows.remove_label_values(&[database]);
+        let _ = self.inbox_oldest_s.remove_label_values(&[database]);
+    }
+
     pub fn failed(&self, queue: &QueueName, reason: FailureReason) {
         self.with_label(queue, |label| self.failed.with_label_values(&[label, reason.text()]).inc());
     }

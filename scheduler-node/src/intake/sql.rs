@@ -4,6 +4,7 @@
 //! node may collect it. When several nodes do so at the same time, the writes of one count. If this loop stops,
 //! submissions wait in the inbox.
 
+mod gauges;
 mod refuse;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,7 @@ use common::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::refuse::Aside;
+use self::{gauges::GAUGES_KEPT, refuse::Aside};
 use crate::{
     desk::{Desk, refusal},
     loops::{
@@ -34,7 +35,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error, Fault, StoreOp,
-        inbox::{CancelledRow, Collected, InboxRow, InboxScope, InboxStatus, LeavingRow},
+        inbox::{CancelledRow, Collected, InboxRow, InboxScope, LeavingRow},
         migrate::DEFAULT_KEEP_DAYS,
         put::{PutOutcome, Retention},
     },
@@ -140,6 +141,7 @@ impl SqlIntake {
         let inbox = Arc::clone(&self.databases[self.index].inbox);
         let mut passed = Passed::default();
         let (mut looked, mut forgot, mut copied) = (None, None, None);
+        let mut measured = Instant::now();
         let mut glances = self.source().glances();
         let mut pause = LOOK_AGAIN;
         while !stop.is_cancelled() {
@@ -151,7 +153,8 @@ impl SqlIntake {
             let left = collected.unwrap_or(Left::Nothing);
             pause = left.next_look(pause);
             if turn(&mut looked, LOOK_EVERY) {
-                self.logged(self.look_after(&mut copied).await);
+                self.logged(self.measure(&mut measured, GAUGES_KEPT).await);
+                self.logged(self.copy_queues(&mut copied).await);
             }
             if turn(&mut forgot, FORGET_EVERY) {
                 self.logged(self.forget().await);
@@ -442,16 +445,10 @@ impl SqlIntake {
         }
     }
 
-    /// Updates the gauges of the inbox, and copies changed queues to this database. `copied`: the queues that the
-    /// database has.
-    async fn look_after(&self, copied: &mut Option<Arc<QueueBook>>) -> Result<(), Error> {
+    /// Copies changed queues to this database. `copied`: the queues that it has.
+    async fn copy_queues(&self, copied: &mut Option<Arc<QueueBook>>) -> Result<(), Error> {
         let _work = at_work();
         let source = self.source();
-        let standing = match source.glance() {
-            Some(glance) if glance.inbox_oldest.is_none() => InboxStatus { waiting: 0, oldest: Duration::ZERO },
-            _ => source.inbox_standing().await?,
-        };
-        self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
         let book = self.books.load_full();
         // The first database is the source of the queues.
         if self.index != DatabaseIndex::HOME

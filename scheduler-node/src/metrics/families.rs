@@ -145,12 +145,12 @@ families! {
     );
     pub(super) inbox_rows: IntGaugeVec = gauges(
         "duetime_inbox_rows",
-        "submissions in SQL that are not collected yet",
+        "submissions in SQL that are not collected yet; none while this node cannot count them",
         &["database"],
     );
     pub(super) inbox_oldest_s: GaugeVec = float_gauges(
         "duetime_inbox_oldest_seconds",
-        "age of the oldest submission in SQL that is not collected yet",
+        "age of the oldest submission in SQL that is not collected yet; none while this node cannot look",
         &["database"],
     );
 

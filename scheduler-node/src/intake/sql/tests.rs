@@ -1,5 +1,5 @@
 use common::{ids::Epoch, queue::Queue};
-use prometheus::Registry;
+use prometheus::{Registry, TextEncoder};
 
 use super::*;
 use crate::{
@@ -116,6 +116,29 @@ async fn a_refused_row_whose_database_takes_no_writes_keeps_no_other_row_waiting
     intake.collect(&mut passed).await.unwrap();
     let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn the_gauges_of_an_inbox_that_cannot_be_read_end_and_begin_again_when_it_can() {
+    let (counter, test) = fresh().await;
+    let registry = Registry::new();
+    let metrics = Arc::new(Metrics::register(&registry).unwrap());
+    let intake = SqlIntake { metrics, ..intake(&counter) };
+    let series = || {
+        let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        ["duetime_inbox_rows{", "duetime_inbox_oldest_seconds{"].map(|name| text.matches(name).count())
+    };
+    let mut measured = Instant::now();
+    intake.measure(&mut measured, Duration::ZERO).await.unwrap();
+    assert_eq!(series(), [1, 1]);
+    sqlx::raw_sql("ALTER TABLE duetime.inbox RENAME TO away").execute(&test.pool).await.unwrap();
+    intake.measure(&mut measured, Duration::MAX).await.unwrap_err();
+    assert_eq!(series(), [1, 1], "one failure makes no gap");
+    intake.measure(&mut measured, Duration::ZERO).await.unwrap_err();
+    assert_eq!(series(), [0, 0]);
+    sqlx::raw_sql("ALTER TABLE duetime.away RENAME TO inbox").execute(&test.pool).await.unwrap();
+    intake.measure(&mut measured, Duration::ZERO).await.unwrap();
+    assert_eq!(series(), [1, 1]);
 }
 
 #[test]
