@@ -16,6 +16,15 @@ impl FieldError {
         Self { field: field.into(), detail: detail.into() }
     }
 
+    /// Refuses a name that clients over HTTP drop from a path: no request could show, change or delete what has it.
+    pub fn path_part(field: &'static str, name: &str) -> Result<(), Self> {
+        if matches!(name, "." | "..") {
+            let detail = "`.` and `..` cannot be new names, because clients drop them from the path of a request";
+            return Err(Self::new(field, detail));
+        }
+        Ok(())
+    }
+
     /// Refuses a number outside `first..=last`.
     pub(crate) fn within<T>(field: &'static str, value: T, first: T, last: T) -> Result<(), Self>
     where

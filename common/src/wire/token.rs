@@ -81,11 +81,7 @@ impl TokenRequest {
             let detail = format!("`{}` is the name of callers without a token; choose another name", self.name);
             return Err(Problem::invalid_field("name", detail));
         }
-        if matches!(self.name.as_str(), "." | "..") {
-            let detail =
-                "`.` and `..` are no names of tokens, because clients drop them from the path that revokes one";
-            return Err(Problem::invalid_field("name", detail));
-        }
+        FieldError::path_part("name", &self.name)?;
         let queues = Scope::of(self.queues)?;
         self.role.check_scope(&queues)?;
         let expires_at = check::expiry(self.expires_at, self.expires_after_ms, now)?;

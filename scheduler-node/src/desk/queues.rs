@@ -6,6 +6,7 @@ use std::{
 };
 
 use common::{
+    field::FieldError,
     ids::QueueName,
     limit::Limit,
     queue::{Placement, Queue, QueuePolicy},
@@ -100,6 +101,7 @@ impl Desk {
         self.refuse_to_leave(before.as_ref(), policy)?;
         self.refuse_to_move(name, before.as_ref(), policy.placement).await?;
         if before.is_none() {
+            FieldError::path_part("queue", name.as_str())?;
             self.refuse_one_more().await?;
         }
         self.reach_all().await?;

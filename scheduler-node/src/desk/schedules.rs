@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use common::{
+    field::FieldError,
     ids::ScheduleName,
     limit::Limit,
     schedule::{Calendar, FireDecision, ScheduleState},
@@ -86,6 +87,9 @@ impl Desk {
             return Err(Problem::conflict(format!(
                 "the name `{name}` is in use; choose another name for the schedule"
             )));
+        }
+        if before.is_none() {
+            FieldError::path_part("name", name.as_str())?;
         }
         let is_wanted = |before: &ScheduleRecord| {
             let is_paused = before.standing.paused_at.is_some();

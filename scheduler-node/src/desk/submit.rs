@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use common::{
+    field::FieldError,
     ids::QueueName,
     task::{Dependency, NewTask, TaskState, ValidTask, dependency::check_colocated},
     time::Present,
@@ -266,19 +267,21 @@ impl Desk {
         self.admit_payload(&task.queue, &task.content.payload, unread)
     }
 
-    /// Refuses a queue that does not exist where only requests create queues, and a payload that cannot have
-    /// its queue's format.
+    /// Refuses a queue that does not exist where only requests create queues or where no new one may have its name,
+    /// and a payload that cannot have its queue's format.
     pub(super) fn admit_payload(&self, queue: &QueueName, payload: &[u8], unread: &Unread) -> Result<(), Problem> {
         let book = self.parts().books.load();
         if let Some(queue) = book.find(queue) {
             return Ok(format::check(queue.policy.format, payload)?);
         }
-        if self.parts().auto_create {
+        let named = FieldError::path_part("queue", queue.as_str());
+        if self.parts().auto_create && named.is_ok() {
             return Ok(());
         }
         if unread.contains(queue) {
             return Err(refusal::unread(queue));
         }
+        named?;
         let detail = format!("there is no queue `{queue}`, and this cluster does not create queues on submission");
         Err(Problem::invalid_field("queue", detail))
     }

@@ -51,6 +51,35 @@ async fn what_is_no_queue_is_not_found_and_what_is_no_policy_is_refused() {
     assert!(counter.desk.queue_list(&NamePage::default()).await.expect("none").queues.is_empty());
 }
 
+/// Clients drop such a name from the path that would show or delete its queue or schedule.
+#[tokio::test]
+async fn no_new_queue_or_schedule_is_named_by_dots_alone_and_those_that_are_there_go_on() {
+    let (counter, test) = fresh().await;
+    let desk = &counter.desk;
+    let hourly = |queue: &str| ScheduleRequest::parse(&format!(r#"{{"queue":"{queue}","cron":"@hourly"}}"#)).unwrap();
+    for dots in [".", ".."] {
+        let task = || request(&format!(r#"{{"queue":"{dots}"}}"#));
+        let batch = desk.submit_batch(vec![Ok(task()), Ok(request(r#"{"queue":"mail"}"#))]).await;
+        assert!(batch[1].is_ok(), "{batch:?}");
+        for refused in [
+            desk.queue_put(name(dots), queue("{}")).await.map(drop),
+            desk.submit(task()).await.map(drop),
+            batch.into_iter().next().expect("two answers").map(drop),
+            desk.schedule_put(ScheduleName::new("s"), hourly(dots)).await.map(drop),
+        ] {
+            let refused = refused.expect_err("no client could delete it");
+            assert_eq!((refused.status, refused.field.as_deref()), (422, Some("queue")), "{dots}");
+        }
+        let refused = desk.schedule_put(ScheduleName::new(dots), hourly("mail")).await.expect_err("nor this");
+        assert_eq!((refused.status, refused.field.as_deref()), (422, Some("name")), "{dots}");
+
+        test.database.queue_put(&name(dots), &QueuePolicy::default(), None, 10).await.unwrap();
+        desk.submit(task()).await.expect("its queue is there");
+        desk.queue_put(name(dots), queue(r#"{"max_attempts":3}"#)).await.expect("it is changed");
+        desk.schedule_put(ScheduleName::new("s"), hourly(dots)).await.expect("its queue is there");
+    }
+}
+
 #[tokio::test]
 async fn a_queue_with_tasks_left_in_any_database_is_not_deleted() {
     let (counter, _tests) = with_two_databases().await;
