@@ -12,8 +12,8 @@ use crate::ids::MessageId;
 pub const HEADER_TRACEPARENT: &str = "traceparent";
 pub const HEADER_TRACESTATE: &str = "tracestate";
 
-/// The longest `tracestate` that is kept: the standard lets any system cut off a longer one.
-const MAX_TRACESTATE_BYTES: usize = 512;
+/// The longest `tracestate` that is kept or handed on: the standard lets any system cut off a longer one.
+pub const MAX_TRACESTATE_BYTES: usize = 512;
 
 /// The last bit of the flags: the system that began the trace wants it recorded.
 const SAMPLED: u8 = 1;

@@ -7,7 +7,10 @@ use std::{sync::Arc, time::Duration};
 
 use common::{
     outcome::Outcome,
-    task::{report::ResultBody, trace::HEADER_TRACEPARENT},
+    task::{
+        report::ResultBody,
+        trace::{HEADER_TRACEPARENT, HEADER_TRACESTATE, MAX_TRACESTATE_BYTES},
+    },
     wire::amqp::{
         HEADER_ATTEMPT, HEADER_DUE_MS, HEADER_KEY, HEADER_PARTITION_KEY, HEADER_RECEIPT, IN, RESULTS, result_key,
     },
@@ -71,6 +74,8 @@ pub struct Task {
     pub key: Option<String>,
     pub partition_key: Option<String>,
     pub traceparent: Option<String>,
+    /// Only beside a `traceparent`: it says nothing alone.
+    pub tracestate: Option<String>,
     pub content_type: Option<String>,
     pub body: Vec<u8>,
     /// The attempt to report on. `None`: no report is wanted.
@@ -216,6 +221,8 @@ impl Worker {
         let text = |of: &Option<ShortString>| of.as_ref().map(ToString::to_string);
         let headers = properties.headers().as_ref().map(json_of).unwrap_or_default();
         let header = |name: &str| headers.get(name).and_then(Value::as_str).map(ToOwned::to_owned);
+        let traceparent = header(HEADER_TRACEPARENT);
+        let tracestate = traceparent.as_ref().and_then(|_| header(HEADER_TRACESTATE));
         let attempt = headers.get(HEADER_ATTEMPT).and_then(Value::as_i64);
         let wanted_at = properties.reply_to().as_ref().map(ShortString::as_str);
         let subject = |task: ShortString| Subject {
@@ -232,7 +239,8 @@ impl Worker {
             due_ms: headers.get(HEADER_DUE_MS).and_then(Value::as_i64),
             key: header(HEADER_KEY),
             partition_key: header(HEADER_PARTITION_KEY),
-            traceparent: header(HEADER_TRACEPARENT),
+            traceparent,
+            tracestate: tracestate.filter(|text| text.len() <= MAX_TRACESTATE_BYTES),
             content_type: text(properties.content_type()),
             subject: properties.correlation_id().clone().filter(|_| wanted_at == Some(RESULTS)).map(subject),
             is_foreign: wanted_at.is_some_and(|queue| queue != RESULTS),

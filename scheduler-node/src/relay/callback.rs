@@ -108,6 +108,7 @@ impl Callback {
             (HeaderName::from_static("duetime-key"), handed.key.clone()),
             (HeaderName::from_static("duetime-partition-key"), handed.partition_key.clone()),
             (HeaderName::from_static("traceparent"), handed.traceparent.clone()),
+            (HeaderName::from_static("tracestate"), handed.tracestate.clone()),
         ] {
             // A key with control characters has no place in a header.
             if let Some(Ok(value)) = value.map(HeaderValue::try_from) {
@@ -172,23 +173,28 @@ mod tests {
     use super::*;
     use crate::broker::tests::bench::LONG;
 
-    /// Calls a target that sends half of its answer, and then closes the connection or falls silent.
-    async fn half_answered(closes: bool, timeout: Duration) -> FinishedCall {
-        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        let body = b"{}".to_vec();
-        let task = Task {
+    fn task(body: Vec<u8>) -> Task {
+        Task {
             id: Some("task".to_owned()),
             is_whole: true,
             attempt: None,
             due_ms: None,
             key: None,
             partition_key: None,
-            traceparent: None,
+            traceparent: Some("00-1-2-01".to_owned()),
+            tracestate: Some("vendor=7".to_owned()),
             content_type: None,
-            body: body.clone(),
+            body,
             subject: None,
             is_foreign: false,
-        };
+        }
+    }
+
+    /// Calls a target that sends half of its answer, and then closes the connection or falls silent.
+    async fn half_answered(closes: bool, timeout: Duration) -> FinishedCall {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let body = b"{}".to_vec();
+        let task = task(body.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = Url::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
         let callback = Callback::new(to, Vec::new(), vec!["127.0.0.0/8".parse().unwrap()], timeout).unwrap();
@@ -221,6 +227,16 @@ mod tests {
         let ended = half_answered(false, Duration::from_secs(2)).await;
         assert_eq!((ended.report.status, ended.is_healthy), (ReportStatus::Failed, false));
         assert!(ended.report.status_msg.is_some_and(|why| why.contains("did not end")));
+    }
+
+    #[test]
+    fn a_call_carries_on_the_trace_of_its_task() {
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let to = Url::parse("http://shop.example/").unwrap();
+        let callback = Callback::new(to, Vec::new(), Vec::new(), LONG).unwrap();
+        let headers = callback.headers("jobs", &task(Vec::new()), 0);
+        assert_eq!(headers["traceparent"], "00-1-2-01");
+        assert_eq!(headers["tracestate"], "vendor=7");
     }
 
     #[test]

@@ -136,6 +136,7 @@ impl Command {
             ("DUETIME_PARTITION_KEY", handed.partition_key.clone()),
             ("DUETIME_CONTENT_TYPE", handed.content_type.clone()),
             ("TRACEPARENT", handed.traceparent.clone()),
+            ("TRACESTATE", handed.tracestate.clone()),
         ] {
             // No variable can hold a NUL.
             if let Some(value) = value.filter(|value| !value.contains('\0')) {

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use common::{
     ids::{ShardId, TaskId},
+    task::trace::{HEADER_TRACEPARENT, HEADER_TRACESTATE, MAX_TRACESTATE_BYTES},
     wire::amqp::{HEADER_ATTEMPT, HEADER_MESSAGE_ID, IN, RESULTS, result_key},
 };
 use futures::future::join_all;
@@ -181,6 +182,33 @@ async fn messages_without_a_correlation_id_are_worked_on_under_the_best_id_that_
     let called: Vec<&str> = called.lines().collect();
     assert!(matches!(called[..], ["task:1", "own", made_up, "last"] if !made_up.is_empty()), "{called:?}");
     assert_eq!(hand.depth(QUEUE).await, 0, "each message is settled");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_gets_both_headers_of_its_trace_unless_the_second_is_too_long_or_alone() {
+    let (mut bench, hand, url) = bench().await;
+    let longest = "v".repeat(MAX_TRACESTATE_BYTES);
+    for (parent, state) in [(Some("p"), &longest), (Some("p"), &format!("{longest}v")), (None, &longest)] {
+        let mut headers = FieldTable::default();
+        for (name, value) in [(HEADER_TRACEPARENT, parent), (HEADER_TRACESTATE, Some(state.as_str()))] {
+            if let Some(value) = value {
+                headers.insert(name.into(), AMQPValue::LongString(value.into()));
+            }
+        }
+        hand.publish(QUEUE, b"{}", BasicProperties::default().with_headers(headers)).await;
+    }
+    publish(&hand, "last", QUEUE).await;
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let line = format!("echo \"$TRACEPARENT/$TRACESTATE\" >> {}", file.path().display());
+    let stop = CancellationToken::new();
+    // With one call at a time, the report on the last message comes after all calls.
+    let relay = crate::supervise::spawn_child(run(settings(url, &line, 1), stop.clone(), CancellationToken::new()));
+    bench.next().await.ack.ack().await;
+    stop.cancel();
+    timeout(LONG, relay).await.expect("the relay stops").unwrap();
+    let called = std::fs::read_to_string(file.path()).unwrap();
+    assert_eq!(called.lines().collect::<Vec<_>>(), [&*format!("p/{longest}"), "p/", "/", "/"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
