@@ -1,7 +1,7 @@
 //! Mistakes in a configuration. All of them are collected before any is reported, so that one start shows every
 //! mistake.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive};
 
 /// One mistake: the key, and a sentence that says what is wrong and how to correct it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,27 @@ impl Complaints {
         if !fine {
             self.add(key, problem);
         }
+    }
+
+    /// Requires a limit `within` these bounds, and a part of it between the least and the limit. Of the part it says
+    /// nothing while the limit is wrong. A limit and a part are each a key and its value.
+    pub(super) fn limit_and_part<N: Copy + PartialOrd + fmt::Display>(
+        &mut self,
+        (limit_key, limit): (&str, N),
+        within: RangeInclusive<N>,
+        (part_key, part): (&str, N),
+    ) {
+        let (least, most) = within.into_inner();
+        self.unless(
+            (least..=most).contains(&limit),
+            limit_key,
+            format!("is {limit}; it must be between {least} and {most}"),
+        );
+        self.unless(
+            (least..=limit).contains(&part) || self.about(limit_key),
+            part_key,
+            format!("is {part}; it must be between {least} and {limit_key} ({limit})"),
+        );
     }
 
     /// Whether `key` has a complaint already.

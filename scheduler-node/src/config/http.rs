@@ -82,16 +82,10 @@ impl Http {
                 self.listen
             ),
         );
-        let (all, per_address) = (self.max_connections, self.max_connections_per_address);
-        complaints.unless(
-            (1..=CONNECTIONS_MAX).contains(&all),
-            "http.max_connections",
-            format!("is {all}; it must be between 1 and {CONNECTIONS_MAX}"),
-        );
-        complaints.unless(
-            (1..=all).contains(&per_address) || complaints.about("http.max_connections"),
-            "http.max_connections_per_address",
-            format!("is {per_address}; it must be between 1 and http.max_connections ({all})"),
+        complaints.limit_and_part(
+            ("http.max_connections", self.max_connections),
+            1..=CONNECTIONS_MAX,
+            ("http.max_connections_per_address", self.max_connections_per_address),
         );
         self.check_files(complaints);
         let Some(url) = &self.advertise else { return };

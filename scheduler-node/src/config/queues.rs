@@ -36,16 +36,10 @@ impl Queues {
             "queues.max_payload_bytes",
             format!("is {}; it must be between 1 and {PAYLOAD_BYTES_MAX}", self.max_payload_bytes),
         );
-        let (all, per_caller) = (self.max, self.max_per_caller);
-        complaints.unless(
-            (1..=QUEUES_MAX).contains(&all),
-            "queues.max",
-            format!("is {all}; it must be between 1 and {QUEUES_MAX}"),
-        );
-        complaints.unless(
-            (1..=all).contains(&per_caller) || complaints.about("queues.max"),
-            "queues.max_per_caller",
-            format!("is {per_caller}; it must be between 1 and queues.max ({all})"),
+        complaints.limit_and_part(
+            ("queues.max", self.max),
+            1..=QUEUES_MAX,
+            ("queues.max_per_caller", self.max_per_caller),
         );
     }
 }
