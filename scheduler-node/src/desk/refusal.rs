@@ -103,11 +103,12 @@ fn failed(error: &Error) -> Problem {
     let why = match error.fault() {
         Fault::Contention => "is too busy",
         Fault::Moved => "is handing shards over to another database",
-        Fault::Data => "has no place for finished tasks yet",
-        Fault::Outage | Fault::Bug if error.is_schema_unproven() => {
+        _ if error.is_schema_unproven() => {
             "is not used by this node, whose log says why: its schema or its cluster does not fit, or was not checked yet"
         }
-        Fault::Outage | Fault::Bug => match error.sqlstate().as_deref() {
+        Fault::Outage | Fault::Data | Fault::Bug => match error.sqlstate().as_deref() {
+            // The archive has no partition yet for a retention as long as the queue's.
+            Some("23514") => "has no place for finished tasks yet",
             Some("25006") => "is read-only",
             Some("53100") => "is full",
             Some("42501") => "denies this node a permission",
@@ -147,12 +148,7 @@ fn uncoordinated(error: &coordination::Error) -> Problem {
 
 /// Whether the fault is in the data or in Duetime itself, so that a repeated request will not help.
 pub(super) fn is_ours(error: &Error) -> bool {
-    // A check violation here is no such fault. The archive has no partition yet for a retention as long as the
-    // queue's: the queue is new, or its policy has just changed.
-    let finishes =
-        [StoreOp::TaskCancel, StoreOp::BulkCancel, StoreOp::TaskFinish, StoreOp::TaskPut].contains(&error.op);
-    let unprepared = finishes && error.sqlstate().as_deref() == Some("23514");
-    !unprepared && matches!(error.fault(), Fault::Data | Fault::Bug)
+    matches!(error.fault(), Fault::Data | Fault::Bug)
 }
 
 /// Whether the statement changes nothing, whatever its outcome.

@@ -31,8 +31,8 @@ pub enum Effect {
 /// The kind of a failure. A loop uses it to decide whether to try again, and a client's answer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The database is away, full, starting, stopping or read-only, or denies this node a permission. The same
-    /// statement may pass later.
+    /// The database is away, full, starting, stopping or read-only, has no partition for a row yet, or denies this node
+    /// a permission. The same statement may pass later.
     Outage,
     /// Another transaction was in the way, or the statement ran out of its time. The same statement may pass now.
     Contention,
@@ -57,17 +57,11 @@ pub(super) fn sqlstate(error: &sqlx::Error) -> Option<Cow<'_, str>> {
 impl Fault {
     fn of(error: &sqlx::Error) -> Self {
         match error {
-            // The archive has no partition for that day yet, so the error names no constraint.
-            // The archiver makes the partition.
-            sqlx::Error::Database(answer)
-                if answer.code().as_deref() == Some("23514") && answer.constraint().is_none() =>
-            {
-                Self::Outage
-            }
             sqlx::Error::Database(answer) => {
                 let fault = answer.code().map_or(Self::Bug, |code| Self::of_sqlstate(&code));
-                let is_wide = answer.try_downcast_ref().is_some_and(is_server_wide);
-                if fault != Self::Contention && is_wide { Self::Outage } else { fault }
+                let may_pass_later = |answer: &PgDatabaseError| is_server_wide(answer) || lacks_partition(answer);
+                let is_outage = answer.try_downcast_ref().is_some_and(may_pass_later);
+                if fault != Self::Contention && is_outage { Self::Outage } else { fault }
             }
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
@@ -109,6 +103,15 @@ fn is_server_wide(answer: &PgDatabaseError) -> bool {
     // The server has no transaction ids until a vacuum, or this role lacks a privilege.
     let routines = ["GetNewTransactionId", "GetNewMultiXactId", "aclcheck_error", "aclcheck_error_col"];
     has_ended_session || answer.routine().is_some_and(|routine| routines.contains(&routine))
+}
+
+/// Whether the row has no partition to go to at the moment. Until the archiver has made it, the archive has none for a
+/// queue that has just got a longer retention. The SQLSTATE, 23514, does not tell: a trigger of an operator may raise
+/// it as well, to refuse a row for good, and neither error names a constraint.
+fn lacks_partition(answer: &PgDatabaseError) -> bool {
+    // The second speaks of a default partition beside which the row's own was made a moment ago.
+    let routines = ["ExecFindPartition", "ExecPartitionCheckEmitError"];
+    answer.routine().is_some_and(|routine| routines.contains(&routine))
 }
 
 impl Effect {

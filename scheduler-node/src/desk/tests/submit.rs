@@ -215,12 +215,15 @@ async fn submit_around_poison(counter: &super::Counter) -> (Vec<u16>, String) {
 
 #[tokio::test]
 async fn what_the_database_refuses_is_told_from_its_neighbours_and_is_no_outage() {
-    let (counter, test) = fresh().await;
-    test.refuse("INSERT", "task", "queue", "poison").await;
-    let (statuses, detail) = submit_around_poison(&counter).await;
-    assert_eq!(statuses, [200, 422, 200, 200, 422, 200]);
-    assert!(detail.contains("a test refuses this row"), "{detail}");
-    assert_eq!(test.live().await, 4);
+    // The second is a check violation that names no constraint, as a trigger of an operator may raise it.
+    for sqlstate in ["22023", "23514"] {
+        let (counter, test) = fresh().await;
+        test.fail_with(sqlstate, "INSERT", "task", "queue", "poison").await;
+        let (statuses, detail) = submit_around_poison(&counter).await;
+        assert_eq!(statuses, [200, 422, 200, 200, 422, 200], "{sqlstate}");
+        assert!(detail.contains("a test refuses this row"), "{sqlstate}: {detail}");
+        assert_eq!(test.live().await, 4);
+    }
 }
 
 #[tokio::test]

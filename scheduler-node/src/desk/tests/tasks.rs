@@ -69,6 +69,25 @@ async fn a_cancel_says_what_it_promises_and_repeats_it() {
 }
 
 #[tokio::test]
+async fn a_cancel_for_which_the_archive_has_no_partition_yet_may_come_again_and_a_refused_one_may_not() {
+    let (counter, test) = fresh().await;
+    let policy = serde_json::from_str(r#"{"keep_succeeded_ms":31536000000}"#).expect("a policy");
+    counter.desk.queue_put(QueueName::new("long"), policy).await.expect("there is room");
+    // Neither of the two check violations names a constraint.
+    test.fail_with("23514", "INSERT", "archive", "queue", "poison").await;
+    for (queue, status, why) in
+        [("long", 503, "has no place for finished tasks yet"), ("poison", 500, "refuses a value")]
+    {
+        let body = format!(r#"{{"queue":"{queue}","delay_ms":60000}}"#);
+        let id = counter.desk.submit(request(&body)).await.expect("accepted").id;
+        let problem = counter.desk.cancel(id).await.expect_err("it finds no place");
+        assert_eq!(problem.status, status, "{problem}");
+        assert!(problem.detail.contains(why), "{problem}");
+        assert_eq!(counter.desk.get(id).await.expect("it is there").state, TaskState::Scheduled);
+    }
+}
+
+#[tokio::test]
 async fn a_stop_knows_a_policy_that_another_node_set_a_moment_ago() {
     let (counter, test) = fresh().await;
     let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").id;

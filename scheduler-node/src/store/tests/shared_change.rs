@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     store::{
-        Error, PoolKind,
+        Error, Fault, PoolKind,
         change::{Cancelled, Guarded, Keep},
         rows::TaskRecord,
         submit::Sending,
@@ -128,7 +128,7 @@ async fn a_cancel_that_the_database_refuses_keeps_no_other_from_being_done() {
     drop(turn);
     let [refused, done] = cancels;
     let refused = refused.await.unwrap().expect_err("there is no partition");
-    assert_eq!(refused.sqlstate().as_deref(), Some("23514"));
+    assert_eq!((refused.sqlstate().as_deref(), refused.fault()), (Some("23514"), Fault::Outage), "{refused:?}");
     assert_eq!(word(&done.await.unwrap().unwrap()), "done");
     assert_eq!(state_of(&test.pool, tasks[0].id).await.as_deref(), Some("scheduled"));
     assert_eq!(state_of(&test.pool, tasks[1].id).await.as_deref(), Some("cancelled"));
