@@ -10,9 +10,7 @@ use std::{
 };
 
 use common::{
-    ids::{QueueName, ShardId, TaskId},
-    queue::Placement,
-    shard::route::bound_to,
+    ids::{QueueName, TaskId},
     task::{
         TaskState,
         bulk::{BulkAction, SkipReason, Target},
@@ -25,7 +23,7 @@ use common::{
     },
 };
 
-use super::{Desk, refusal, run_to_end};
+use super::{Desk, run_to_end};
 use crate::store::{
     Database,
     bulk::{BulkChange, FoundTask, Walk},
@@ -132,7 +130,11 @@ impl Desk {
         let step = database.bulk_look(Walk::of(bulk.act, at.began_at), &bulk.filter, at.place.as_ref(), most).await?;
         let mut counts = BatchCounts { matched: step.found.len() as u64, ..BatchCounts::default() };
         let queue = step.queue.as_ref();
-        let (now, only) = (self.now(), self.only_shard(bulk.act, queue));
+        // The one shard on which a retry may bring back tasks of this queue. The statements check it too, and for tasks
+        // with keys of other queues, but several times for each task that they leave.
+        let only =
+            queue.filter(|_| bulk.act == BulkAction::Retry).and_then(|queue| self.bound_shard(queue, None, None));
+        let now = self.now();
         let mut fit = Vec::with_capacity(step.found.len());
         for found in step.found {
             match bulk.act.check(&found.seen, now) {
@@ -158,15 +160,6 @@ impl Desk {
             return Ok((counts, self.after(at, step.next, false), problem));
         }
         Ok((counts, self.after(at, step.next, bulk.dry_run), None))
-    }
-
-    /// The one shard to which a retry may bring tasks of `queue`. The statements check this too, for tasks with keys of
-    /// other queues as well, but several times for each task that they leave. `None`: they alone decide.
-    fn only_shard(&self, act: BulkAction, queue: Option<&QueueName>) -> Option<ShardId> {
-        let (queue, shard_count) = (queue?, self.parts().store.places().shard_count()?);
-        let placement = self.parts().books.load().get(queue).policy.placement;
-        let is_bound = act == BulkAction::Retry && placement == Placement::Single;
-        is_bound.then(|| bound_to(queue, placement, None, None, shard_count.into())).flatten()
     }
 
     /// The position of the next batch. If the map of the shards has changed since the walk began, tasks may have gone
@@ -214,7 +207,10 @@ impl Desk {
     ) -> Result<(BatchCounts, Option<Problem>), Problem> {
         let keep = Keep::of_queue(&self.parts().books.load(), queue);
         let all = batch.len();
-        if self.is_queue_deleted(act, queue).await? {
+        // While the queue cannot be read, the batch waits, messages of delay exchanges too: the walk goes on here.
+        if let Some(queue) = queue.filter(|_| act == BulkAction::Retry)
+            && self.is_queue_deleted(queue).await?
+        {
             let forwarded = database.bulk_forwarded(&batch).await?;
             batch.retain(|found| forwarded.contains(&found.seen.id));
         }
@@ -260,17 +256,6 @@ impl Desk {
             }
         }
         Ok((counts, None))
-    }
-
-    /// Whether tasks of `queue` have to stay dead, because there is no such queue. Messages of delay exchanges need no
-    /// queue.
-    async fn is_queue_deleted(&self, act: BulkAction, queue: Option<&QueueName>) -> Result<bool, Problem> {
-        let Some(queue) = queue.filter(|_| act == BulkAction::Retry) else { return Ok(false) };
-        let unread = self.read_unknown([queue]).await;
-        if self.parts().books.load().find(queue).is_some() {
-            return Ok(false);
-        }
-        if unread.contains(queue) { Err(refusal::unread(queue)) } else { Ok(true) }
     }
 
     /// Those of `ids` whose rows another transaction holds, after `problem`.

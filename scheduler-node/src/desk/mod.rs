@@ -21,6 +21,7 @@ mod placement;
 mod queues;
 mod receive;
 pub(crate) mod refusal;
+mod revival;
 mod schedules;
 mod scope;
 mod seen;

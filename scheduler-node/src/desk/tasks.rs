@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
-    shard::route::bound_to,
     task::{
         TaskState,
         report::ResultBody,
@@ -13,7 +12,7 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, Problem, TaskView, ValidChange, format},
 };
 
-use super::{Desk, refusal, run_to_end};
+use super::{Desk, revival::placed_anew, run_to_end};
 use crate::{
     loops::outcome::reporter::Reported,
     store::{
@@ -184,33 +183,6 @@ impl Desk {
         .await
     }
 
-    /// Whether a dead task's queue binds it to another shard than its own by now, as far as this node knows.
-    fn is_placed_anew(&self, task: &TaskRecord) -> bool {
-        let Some(shard_count) = self.parts().store.places().shard_count() else { return false };
-        let placement = self.parts().books.load().get(&task.queue).policy.placement;
-        let (partition_key, key) = (task.partition_key.as_deref(), task.key.as_deref());
-        let bound = bound_to(&task.queue, placement, partition_key, key, shard_count.into());
-        task.state == TaskState::Dead && bound.is_some_and(|shard| shard != task.id.shard())
-    }
-
-    /// Refuses to bring back a dead task whose queue was deleted: under the default policy its message would go where
-    /// no consumer reads, and count as done. A message of a delay exchange needs no queue. A deletion at this moment
-    /// may be missed.
-    async fn require_queue_of_dead(&self, id: TaskId) -> Result<(), Problem> {
-        let Some(task) = self.read_in_place(id).await?.filter(|task| task.state == TaskState::Dead) else {
-            return Ok(());
-        };
-        let unread = self.read_unknown([&task.queue]).await;
-        if self.parts().books.load().find(&task.queue).is_some() {
-            return Ok(());
-        }
-        let read = |database: Arc<Database>| async move { database.task_read_forwarded(id).await };
-        if self.in_place(id, read, |_| false).await?? {
-            return Ok(());
-        }
-        Err(if unread.contains(&task.queue) { refusal::unread(&task.queue) } else { queue_deleted(&task) })
-    }
-
     /// Applies a consumer's report on one attempt.
     pub(crate) async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<TaskView, Problem> {
         let desk = self.clone();
@@ -255,22 +227,6 @@ fn unchanged(task: &TaskRecord, change: &ValidChange) -> Problem {
     let expires_at = change.expires_at.unwrap_or(task.expires_at).unwrap_or(due_at);
     let field = if change.expires_at.is_some() { "expires_at" } else { "due_at" };
     Problem::invalid_field(field, format!("the task would expire at {expires_at}, before it is due at {due_at}"))
-}
-
-/// The reason why a dead task cannot be retried: its queue counts and orders its tasks on another shard by now.
-fn placed_anew(task: &TaskRecord) -> Problem {
-    let detail = format!(
-        "the `placement` of queue `{}` has changed since this task was submitted, and its tasks are on another shard \
-         now; submit the task again",
-        task.queue
-    );
-    Problem::conflict(detail).with_state(task.state)
-}
-
-/// The reason why a dead task cannot be retried: there is no queue for it. The field tells it from [`placed_anew`].
-fn queue_deleted(task: &TaskRecord) -> Problem {
-    let detail = format!("queue `{}` of this task was deleted; create it with its policy, then retry", task.queue);
-    Problem { field: Some("queue".into()), ..Problem::conflict(detail) }.with_state(task.state)
 }
 
 fn stale(attempt: Attempt, state: TaskState, newest: Attempt) -> Problem {

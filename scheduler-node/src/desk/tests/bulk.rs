@@ -1,5 +1,7 @@
 //! Many tasks at once: bulk actions and exports.
 
+use std::sync::Arc;
+
 use common::{
     ids::{Epoch, QueueName, TaskId},
     task::{TaskState, bulk::SkipReason},
@@ -8,7 +10,7 @@ use common::{
 use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
-use super::{Counter, claim, fresh, request, with_one_of_two_gone, with_two_databases};
+use super::{Counter, PLAIN, claim, counter, fresh, hide_queues, request, with_one_of_two_gone, with_two_databases};
 use crate::{
     coordination::tests::soon,
     store::{PoolKind, tests::fixture},
@@ -325,6 +327,22 @@ async fn a_dead_task_of_a_deleted_queue_stays_dead_until_its_queue_is_there_agai
     assert_eq!((state(&counter, id).await, state(&counter, forwarded).await), (TaskState::Dead, TaskState::Scheduled));
     counter.desk.queue_put(QueueName::new("a"), common::wire::QueueRequest::default()).await.expect("there is room");
     counter.desk.retry(id).await.expect("its queue is there again");
+}
+
+#[tokio::test]
+async fn while_queues_cannot_be_read_a_retry_waits_unless_it_is_of_one_message_of_a_delay_exchange() {
+    let (known, test) = fresh().await;
+    let [id, forwarded] = [dead(&known, r#"{"queue":"a"}"#).await, dead(&known, r#"{"queue":"a"}"#).await];
+    let envelope = "UPDATE duetime.archive SET envelope = '{}' WHERE id = $1";
+    sqlx::query(envelope).bind(forwarded.uuid()).execute(&test.pool).await.unwrap();
+    let started = counter(vec![Arc::clone(&test.database)], PLAIN);
+    hide_queues(&test, true).await;
+    let all = r#"{"action":"retry","filter":{"queue":"a"}}"#;
+    assert_eq!(started.desk.retry(id).await.expect_err("its queue may be there").status, 503);
+    assert_eq!(bulk(&started, all).await.expect_err("as may that of both").status, 503);
+    started.desk.retry(forwarded).await.expect("it needs no queue");
+    hide_queues(&test, false).await;
+    assert_eq!(bulk(&started, all).await.expect("the queue is there").done, 1);
 }
 
 #[tokio::test]
