@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use common::{
-    ids::{QueueName, ShardId, TaskId},
+    ids::{QueueName, ShardId},
     shard::route::bound_to,
     task::TaskState,
     wire::Problem,
@@ -45,20 +45,21 @@ impl Desk {
 
     /// Refuses to bring back a dead task whose queue was deleted: under the default policy its message would go where
     /// no consumer reads, and count as done. A message of a delay exchange needs no queue. A deletion at this moment
-    /// may be missed.
-    pub(super) async fn require_queue_of_dead(&self, id: TaskId) -> Result<(), Problem> {
-        let Some(task) = self.read_in_place(id).await?.filter(|task| task.state == TaskState::Dead) else {
+    /// may be missed. The statement that brings the task back asks for the placement only, so this comes before it.
+    pub(super) async fn require_queue_of_dead(&self, task: &TaskRecord) -> Result<(), Problem> {
+        if task.state != TaskState::Dead {
             return Ok(());
-        };
+        }
         let is_deleted = self.is_queue_deleted(&task.queue).await;
         if matches!(is_deleted, Ok(false)) {
             return Ok(());
         }
+        let id = task.id;
         let read = |database: Arc<Database>| async move { database.task_read_forwarded(id).await };
         if self.in_place(id, read, |_| false).await?? {
             return Ok(());
         }
-        Err(is_deleted.err().unwrap_or_else(|| queue_deleted(&task)))
+        Err(is_deleted.err().unwrap_or_else(|| queue_deleted(task)))
     }
 }
 

@@ -11,6 +11,7 @@ use common::{
 };
 
 use super::Desk;
+use crate::store::rows::TaskRecord;
 
 impl Desk {
     /// The same desk, for a caller who may see these queues only.
@@ -56,8 +57,13 @@ impl Desk {
         if self.scope.is_all() {
             return Ok(());
         }
+        self.visible_task(id).await.map(drop)
+    }
+
+    /// Reads a task, unless it is outside the caller's scope.
+    pub(super) async fn visible_task(&self, id: TaskId) -> Result<TaskRecord, Problem> {
         match self.read_in_place(id).await? {
-            Some(task) if self.scope.has(&task.queue) => Ok(()),
+            Some(task) if self.scope.has(&task.queue) => Ok(task),
             _ => Err(self.missing_task(id).await),
         }
     }

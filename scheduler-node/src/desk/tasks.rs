@@ -24,12 +24,7 @@ use crate::{
 
 impl Desk {
     pub(crate) async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
-        let Some(task) = self.read_in_place(id).await? else {
-            return Err(self.missing_task(id).await);
-        };
-        if !self.scope.has(&task.queue) {
-            return Err(self.missing_task(id).await);
-        }
+        let task = self.visible_task(id).await?;
         self.with_dependencies(task).await
     }
 
@@ -74,10 +69,8 @@ impl Desk {
     async fn check_format(&self, id: TaskId, change: &ValidChange) -> Result<(), Problem> {
         let Some(payload) = &change.payload else { return Ok(()) };
         // A task never changes its queue, so the queue read here is still the task's when the change is written.
-        match self.read_in_place(id).await? {
-            Some(task) => Ok(format::check(self.parts().books.load().get(&task.queue).policy.format, payload)?),
-            None => Err(self.missing_task(id).await),
-        }
+        let task = self.visible_task(id).await?;
+        Ok(format::check(self.parts().books.load().get(&task.queue).policy.format, payload)?)
     }
 
     /// Cancels a task that is not claimed yet. A repeated request gets the same answer.
@@ -160,8 +153,8 @@ impl Desk {
     pub(crate) async fn retry(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
         run_to_end(async move {
-            desk.require_task(id).await?;
-            desk.require_queue_of_dead(id).await?;
+            let task = desk.visible_task(id).await?;
+            desk.require_queue_of_dead(&task).await?;
             let write = |database: Arc<Database>| async move { database.task_revive(id).await };
             let revived = match desk.write_in_place(id, write).await? {
                 Err(error) if error.is_key_taken() => return Err(Problem::key_taken(id)),
