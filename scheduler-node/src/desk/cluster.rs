@@ -7,7 +7,7 @@ use std::{
 
 use common::{
     cluster::drain::Refused,
-    ids::{DatabaseIndex, DatabaseName, NodeName, ShardId},
+    ids::{DatabaseName, NodeName, ShardId},
     wire::{ClusterReport, Problem, cluster::NodeReport},
 };
 use tokio::time::timeout;
@@ -43,20 +43,8 @@ impl Desk {
         let view = self.parts().views.borrow().clone();
         let frozen_until = self.parts().frozen_until.borrow().filter(|until| *until > clock::now());
         let mut report = ClusterReport::of(&self.parts().me, Some(&view), &map.divided(&names), frozen_until);
-        let mut fences: HashMap<ShardId, ShardRow> = HashMap::new();
-        for (index, part) in parts.into_iter().enumerate() {
-            match part {
-                Some(rows) => {
-                    let place = Some(DatabaseIndex::new(index));
-                    let own = rows.into_iter().filter(|row| map.of(row.id).map(|found| found.database) == place);
-                    fences.extend(own.map(|row| (row.id, row)));
-                }
-                None => report.notes.push(format!(
-                    "database `{}` cannot be reached, so the owners of its shards are unknown",
-                    databases[index].name()
-                )),
-            }
-        }
+        let (fences, notes) = self.own_fences(&map, parts);
+        report.notes.extend(notes);
         if report.notes.is_empty() && !map.is_whole() {
             report.notes.push("this node has not read the places of all shards yet".to_owned());
         }

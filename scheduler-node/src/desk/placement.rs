@@ -18,6 +18,7 @@ use common::{
 
 use super::Desk;
 use crate::store::{
+    self,
     fence::ShardRow,
     move_requests::{AskedMove, MoveRow, StandingRow},
     weights::ShardWeight,
@@ -93,22 +94,31 @@ impl Desk {
 
     /// The fences of the shards, each from the database that has the shard, and notes about those that are away.
     pub(super) async fn fences(&self, placement: &Placement) -> (HashMap<ShardId, ShardRow>, Vec<String>) {
-        let databases = self.parts().store.databases();
+        let reads = self.parts().store.databases().iter().map(|database| database.shards_read());
+        let reads = futures::future::join_all(reads).await;
+        let note = |error: &store::Error| {
+            tracing::debug!(error = error as &dyn std::error::Error, "the owners of shards cannot be read");
+        };
+        self.own_fences(&placement.map, reads.into_iter().map(|read| read.inspect_err(note).ok()).collect())
+    }
+
+    /// The same from the rows of each database. `None`: it is away. The row of a shard in a database that does not have
+    /// the shard, by `map`, does not count.
+    pub(super) fn own_fences(
+        &self,
+        map: &ShardMap,
+        parts: Vec<Option<Vec<ShardRow>>>,
+    ) -> (HashMap<ShardId, ShardRow>, Vec<String>) {
         let (mut fences, mut notes) = (HashMap::new(), Vec::new());
-        let reads = databases.iter().map(|database| database.shards_read());
-        for (index, read) in futures::future::join_all(reads).await.into_iter().enumerate() {
+        for (index, part) in parts.into_iter().enumerate() {
+            let Some(rows) = part else {
+                let name = self.parts().store.databases()[index].name();
+                notes.push(format!("database `{name}` cannot be reached, so the owners of its shards are unknown"));
+                continue;
+            };
             let place = Some(DatabaseIndex::new(index));
-            match read {
-                Ok(rows) => {
-                    let own = rows.into_iter().filter(|row| placement.map.of(row.id).map(|it| it.database) == place);
-                    fences.extend(own.map(|row| (row.id, row)));
-                }
-                Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the owners of shards cannot be read");
-                    let name = databases[index].name();
-                    notes.push(format!("database `{name}` cannot be reached, so the owners of its shards are unknown"));
-                }
-            }
+            let own = rows.into_iter().filter(|row| map.of(row.id).map(|found| found.database) == place);
+            fences.extend(own.map(|row| (row.id, row)));
         }
         (fences, notes)
     }
