@@ -140,8 +140,8 @@ impl Desk {
         Ok(database.producer_return().await?)
     }
 
-    /// The place of a database among those of this node.
-    fn database_named(&self, name: &str) -> Result<usize, Problem> {
+    /// The place of a database among those of this node. Only a caller of all queues gets it.
+    pub(super) fn database_named(&self, name: &str) -> Result<usize, Problem> {
         self.require_all_queues()?;
         let databases = self.parts().store.databases();
         databases.iter().position(|database| database.name().as_str() == name).ok_or_else(|| {

@@ -1,6 +1,6 @@
 //! Accepts the loss of commits for an operator, so that the nodes use a server that lacks them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use common::{
     cluster::seen::Seen,
@@ -19,11 +19,7 @@ const CLUSTER_WITHIN: Duration = Duration::from_secs(2);
 impl Desk {
     /// Lets the cluster use the server of a database that this node refuses. All nodes learn it within two seconds.
     pub(crate) async fn accept_loss(&self, name: &str, by: &str) -> Result<AcceptedLoss, Problem> {
-        self.require_all_queues()?;
-        let mut databases = self.parts().store.databases().iter();
-        let Some(database) = databases.find(|database| database.name().as_str() == name).cloned() else {
-            return Err(Problem::not_found(format!("there is no database `{name}`")));
-        };
+        let database = Arc::clone(&self.parts().store.databases()[self.database_named(name)?]);
         let Some(loss) = database.loss() else {
             let detail = format!("this node refuses no server of database `{name}`, so there is no loss to accept");
             return Err(Problem::conflict(detail));
