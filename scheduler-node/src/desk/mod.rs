@@ -285,6 +285,11 @@ impl Desk {
     }
 }
 
+/// The last of the records that were read for a page, if they fill it: more may come after it.
+fn last_of_full<Record>(records: &[Record], limit: i64) -> Option<&Record> {
+    records.last().filter(|_| i64::try_from(records.len()).is_ok_and(|count| count >= limit))
+}
+
 /// Runs to its end even when the client has gone.
 async fn run_to_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Problem>> + Send + 'static,

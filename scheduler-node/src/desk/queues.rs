@@ -18,7 +18,7 @@ use common::{
 };
 
 use super::{
-    Desk,
+    Desk, last_of_full,
     refusal::is_ours,
     run_to_end,
     seen::{self, Seen},
@@ -200,8 +200,7 @@ impl Desk {
         page.validate(common::queue::check_name)?;
         let (after, limit) = (page.cursor.as_deref().unwrap_or_default(), i64::from(page.limit()));
         let records = self.parts().store.home().queue_page(after, limit, self.scope.patterns()).await?;
-        let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
-        let next_cursor = records.last().filter(|_| full).map(|last| last.queue.name.to_string());
+        let next_cursor = last_of_full(&records, limit).map(|last| last.queue.name.to_string());
         Ok(QueueList { queues: self.with_counts(records).await, next_cursor })
     }
 

@@ -13,7 +13,7 @@ use common::{
 };
 
 use super::{
-    Desk,
+    Desk, last_of_full,
     limits::AppliedLimits,
     run_to_end,
     seen::{self, Seen},
@@ -169,8 +169,7 @@ impl Desk {
         let limit = i64::from(page.limit());
         let home = self.parts().store.home();
         let records = home.schedule_list(page.cursor.as_deref(), limit, self.scope.patterns()).await?;
-        let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
-        let next_cursor = records.last().filter(|_| full).map(|last| last.name.to_string());
+        let next_cursor = last_of_full(&records, limit).map(|last| last.name.to_string());
         let schedules = records.iter().map(|record| self.listed_schedule(record)).collect();
         Ok(ScheduleList { schedules, next_cursor })
     }

@@ -9,7 +9,7 @@ use common::wire::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Desk, run_to_end};
+use super::{Desk, last_of_full, run_to_end};
 use crate::{
     access,
     loops::upkeep::token_reader::read_anew,
@@ -89,8 +89,7 @@ impl Desk {
         let before = page.cursor.map(|cursor| cursor.0);
         let home = self.parts().store.home();
         let records = home.token_list(before, limit).await?;
-        let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
-        let next_cursor = records.last().filter(|_| full).map(|last| TokenCursor(last.id));
+        let next_cursor = last_of_full(&records, limit).map(|last| TokenCursor(last.id));
         let configured = if before.is_none() { self.parts().access.configured() } else { Arc::default() };
         let tokens = configured.iter().map(shown).chain(records.into_iter().map(|record| record.view)).collect();
         Ok(TokenList { tokens, next_cursor })
