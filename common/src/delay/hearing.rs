@@ -24,6 +24,8 @@ const STOPPED_AFTER: Duration = Duration::from_secs(3);
 pub struct Hearing {
     is_away: bool,
     since: Option<Instant>,
+    /// When messages came again last. What the broker was asked before says nothing about what waits since.
+    came_again_at: Option<Instant>,
     /// When messages came again, until the broker has told that few are left.
     asked_since: Option<Instant>,
     /// Whether many were left when the broker told last.
@@ -58,6 +60,7 @@ impl Hearing {
             self.asked_since = Some(now);
         }
         self.since = Some(now);
+        self.came_again_at = Some(now);
     }
 
     /// Whether the broker must tell how many messages are left, before a deadline ends an attempt.
@@ -70,10 +73,14 @@ impl Hearing {
         self.had_many
     }
 
-    /// The broker has told whether many messages are left. While they are many, they come first, and so do the last few
-    /// of them. Returns whether they have come first for so long that deadlines no longer wait for them.
-    pub fn told(&mut self, are_many: bool, now: Instant) -> bool {
+    /// The broker, asked at `asked_at`, has told whether many messages are left. While they are many, they come first,
+    /// and so do the last few of them. An answer that was asked for before messages came again last does not count.
+    /// Returns whether they have come first for so long that deadlines no longer wait for them.
+    pub fn told(&mut self, are_many: bool, asked_at: Instant, now: Instant) -> bool {
         let Some(began) = self.asked_since else { return false };
+        if self.came_again_at.is_some_and(|came| asked_at < came) {
+            return false;
+        }
         // No deadline may have come for long, so the longest wait counts from the first answer that many are left.
         let asked_since = if are_many && !self.had_many { now } else { began };
         self.asked_since = Some(asked_since);

@@ -35,8 +35,8 @@ pub const MOST_HELD: usize = 2 * (PREFETCH as usize + EXTRA_PREFETCH as usize);
 /// stops the broker.
 pub(super) const INCOMING: usize = 1_000;
 
-/// How long RabbitMQ may take to count what waits in one queue, over a channel that is open. A place among the claims
-/// is held meanwhile.
+/// How long RabbitMQ may take to count what waits in one queue, over a channel that is open. Deadlines wait
+/// meanwhile.
 const COUNT_WITHIN: Duration = Duration::from_secs(1);
 
 /// The queue from which a message came.

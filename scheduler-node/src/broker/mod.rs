@@ -188,14 +188,10 @@ impl Broker {
         }
     }
 
-    /// Whether many reports or rejections are left in their queues. `None`: the broker does not tell.
-    pub async fn has_many_reports(&self) -> Option<bool> {
-        let publisher = self.shared.publisher.load_full()?;
-        let told = consumer::are_many_left(&publisher.link).await;
-        told.inspect_err(|error| {
-            tracing::debug!(error = error.explained(), "RabbitMQ does not tell how many reports wait");
-        })
-        .ok()
+    /// Whether many reports or rejections are left in their queues, and when the broker was asked. An answer serves all
+    /// who ask within a moment, as long as the connection lives. `None`: there is no connection.
+    pub async fn has_many_reports(&self) -> Option<(bool, Instant)> {
+        Some(self.shared.publisher.load_full()?.has_many_reports().await)
     }
 
     /// The channel of results and rejections, which outlives reconnects. The same message may come again.

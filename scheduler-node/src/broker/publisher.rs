@@ -12,6 +12,7 @@ use tokio::sync::Mutex;
 use super::{
     channels::{Channels, Lease},
     connection::{ANSWER_WITHIN, Link, NOWHERE},
+    consumer::are_many_left,
     envelope,
     error::answer,
     flight::{Address, Awaited, Flight, LastConfirm, TOO_LATE, is_too_late},
@@ -34,6 +35,9 @@ const START_WITHIN: Duration = Duration::from_secs(5);
 /// The age of a confirm up to which it shows that the broker takes messages. RabbitMQ counts a message that sounds it
 /// out as unroutable, so a quiet node must not send many.
 const CONFIRMED_LATELY: Duration = Duration::from_secs(2);
+/// How long after the moment of asking an answer about the reports that are left serves others who ask. All databases
+/// of a node ask within less after an outage of RabbitMQ, and it is far less than reports get after any outage.
+const TOLD_LATELY: Duration = Duration::from_secs(1);
 
 /// A batch that can be sent.
 struct Run<'a> {
@@ -64,6 +68,8 @@ pub(super) struct Publisher {
     /// Held while the broker is sounded out, with the end of the last time that it did not confirm: once is enough for
     /// all who ask.
     sounding: Mutex<Option<Instant>>,
+    /// Held while the broker is asked whether many reports are left, with its last answer and the moment of asking.
+    reports: Mutex<Option<(bool, Instant)>>,
 }
 
 impl Publisher {
@@ -76,8 +82,8 @@ impl Publisher {
     ) -> Self {
         let channels = Arc::new(Channels::new(Arc::clone(&link)));
         let routes = Routes::new(Arc::clone(&link), strangers);
-        let (heard, sounding) = (LastConfirm::default(), Mutex::default());
-        Self { link, channels, heard, routes, refusals, confirm_within, metrics, sounding }
+        let (heard, sounding, reports) = (LastConfirm::default(), Mutex::default(), Mutex::default());
+        Self { link, channels, heard, routes, refusals, confirm_within, metrics, sounding, reports }
     }
 
     /// Publishes the batch together or, on a route on which the broker lately refused a message, one by one: the broker
@@ -139,6 +145,23 @@ impl Publisher {
             *silent_until = Some(Instant::now());
         }
         is_confirmed
+    }
+
+    /// Whether many reports or rejections are left, and when the broker was asked. One that does not tell may have many.
+    pub(super) async fn has_many_reports(&self) -> (bool, Instant) {
+        let wanted = Instant::now();
+        let mut last = self.reports.lock().await;
+        let serves = |asked: Instant| wanted.saturating_duration_since(asked) < TOLD_LATELY && self.link.is_connected();
+        if let Some(told) = last.filter(|(_, asked)| serves(*asked)) {
+            return told;
+        }
+        let asked = Instant::now();
+        let are_many = are_many_left(&self.link).await.unwrap_or_else(|error| {
+            tracing::debug!(error = error.explained(), "RabbitMQ does not tell how many reports wait");
+            true
+        });
+        *last = Some((are_many, asked));
+        (are_many, asked)
     }
 
     /// Makes the route ready and takes a channel for a batch, while the batch may be sent. An error says why it cannot

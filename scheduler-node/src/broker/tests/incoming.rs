@@ -47,6 +47,22 @@ async fn a_rejected_message_comes_back_with_its_id_and_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_who_ask_together_whether_many_reports_are_left_share_an_answer() {
+    let bench = Bench::new().await;
+    let ask = || bench.broker.has_many_reports();
+    // Only a machine that stands still between the two asks them apart.
+    let share = async {
+        loop {
+            let (one, another) = tokio::join!(ask(), ask());
+            if one.is_some() && one == another {
+                return;
+            }
+        }
+    };
+    timeout(LONG, share).await.expect("one answer serves both");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_is_read_whichever_integer_its_client_writes() {
     let mut bench = Bench::new().await;
     let hand = bench.hand().await;

@@ -55,6 +55,13 @@ const LOOKS_IN_FLIGHT: usize = 2;
 /// milliseconds.
 const LOOK_LATER: Duration = Duration::from_millis(100);
 
+/// Asks of one database under way how many reports are left after an outage: one answer tells all.
+const ASKS_IN_FLIGHT: usize = 1;
+
+/// The pause of deadlines that wait for that answer. It mostly takes some milliseconds, but after an outage deadlines
+/// have waited for long, and a pause that is shorter would take many of them through the heap again and again.
+const ASK_LATER: Duration = Duration::from_secs(1);
+
 /// How long a look at waiting tasks begins statements. Eight of them run out of their five seconds meanwhile, which is
 /// enough for [`LOOKED_AT_ONCE`] tasks to become a single one. The last ends before the look counts as stalled.
 const LOOK_WITHIN: Duration = Duration::from_secs(40);
@@ -137,6 +144,7 @@ impl<S: Statements> Dispatcher<S> {
     pub async fn run(mut self, stop: CancellationToken) {
         let claims = Arc::new(Semaphore::new(CLAIMS_IN_FLIGHT));
         let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
+        let asks = Arc::new(Semaphore::new(ASKS_IN_FLIGHT));
         let mut children = JoinSet::new();
         self.until_book(&stop).await;
         while !stop.is_cancelled() {
@@ -158,6 +166,7 @@ impl<S: Statements> Dispatcher<S> {
                 Turn::Wake(mut batch) => {
                     // Looks that were put back must not make the loop spin.
                     let is_full = self.begin_looks(&mut batch, &looks, &mut children) && batch.is_full;
+                    self.begin_ask(&mut batch, &asks, &mut children);
                     if batch.entries.is_empty() {
                         tokio::time::sleep(BETWEEN_CLAIMS).await;
                         continue;
@@ -283,6 +292,30 @@ impl<S: Statements> Dispatcher<S> {
         have_all_begun
     }
 
+    /// While RabbitMQ has yet to tell how many reports are left after an outage, takes the deadlines out of a batch and
+    /// asks it. An answer may take seconds, so an ask holds no place of a claim. The deadlines go back into the heap.
+    fn begin_ask(&self, batch: &mut Batch, places: &Arc<Semaphore>, children: &mut JoinSet<()>) {
+        let Some(broker) = &self.sounded else { return };
+        if !self.must_ask() || !self.hears_first().is_zero() {
+            return;
+        }
+        let deadlines = batch.entries.extract_if(.., |entry| entry.kind == WakeKind::Deadline);
+        let ids: Vec<TaskId> = deadlines.map(|entry| entry.id).collect();
+        if ids.is_empty() {
+            return;
+        }
+        if let Ok(place) = Arc::clone(places).try_acquire_owned() {
+            let (this, broker, work) = (self.clone(), broker.clone(), at_work());
+            children.spawn(async move {
+                if broker.takes_messages().await {
+                    this.count_what_waits(&broker).await;
+                }
+                drop((work, place));
+            });
+        }
+        self.claims.later(&ids, WakeKind::Deadline, ASK_LATER);
+    }
+
     async fn claim(&self, mut ids: Vec<TaskId>, ahead: Duration) {
         if ids.is_empty() {
             return;
@@ -393,11 +426,10 @@ impl<S: Statements> Dispatcher<S> {
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        if let Some(broker) = &self.sounded {
-            if !broker.takes_messages().await {
-                return Err(LOOK_AGAIN);
-            }
-            self.count_what_waits(broker).await;
+        if let Some(broker) = &self.sounded
+            && !broker.takes_messages().await
+        {
+            return Err(LOOK_AGAIN);
         }
         let until = due.iter().map(|(_, wake_at)| *wake_at).max().unwrap_or(UnixMicros::LAST);
         if let Some(instant) = self.claims.database.sql.clock().instant_of(until) {
@@ -405,21 +437,25 @@ impl<S: Statements> Dispatcher<S> {
         }
         // The process may have been stopped in one of these waits, and continue here before the loop does.
         let wait = self.hears_first();
-        if wait.is_zero() { Ok(()) } else { Err(wait) }
+        if !wait.is_zero() {
+            return Err(wait);
+        }
+        if self.must_ask() { Err(ASK_LATER) } else { Ok(()) }
+    }
+
+    /// Whether RabbitMQ has yet to tell how many reports are left after an outage.
+    fn must_ask(&self) -> bool {
+        self.sounded.is_some() && self.claims.database.hearing.lock().must_ask()
     }
 
     /// Learns after an outage whether many reports are still to be read. A broker that does not tell may have many.
     async fn count_what_waits(&self, broker: &Broker) {
-        let database = &self.claims.database;
-        let must_ask = database.hearing.lock().must_ask();
-        if !must_ask {
-            return;
-        }
-        let are_many = broker.has_many_reports().await.unwrap_or(true);
+        let (database, now) = (&self.claims.database, clock::instant());
+        let (are_many, asked_at) = broker.has_many_reports().await.unwrap_or((true, now));
         let (begins, gives_up) = {
             let mut hearing = database.hearing.lock();
             let had_many = hearing.has_many();
-            let gives_up = hearing.told(are_many, clock::instant());
+            let gives_up = hearing.told(are_many, asked_at, clock::instant());
             (!had_many && hearing.has_many(), gives_up)
         };
         if begins {

@@ -62,6 +62,17 @@ async fn while_many_messages_wait_to_be_sent_only_what_comes_due_is_claimed() {
     assert_eq!(next().await, overdue);
 }
 
+/// A broker whose keeper does not run, so it takes nothing.
+fn silent() -> Broker {
+    let amqp = AmqpSettings {
+        login: Login::new("amqp://127.0.0.1:1".to_owned().into()),
+        consume: false,
+        delay_exchanges: Vec::new(),
+        cluster: None,
+    };
+    Broker::new(amqp, Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap())).0
+}
+
 /// RabbitMQ holds reports back while it is short of memory, and tells only those who publish.
 #[tokio::test]
 async fn while_the_broker_takes_no_messages_a_deadline_ends_nothing() {
@@ -70,16 +81,8 @@ async fn while_the_broker_takes_no_messages_a_deadline_ends_nothing() {
     loops.settle(ids, DELIVER).await;
     let overdue = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
     sqlx::raw_sql(overdue).execute(&loops.test.pool).await.unwrap();
-    let amqp = AmqpSettings {
-        login: Login::new("amqp://127.0.0.1:1".to_owned().into()),
-        consume: false,
-        delay_exchanges: Vec::new(),
-        cluster: None,
-    };
-    // Its keeper does not run, so it takes nothing.
-    let (silent, _keeper) = Broker::new(amqp, Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap()));
     let lead = Lead::new(Duration::ZERO, clock::instant());
-    let dispatcher = Dispatcher { sounded: Some(silent), ..loops.dispatcher(loops.claims().0, lead) };
+    let dispatcher = Dispatcher { sounded: Some(silent()), ..loops.dispatcher(loops.claims().0, lead) };
 
     dispatcher.deadlines(ids.map(|id| (id, UnixMicros::FIRST)).to_vec()).await;
     for id in ids {
@@ -154,19 +157,47 @@ async fn after_an_outage_a_deadline_that_has_passed_ends_nothing_while_many_reje
     let dispatcher = Dispatcher { sounded: Some(bench.broker.clone()), ..loops.dispatcher(loops.claims().0, lead) };
     let end_after_a_minute = async || {
         loops.database().hearing.lock().begin_again(clock::instant() - LONG);
+        dispatcher.count_what_waits(&bench.broker).await;
         dispatcher.deadlines(ids.map(|id| (id, UnixMicros::FIRST)).to_vec()).await;
     };
 
     end_after_a_minute().await;
     all_wait(&loops, ids).await;
     hand.channel.queue_purge(REJECTED.into(), QueuePurgeOptions::default()).await.unwrap();
-    end_after_a_minute().await;
+    // The last answer serves for a moment.
+    until(|| async {
+        end_after_a_minute().await;
+        !loops.database().hearing.lock().must_ask()
+    })
+    .await;
     all_wait(&loops, ids).await;
     end_after_a_minute().await;
     for id in ids {
         let state = loops.test.state_of(id).await;
         assert_eq!(state.as_deref(), Some("succeeded"), "nothing has been left for a while");
     }
+}
+
+/// An answer may take seconds, and claims need their places meanwhile.
+#[tokio::test]
+async fn while_rabbitmq_is_asked_how_many_reports_are_left_deadlines_hold_no_place_of_a_claim_and_end_nothing() {
+    let loops = Loops::new().await;
+    let ids = overdue(&loops).await;
+    loops.database().hearing.lock().begin_again(clock::instant() - LONG);
+    let lead = Lead::new(Duration::ZERO, clock::instant());
+    let dispatcher = Dispatcher { sounded: Some(silent()), ..loops.dispatcher(loops.claims().0, lead) };
+    let now = dispatcher.claims.now();
+    let (asks, mut children) = (Arc::new(Semaphore::new(ASKS_IN_FLIGHT)), JoinSet::new());
+    for _ in 0..2 {
+        let kinds = [WakeKind::Deadline, WakeKind::Claim];
+        let entries = kinds.map(|kind| Entry { wake_at: UnixMicros::FIRST, id: ids[0], kind }).into();
+        let mut batch = Batch { entries, ahead: Duration::ZERO, is_full: false };
+        dispatcher.begin_ask(&mut batch, &asks, &mut children);
+        assert!(batch.entries.iter().map(|entry| entry.kind).eq([WakeKind::Claim]), "{batch:?}");
+    }
+    assert_eq!(children.len(), 1, "two asks are under way");
+    assert!(loops.database().owned_shards.next_due().is_some_and(|due| due > now), "the deadlines come again");
+    all_wait(&loops, ids).await;
 }
 
 /// Reports are not read before the first database has answered, which may be long after this one.
