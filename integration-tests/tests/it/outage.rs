@@ -188,11 +188,21 @@ async fn when_one_of_two_databases_stops_the_other_s_tasks_stay_on_time() {
     .await;
 }
 
+/// A member in a report on the cluster.
+fn member<'a>(report: &'a Value, name: &str) -> Option<&'a Value> {
+    report["nodes"].as_array()?.iter().find(|member| member["name"] == name)
+}
+
+/// The nodes that should own the shards of the second database. `None`: some shard has none.
+fn assigned_of_second(report: &Value) -> Option<BTreeSet<&str>> {
+    let of_second = report["shards"].as_array()?.iter().filter(|shard| shard["shard"].as_u64() >= Some(64));
+    of_second.map(|shard| shard["assigned"].as_str()).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_starts_while_the_first_database_is_away_keeps_no_task_of_the_second_waiting() {
-    scenario(Sandbox::builder().databases(2).nodes(2), async |sandbox| {
+    scenario(Sandbox::builder().databases(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        // Time enough for the node to join again.
         let (client, due_ms) = (sandbox.client(0), now_ms() + 20_000);
         let mut of_second = BTreeSet::new();
         for _ in 0..60 {
@@ -202,16 +212,28 @@ async fn a_node_that_starts_while_the_first_database_is_away_keeps_no_task_of_th
                 of_second.insert(task);
             }
         }
+        let (node, other) = (sandbox.node(1), sandbox.node(2));
+        let report = client.cluster().await?;
+        let before = &member(&report, node.name()).context("the node is a member")?["incarnation"];
         let fault = sandbox.ledger.fault("the first database stopped");
         sandbox.postgres(0).stop_immediately().await?;
         sandbox.kill(1);
-        let node = sandbox.node(1);
         node.start()?;
-        until("the node joins again", BACK_WITHIN, async || {
-            let log = std::fs::read_to_string(node.log()).ok()?;
-            (log.matches("joined the cluster").count() == 2).then_some(())
+        until("the node joins again and reaches the second database", BACK_WITHIN, async || {
+            let report = client.cluster().await.ok()?;
+            let (again, first) = (member(&report, node.name())?, &report["shards"][0]["database"]);
+            let is_there = again["incarnation"] != *before && again["unfit"] == json!([first]);
+            (is_there && assigned_of_second(&report)?.contains(other.name())).then_some(())
         })
         .await?;
+        // However slow the machine is, this makes the master decide once more after it has heard of the node.
+        sandbox.kill(2);
+        let is_assigned = until("the shards of the second database are assigned again", BACK_WITHIN, async || {
+            let report = client.cluster().await.ok()?;
+            let assigned = assigned_of_second(&report)?;
+            (!assigned.contains(other.name())).then(|| assigned.contains(node.name()))
+        });
+        ensure!(!is_assigned.await?, "a node that knows no queues should own shards");
         until("the tasks of the second database arrive", BACK_WITHIN, async || {
             let arrived = sandbox.ledger.arrivals().into_iter().map(|delivery| delivery.task).collect();
             of_second.is_subset(&arrived).then_some(())
