@@ -7,7 +7,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::{Duration, Instant},
 };
 
@@ -58,8 +58,9 @@ pub enum Unreached {
 #[derive(Clone, Debug, Default)]
 struct Lane {
     unconfirmed: usize,
-    /// The moment since which at least one message is unconfirmed and no confirm has arrived.
-    silent_since: Option<Instant>,
+    /// The unconfirmed messages, by the moment since which no answer tells of them: that of their sending, or of a
+    /// later confirm.
+    silent: BTreeMap<Instant, usize>,
     /// Rounds in a row in which the broker took nothing, or 1 after one in which it took a part.
     failures: u32,
     /// Whether the broker has taken a message since the lane closed: its consumers make room.
@@ -73,7 +74,18 @@ impl Lane {
     }
 
     fn is_stuck(&self, now: Instant) -> bool {
-        self.silent_since.is_some_and(|since| now.saturating_duration_since(since) > STUCK_AFTER)
+        self.silent.first_key_value().is_some_and(|(since, _)| now.saturating_duration_since(*since) > STUCK_AFTER)
+    }
+
+    /// An answer that says nothing about others has come for messages that were sent at this moment.
+    fn end_silence(&mut self, messages: usize, sent_at: Instant) {
+        let first = self.silent.keys().next().copied();
+        // After a confirm, those that were sent before it are silent since then, and so before all others.
+        let Some(since) = self.silent.contains_key(&sent_at).then_some(sent_at).or(first) else { return };
+        let left = self.silent.remove(&since).unwrap_or(0).saturating_sub(messages);
+        if left > 0 {
+            self.silent.insert(since, left);
+        }
     }
 
     fn is_forgotten(&self, now: Instant) -> bool {
@@ -106,7 +118,7 @@ impl Lanes {
         let mut lanes = self.lanes.lock();
         let lane = lanes.entry(queue.clone()).or_default();
         lane.unconfirmed += messages;
-        lane.silent_since.get_or_insert(now);
+        *lane.silent.entry(now).or_default() += messages;
     }
 
     /// Notes the outcomes of a batch: the broker confirmed `taken` of its `messages`. Returns how long to wait
@@ -115,7 +127,7 @@ impl Lanes {
         let mut lanes = self.lanes.lock();
         let lane = lanes.entry(queue.clone()).or_default();
         lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
-        lane.silent_since = (lane.unconfirmed > 0).then_some(now);
+        lane.silent = (lane.unconfirmed > 0).then_some((now, lane.unconfirmed)).into_iter().collect();
         lane.is_moving |= taken > 0;
         if taken == messages {
             let was_closed = lane.closed_until.take().is_some();
@@ -139,7 +151,7 @@ impl Lanes {
 
     /// Forgets unconfirmed messages because the broker is away, which says nothing about any lane.
     pub fn lost(&self, queue: &QueueName, messages: usize) {
-        self.forget(queue, messages, |lane| lane.silent_since = None);
+        self.forget(queue, messages, |lane| lane.silent.clear());
     }
 
     /// Forgets messages that say nothing about the lane. If one of them may be its probe, another may follow from
@@ -147,15 +159,19 @@ impl Lanes {
     pub fn passed_by(&self, queue: &QueueName, messages: usize, probe_at: Option<Instant>) {
         self.forget(queue, messages, |lane| {
             // Others may wait for an exchange that the queue has left, as these did.
-            lane.silent_since = None;
+            lane.silent.clear();
             lane.closed_until = lane.closed_until.map(|until| probe_at.map_or(until, |at| until.min(at)));
         });
     }
 
-    /// Forgets messages that the broker returned once more, which says nothing about others of the lane. A closed lane
-    /// may be probed as before, and is not forgotten while they are tried. One that is silent stays so.
-    pub fn returned_again(&self, queue: &QueueName, messages: usize, now: Instant) {
-        self.forget(queue, messages, |lane| lane.closed_until = lane.closed_until.map(|until| until.max(now)));
+    /// Forgets messages, sent at `sent_at`, that the broker returned once more, which says nothing about others of the
+    /// lane. A closed lane may be probed as before, and is not forgotten while they are tried. Others that are silent
+    /// stay so.
+    pub fn returned_again(&self, queue: &QueueName, messages: usize, sent_at: Instant, now: Instant) {
+        self.forget(queue, messages, |lane| {
+            lane.end_silence(messages, sent_at);
+            lane.closed_until = lane.closed_until.map(|until| until.max(now));
+        });
     }
 
     fn forget(&self, queue: &QueueName, messages: usize, change: impl FnOnce(&mut Lane)) {
@@ -163,7 +179,7 @@ impl Lanes {
         if let Some(lane) = lanes.get_mut(queue) {
             lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
             if lane.unconfirmed == 0 {
-                lane.silent_since = None;
+                lane.silent.clear();
             }
             change(lane);
             if lane.is_idle() {
@@ -183,7 +199,8 @@ impl Lanes {
     pub fn open(&self, queue: &QueueName) {
         let mut lanes = self.lanes.lock();
         if let Some(lane) = lanes.get_mut(queue) {
-            (lane.closed_until, lane.failures, lane.silent_since) = (None, 0, None);
+            (lane.closed_until, lane.failures) = (None, 0);
+            lane.silent.clear();
             if lane.is_idle() {
                 lanes.remove(queue);
             }
@@ -261,10 +278,46 @@ mod tests {
         let later = start + STUCK_AFTER + Duration::from_millis(1);
         lanes.sent(&queue(), 5, start);
         lanes.sent(&queue(), 1, start);
-        lanes.returned_again(&queue(), 1, start);
+        lanes.returned_again(&queue(), 1, start, start);
         assert!(!lanes.is_open(&queue(), later), "five messages are without an answer");
-        lanes.returned_again(&queue(), 5, later);
+        lanes.returned_again(&queue(), 5, start, later);
         assert!(lanes.is_open(&queue(), later) && lanes.lanes.lock().is_empty(), "no message is left");
+    }
+
+    #[test]
+    fn messages_that_are_returned_again_in_overlapping_batches_neither_close_a_lane_nor_keep_it_closed() {
+        for is_closed in [false, true] {
+            let (lanes, mut now) = (Lanes::default(), Instant::now());
+            lanes.sent(&queue(), 1, now);
+            if is_closed {
+                lanes.sent(&queue(), 1, now);
+                lanes.heard(&queue(), 1, 0, now);
+            }
+            for _ in 0..4 {
+                let sent_at = now;
+                now += STUCK_AFTER / 2;
+                lanes.sent(&queue(), 1, now);
+                lanes.returned_again(&queue(), 1, sent_at, now);
+            }
+            assert_eq!(lanes.is_open(&queue(), now), !is_closed);
+            assert_eq!(lanes.may_probe(&queue(), now), is_closed);
+            let later = now + STUCK_AFTER + Duration::from_millis(1);
+            assert!(!lanes.is_open(&queue(), later) && !lanes.may_probe(&queue(), later), "the last one has no answer");
+        }
+    }
+
+    #[test]
+    fn messages_that_were_sent_before_a_confirm_are_silent_since_then_until_all_of_them_are_returned_again() {
+        let (lanes, start) = (Lanes::default(), Instant::now());
+        let (confirmed_at, last_at) = (start + STUCK_AFTER / 2, start + STUCK_AFTER);
+        lanes.sent(&queue(), 4, start);
+        lanes.heard(&queue(), 1, 1, confirmed_at);
+        lanes.sent(&queue(), 1, last_at);
+        let later = confirmed_at + STUCK_AFTER + Duration::from_millis(1);
+        lanes.returned_again(&queue(), 2, start, last_at);
+        assert!(!lanes.is_open(&queue(), later), "one of them has no answer");
+        lanes.returned_again(&queue(), 1, start, last_at);
+        assert!(lanes.is_open(&queue(), later), "the last one was sent lately");
     }
 
     #[test]
@@ -374,12 +427,12 @@ mod tests {
         for _ in 0..10 {
             now += FORGOTTEN_AFTER / 2;
             lanes.sent(&queue(), 1, now);
-            lanes.returned_again(&queue(), 1, now);
+            lanes.returned_again(&queue(), 1, now, now);
         }
         assert_eq!(lanes.closed(now), [queue()]);
         assert!(lanes.may_probe(&queue(), now));
         lanes.sent(&queue(), 1, now);
-        lanes.returned_again(&queue(), 1, now);
+        lanes.returned_again(&queue(), 1, now, now);
         assert!(!lanes.may_probe(&queue(), now), "one in each pause");
     }
 

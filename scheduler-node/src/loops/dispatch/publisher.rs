@@ -201,16 +201,16 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 .map(|one| history::Step::Published { task: one.delivery.id, attempt: one.delivery.attempt }),
         );
         let route = route(policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
-        self.lanes.sent(queue, messages, clock::instant());
-        self.metrics.published(queue, messages as u64);
         let began = clock::instant();
+        self.lanes.sent(queue, messages, began);
+        self.metrics.published(queue, messages as u64);
         let published = self.broker.publish(&route, outgoing).await;
         let took = clock::instant().saturating_duration_since(began);
         let is_confirmed = published.iter().any(|one| matches!(one.outcome, Outcome::Done(())));
         fail::fail_point!("after_confirm", |_| std::process::abort());
         self.history.record_all(published.iter().map(outcome_of));
         self.end_hops(queue, &route.exchange, &places, &published);
-        self.settle(policy, &places, published, &route.exchange).await;
+        self.settle(policy, &places, (published, began), &route.exchange).await;
         is_confirmed.then_some(took)
     }
 
@@ -243,7 +243,14 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         }
     }
 
-    async fn settle(&self, policy: &Queue, places: &HashMap<TaskId, Place>, published: Vec<Published>, exchange: &str) {
+    /// Settles the outcomes of messages that were sent at `sent_at`.
+    async fn settle(
+        &self,
+        policy: &Queue,
+        places: &HashMap<TaskId, Place>,
+        (published, sent_at): (Vec<Published>, Instant),
+        exchange: &str,
+    ) {
         let queue = &policy.name;
         let are_repeats = are_repeats(policy, places, &published);
         let (returned, published) = self.take_returned(policy, places, published, are_repeats);
@@ -273,7 +280,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             self.lanes.passed_by(queue, all, has_probe.then(clock::instant));
             self.look_again_alone(queue, exchange, places, open);
         } else if are_repeats {
-            self.lanes.returned_again(queue, all, clock::instant());
+            self.lanes.returned_again(queue, all, sent_at, clock::instant());
         } else {
             let pause = self.pause(queue, all, all - open.len());
             for (database, id) in open {
