@@ -27,8 +27,11 @@ pub enum MoveStep {
     Copy,
     /// Stop claims, close the shard in the source, write the last changes, open it in the target.
     Cut,
-    /// The shard is closed already: write the last changes, open it in the target.
+    /// The shard is closed already: write the last changes, open it in the target. If the target does not take them,
+    /// the source opens again, as in `Reopen`.
     FinishCut,
+    /// The shard is closed, and stays in the source: have the target refuse every open so far, open it in the source.
+    Reopen,
     /// Delete what is left in the source; then the move has ended.
     CleanSource,
     /// Go on in the source as before: its row becomes `here`.
@@ -49,7 +52,7 @@ pub enum MoveStep {
 /// | here | arriving | Leave; called off: CleanTarget |
 /// | leaving | arriving | Copy, and then Cut; called off: Return |
 /// | leaving | none or gone | Return: the target has lost its row, and the copy begins anew |
-/// | gone | arriving | FinishCut, also when it is called off |
+/// | gone | arriving | FinishCut; called off: Reopen |
 /// | gone | here or leaving | CleanSource |
 /// | any other | | Stuck |
 pub fn next_step(state: MoveState) -> MoveStep {
@@ -64,6 +67,7 @@ pub fn next_step(state: MoveState) -> MoveStep {
         (Some(Leaving), Some(Arriving)) if state.is_copied => MoveStep::Cut,
         (Some(Leaving), Some(Arriving)) => MoveStep::Copy,
         (Some(Leaving), None | Some(Gone)) => MoveStep::Return,
+        (Some(Gone), Some(Arriving)) if is_called_off => MoveStep::Reopen,
         (Some(Gone), Some(Arriving)) => MoveStep::FinishCut,
         (Some(Gone), Some(Here | Leaving)) => MoveStep::CleanSource,
         (Some(Here | Leaving), Some(Here | Leaving)) | (Some(Gone), None | Some(Gone)) => MoveStep::Stuck,
@@ -97,6 +101,7 @@ mod tests {
             MoveStep::Copy => Some(MoveState { is_copied: true, ..state }),
             MoveStep::Cut => row(Some(Gone), state.target),
             MoveStep::FinishCut => row(state.source, Some(Here)),
+            MoveStep::Reopen => row(Some(Leaving), state.target),
             MoveStep::Return => Some(MoveState { source: Some(Here), is_copied: false, ..state }),
             MoveStep::CleanTarget => row(state.source, Some(Gone)),
             MoveStep::CleanSource | MoveStep::EndCalledOff | MoveStep::Stuck => None,
@@ -150,12 +155,12 @@ mod tests {
     }
 
     #[test]
-    fn a_move_is_called_off_until_the_cut_and_no_later() {
+    fn a_move_is_called_off_until_its_target_has_the_shard_and_no_later() {
         let state = |source, target| MoveState { source, target, is_called_off: true, is_copied: true };
         assert_eq!(next_step(state(Some(Leaving), Some(Arriving))), MoveStep::Return);
         assert_eq!(next_step(state(Some(Here), Some(Arriving))), MoveStep::CleanTarget);
         assert_eq!(next_step(state(Some(Here), None)), MoveStep::EndCalledOff);
-        assert_eq!(next_step(state(Some(Gone), Some(Arriving))), MoveStep::FinishCut);
+        assert_eq!(next_step(state(Some(Gone), Some(Arriving))), MoveStep::Reopen);
         assert_eq!(next_step(state(Some(Gone), Some(Here))), MoveStep::CleanSource);
     }
 

@@ -1,9 +1,9 @@
 //! The move of a shard to another database, with one of its tasks: the copy, the notes of changes and the cut.
 //!
 //! Two transactions change the task at any time and stay open as long as they like; in the target nothing but the move
-//! writes before it has the shard. Two
-//! nodes own the shard, one after the other, and the former one goes on as if it still did. A write into the target may
-//! be executed long after its node has given up on it. The move may be called off once, and be asked for again.
+//! writes before it has the shard. Two nodes own the shard, one after the other, and the former one goes on as if it
+//! still did. A write into the target may be executed long after its node has given up on it, and so may one open of
+//! the target. The move may be called off once, and be asked for again.
 
 #[path = "cut/mover.rs"]
 mod mover;
@@ -40,8 +40,11 @@ pub(crate) enum Guard {
     MoveEpoch,
     /// The last changes go over after the close.
     LastDelta,
-    /// A shard is not opened in its source again once the mover has begun to open it in the target.
+    /// A shard is not opened in its source again once the mover has begun to open it in the target, unless the target
+    /// refuses that.
     OpenOnce,
+    /// Before a closed shard opens in its source again, the target is filled under the next epoch.
+    RefuseOpen,
 }
 
 /// The model without one guard, or with all.
@@ -65,6 +68,7 @@ impl Guarded for Cuts {
         (Guard::MoveEpoch, "G1"),
         (Guard::LastDelta, "G3"),
         (Guard::OpenOnce, "G4"),
+        (Guard::RefuseOpen, "G4"),
     ];
 
     fn without(guard: Option<Guard>) -> Self {
@@ -126,6 +130,7 @@ impl Model for Cuts {
         }
         let pending = state.writes.iter().enumerate().filter(|(_, write)| write.is_some());
         actions.extend(pending.map(|(at, _)| Action::Execute(at)));
+        actions.extend(state.late_open.map(|_| Action::OpenLate));
         if state.is_called_off {
             if state.source == Here && state.target == Absent {
                 actions.push(Action::Again);

@@ -37,8 +37,11 @@ const BOUNDS: [Bounds; 4] = [
     Bounds { moves_back: 1, assignments: 0, faults: 1 },
 ];
 
-/// The first of them show each fault that the guards prevent.
+/// The first of them show each fault that the guards prevent, some together with [`INTERRUPTED`].
 const BOUNDS_OF_GUARDS: usize = 2;
+
+/// What may happen in the space that begins with an interrupted cut.
+const INTERRUPTED: Bounds = Bounds { moves_back: 0, assignments: 0, faults: 2 };
 
 /// What keeps the guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +62,8 @@ pub(crate) enum Guard {
     MovesCounted,
     /// The target opens under an epoch above those of the source.
     OpenAbove,
+    /// A cut that the target refuses already is undone. Without it the mover only tries to end the cut.
+    UndoRefused,
 }
 
 /// The model without one guard, or with all.
@@ -79,6 +84,7 @@ impl Guarded for Places {
         (Guard::TakeClosed, "G6"),
         (Guard::MovesCounted, "G5"),
         (Guard::OpenAbove, "G5"),
+        (Guard::UndoRefused, "G6"),
     ];
 
     fn without(guard: Option<Guard>) -> Self {
@@ -120,7 +126,8 @@ impl Model for Places {
 
     fn init_states(&self) -> Vec<State> {
         let explored = if self.without.is_some() { BOUNDS_OF_GUARDS } else { BOUNDS.len() };
-        BOUNDS[..explored].iter().map(|bounds| State::first(*bounds)).collect()
+        let first = BOUNDS[..explored].iter().map(|bounds| State::first(*bounds));
+        first.chain([State::interrupted(INTERRUPTED)]).collect()
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {

@@ -124,7 +124,15 @@ impl Database {
         .await
     }
 
-    /// Opens a closed shard in its source again. The caller must not have begun to open it in the target.
+    /// Has the target refuse every open of a closed shard that was sent so far, by whatever owner and however late it
+    /// comes: the target is filled under the epoch that [`Self::move_reopen`] gives the source. `false`: the shard does
+    /// not arrive any more, or a newer owner fills it.
+    pub async fn move_refuse_open(&self, shard: ShardId, closed: Epoch, write: i64) -> Result<bool, Error> {
+        self.move_arrive(shard, Epoch::from_store(closed.number() + 1), write).await
+    }
+
+    /// Opens a closed shard in its source again. No open in the target may be under way: none has begun, or the target
+    /// refuses it ([`Self::move_refuse_open`]).
     pub async fn move_reopen(&self, shard: ShardId, closed: Epoch, node: &NodeId) -> Result<Option<Epoch>, Error> {
         self.run(StoreOp::MoveReopen, |pool| async move {
             let statement = sqlx::query(include_str!("queries/move_reopen.sql")).bind(i32::from(shard.number()));

@@ -19,7 +19,8 @@ impl Cuts {
         {
             actions.push(Action::TakeOver(at));
         }
-        let is_closed_by_it = state.source == Gone && mover.closed == state.epoch;
+        let has_refused = mover.step == Step::Refusing(state.epoch);
+        let is_closed_by_it = state.source == Gone && (mover.closed == state.epoch || has_refused);
         if is_closed_by_it && state.epoch < EPOCHS && state.call_offs == 0 {
             actions.push(Action::Reopen(at));
         }
@@ -38,7 +39,13 @@ impl Cuts {
             Step::Read(_) => {}
             Step::Writing => actions.push(Action::GiveUp(at)),
             Step::Written(_) => actions.push(Action::Forget(at)),
-            Step::Opening(_) => actions.push(Action::Open(at)),
+            Step::Opening(_) => {
+                actions.push(Action::Open(at));
+                if state.late_open.is_none() {
+                    actions.push(Action::GiveUpOpen(at));
+                }
+            }
+            Step::Refusing(_) => {}
         }
     }
 
@@ -61,6 +68,11 @@ impl Cuts {
             (Leaving, Arriving) if fills => Self::copy(state, at, is_free, actions),
             (Gone, Arriving) if fills => self.finish(state, at, actions),
             _ => {}
+        }
+        // The owner of a closed shard that the target does not take.
+        let is_closed = (state.source, state.target) == (Gone, Arriving) && state.owner == at;
+        if is_closed && state.move_epoch <= state.epoch && state.epoch < EPOCHS && state.call_offs == 0 {
+            actions.push(Action::RefuseOpen(at));
         }
     }
 
@@ -112,6 +124,12 @@ impl Cuts {
                 if self.has(Guard::OpenOnce) {
                     state.movers[at].closed = 0;
                 }
+            }
+            Action::RefuseOpen(at) => {
+                if self.has(Guard::RefuseOpen) {
+                    (state.move_epoch, state.move_write) = (state.epoch + 1, state.movers[at].writes);
+                }
+                state.movers[at].step = Step::Refusing(state.epoch);
             }
             _ => cut(state, action)?,
         }
@@ -182,24 +200,42 @@ fn cut(state: &mut State, action: Action) -> Option<()> {
         Action::Close(at) => {
             state.source = Gone;
             state.epoch += 1;
+            state.owner = at;
             state.movers[at].closed = state.epoch;
             state.movers[at].is_final = false;
         }
         Action::LastChanges(at) => state.movers[at].is_final = true,
         Action::Open(at) => {
             let Step::Opening(epoch) = state.movers[at].step else { return None };
-            if state.target == Arriving && state.move_epoch == epoch {
-                state.target = Here;
-            }
+            open(state, epoch);
             (state.movers[at].step, state.movers[at].closed) = (Step::Idle, 0);
+        }
+        Action::GiveUpOpen(at) => {
+            let Step::Opening(epoch) = state.movers[at].step else { return None };
+            (state.late_open, state.movers[at].step) = (Some(epoch), Step::Idle);
+        }
+        Action::OpenLate => {
+            let epoch = state.late_open.take()?;
+            open(state, epoch);
         }
         Action::Reopen(at) => {
             state.source = Leaving;
             state.epoch += 1;
+            state.owner = at;
             let (epoch, mover) = (state.epoch, &mut state.movers[at]);
             (mover.epoch, mover.closed) = (epoch, 0);
+            if matches!(mover.step, Step::Refusing(_)) {
+                mover.step = Step::Idle;
+            }
         }
         _ => return None,
     }
     Some(())
+}
+
+/// An open comes to the target.
+fn open(state: &mut State, epoch: u8) {
+    if state.target == Arriving && state.move_epoch == epoch {
+        state.target = Here;
+    }
 }

@@ -58,6 +58,8 @@ pub(super) enum Step {
     Written(u8),
     /// Opens the target under this epoch; the answer has not come.
     Opening(u8),
+    /// The target refuses every open so far of the shard that was closed under this epoch.
+    Refusing(u8),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +91,10 @@ pub(crate) struct State {
     pub(super) writers: [Writer; 2],
     pub(super) movers: [Mover; MOVERS],
     pub(super) writes: [Option<Write>; 2],
+    /// An open of the target, under this epoch, on whose answer its mover has given up.
+    pub(super) late_open: Option<u8>,
+    /// The node that owns the shard in the source.
+    pub(super) owner: usize,
     pub(super) is_called_off: bool,
     pub(super) call_offs: u8,
 }
@@ -113,6 +119,11 @@ pub(crate) enum Action {
     LastChanges(usize),
     SendOpen(usize),
     Open(usize),
+    GiveUpOpen(usize),
+    /// An open that its mover has given up on is executed.
+    OpenLate,
+    /// The target refuses every open so far, because the closed shard is to open in the source again.
+    RefuseOpen(usize),
     Reopen(usize),
     CallOff,
     Return(usize),
@@ -139,6 +150,8 @@ impl State {
             writers: [Writer::Idle; 2],
             movers: [Mover { epoch: 1, ..mover }, mover],
             writes: [None; 2],
+            late_open: None,
+            owner: 0,
             is_called_off: false,
             call_offs: 0,
         }
@@ -170,6 +183,7 @@ impl State {
     pub(super) fn take_over(&mut self, node: usize) {
         let is_copied = self.movers.iter().any(|mover| mover.is_copied);
         self.epoch += 1;
+        self.owner = node;
         self.give_up(node);
         let mover = &mut self.movers[node];
         *mover = Mover { epoch: self.epoch, closed: 0, is_copied, is_final: false, ..*mover };

@@ -29,6 +29,8 @@ pub(crate) enum Action {
     Close(usize, bool),
     Open(usize, bool),
     FailToOpen(usize),
+    /// The target refuses every open so far of the closed shard.
+    RefuseOpen(usize, bool),
     Reopen(usize, bool),
     FinishCut(usize),
     /// The mover finds that it has opened the target without an answer.
@@ -51,6 +53,7 @@ impl Action {
             | Self::Close(at, _)
             | Self::Open(at, _)
             | Self::FailToOpen(at)
+            | Self::RefuseOpen(at, _)
             | Self::Reopen(at, _)
             | Self::FinishCut(at)
             | Self::FindOpened(at)
@@ -75,6 +78,7 @@ impl Action {
                 | Self::Close(_, false)
                 | Self::Open(_, false)
                 | Self::FailToOpen(_)
+                | Self::RefuseOpen(_, false)
                 | Self::Reopen(_, false)
         )
     }

@@ -21,16 +21,16 @@ impl Places {
                     actions.extend([Action::Close(at, false), Action::GiveUp(at)]);
                 }
             }
-            Step::Closed { .. } => {
+            Step::Closed { .. } | Step::Finishing { .. } => {
                 actions.push(Action::Open(at, true));
                 if is_fault_possible {
                     actions.extend([Action::Open(at, false), Action::FailToOpen(at)]);
                 }
             }
-            Step::Finishing { .. } => {
-                actions.push(Action::Open(at, true));
+            Step::Refusing { .. } => {
+                actions.push(Action::RefuseOpen(at, true));
                 if is_fault_possible {
-                    actions.push(Action::Open(at, false));
+                    actions.push(Action::RefuseOpen(at, false));
                 }
             }
             Step::Reopening { .. } => {
@@ -86,8 +86,12 @@ impl Places {
                 state.nodes[at].step = Step::Stopped { epoch };
             }
             Action::FinishCut(at) => {
-                let epoch = Self::fill(state, source)?;
-                state.nodes[at].step = Step::Finishing { epoch };
+                let closed = state.rows[source].epoch;
+                state.nodes[at].step = match Self::fill(state, source) {
+                    Some(epoch) => Step::Finishing { epoch },
+                    None if self.has(Guard::UndoRefused) => Step::Refusing { closed },
+                    None => return None,
+                };
             }
             Action::GiveUp(at) => {
                 let Step::Stopped { epoch } = state.nodes[at].step else { return None };
@@ -96,9 +100,13 @@ impl Places {
             Action::Close(at, is_answered) => Self::close(state, at, source, is_answered)?,
             Action::Open(at, is_answered) => self.open(state, at, source, is_answered)?,
             Action::FailToOpen(at) => {
-                let Step::Closed { epoch, closed } = state.nodes[at].step else { return None };
-                state.nodes[at].step = Step::Reopening { epoch, closed };
+                state.nodes[at].step = match state.nodes[at].step {
+                    Step::Closed { epoch, closed } => Step::Reopening { stopped: Some(epoch), closed },
+                    Step::Finishing { epoch } => Step::Refusing { closed: epoch },
+                    _ => return None,
+                };
             }
+            Action::RefuseOpen(at, is_answered) => Self::refuse_open(state, at, source, is_answered)?,
             Action::Reopen(at, is_answered) => Self::reopen(state, at, source, is_answered)?,
             Action::FindReopened(at) => state.nodes[at].held[source] = Some(Held::new(state.rows[source].epoch)),
             Action::FindOpened(at) => state.nodes[at].step = Step::Opened { epoch: state.rows[target].epoch },
@@ -165,8 +173,21 @@ impl Places {
         Some(())
     }
 
+    /// `Work::undo_cut`, the first step: the target is filled under the epoch that the source gets.
+    fn refuse_open(state: &mut State, at: usize, source: usize, is_answered: bool) -> Option<()> {
+        let Step::Refusing { closed } = state.nodes[at].step else { return None };
+        let target = &mut state.rows[1 - source];
+        let is_refused = target.status == Arriving && target.move_epoch <= closed + 1;
+        if is_refused {
+            target.move_epoch = closed + 1;
+        }
+        let goes_on = is_refused && is_answered;
+        state.nodes[at].step = if goes_on { Step::Reopening { stopped: None, closed } } else { Step::Idle };
+        Some(())
+    }
+
     fn reopen(state: &mut State, at: usize, source: usize, is_answered: bool) -> Option<()> {
-        let Step::Reopening { epoch, closed } = state.nodes[at].step else { return None };
+        let Step::Reopening { stopped, closed } = state.nodes[at].step else { return None };
         let row = state.rows[source];
         let is_reopened = row.status == Gone && row.epoch == closed && row.owner == Some(at);
         if is_reopened {
@@ -175,8 +196,10 @@ impl Places {
         }
         if is_reopened && is_answered {
             state.nodes[at].step = Step::Reopened { epoch: closed + 1 };
+        } else if let Some(stopped) = stopped {
+            Self::end_cut(state, at, source, stopped);
         } else {
-            Self::end_cut(state, at, source, epoch);
+            state.nodes[at].step = Step::Idle;
         }
         Some(())
     }

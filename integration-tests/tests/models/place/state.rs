@@ -11,7 +11,7 @@ pub(super) enum Status {
     Arriving,
 }
 
-use Status::{Arriving, Here, Leaving};
+use Status::{Arriving, Gone, Here, Leaving};
 
 impl Status {
     pub(super) fn is_open(self) -> bool {
@@ -116,14 +116,19 @@ pub(super) enum Step {
         epoch: u8,
         closed: u8,
     },
-    /// It is about to open the source again.
+    /// It is about to open the source again. `stopped`: the epoch under which this cut has stopped the claims; `None`:
+    /// an interrupted cut has.
     Reopening {
-        epoch: u8,
+        stopped: Option<u8>,
         closed: u8,
     },
     /// The source was closed by an interrupted cut, and this node fills the target.
     Finishing {
         epoch: u8,
+    },
+    /// The target does not take the last part of an interrupted cut, so the source is to open again.
+    Refusing {
+        closed: u8,
     },
     Opened {
         epoch: u8,
@@ -225,6 +230,14 @@ impl State {
             left,
             was_given_up: false,
         }
+    }
+
+    /// The first node has closed the shard and died, and nobody owns it.
+    pub(super) fn interrupted(left: Bounds) -> Self {
+        let mut state = Self::first(left);
+        let closed = Row { status: Gone, epoch: 2, owner: None, ..state.rows[0] };
+        (state.rows[0], state.key, state.nodes) = (closed, None, [Node::started(); NODES]);
+        state
     }
 
     /// Whether the node can claim from the shard in this database.

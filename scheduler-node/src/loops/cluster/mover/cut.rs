@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 
 use super::{
     copy::Round,
-    work::{Ends, LEAVING_AT_LEAST, Stepped, Work},
+    work::{Ends, LEAVING_AT_LEAST, Stepped, Work, explained},
 };
 use crate::{
     store::{
@@ -91,13 +91,7 @@ impl Work {
                 Ok(Stepped::HeldUp(problem.to_owned()))
             }
             Ok(Cut::Reopened(reopened, problem)) => {
-                // An older map shows the shard as closed, and the owner would stop the claims again. The map is not
-                // read here: the target may be silent, and the tasks of the shard wait.
-                self.shared.databases.places().moved(shard, ends.source_index, reopened);
-                if let Some(own_since) = owned_shards.own_since(shard) {
-                    owned_shards.adopt_own(shard, reopened, own_since);
-                }
-                self.register(reopened).await;
+                self.reopened(ends, reopened).await;
                 Ok(Stepped::HeldUp(problem))
             }
             Ok(Cut::Lost) => {
@@ -158,17 +152,67 @@ impl Work {
         }
     }
 
-    /// Ends a cut that this node or an earlier owner has begun: the shard is closed in the source.
+    /// Ends a cut that this node or an earlier owner has begun: the shard is closed in the source. If the target does not
+    /// take the last part, the source opens again, because the target may refuse it for ever.
     pub(super) async fn finish_cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
         let began = Instant::now();
-        if !self.arrive_in_target(ends, epoch).await? || !self.last_rounds(ends, epoch).await? {
-            return Ok(Stepped::Ended);
+        // A move that is called off does not take place. But the tasks of the shard wait, and the first database may be
+        // silent: then the cut goes on.
+        if let Ok(false) = tokio::time::timeout(CUT_WITHIN, self.note(Some(MovePhase::Cutting), None)).await {
+            self.shared.look().await;
+            if self.plan().is_some_and(|plan| plan.called_off_at.is_some()) {
+                return Ok(Stepped::On);
+            }
         }
-        let Some(opened) = ends.target.sql.move_open(self.shard, epoch, epoch, &self.shared.me).await? else {
-            return Ok(Stepped::Ended);
+        let problem = match self.open_closed(ends, epoch).await {
+            Ok(Some(opened)) => {
+                self.opened(ends, opened, began, true).await;
+                return Ok(Stepped::Ended);
+            }
+            Ok(None) => "the last part of the move was given up before".to_owned(),
+            Err(error) => explained(&error),
         };
-        self.opened(ends, opened, began, true).await;
-        Ok(Stepped::Ended)
+        Ok(match self.undo_cut(ends, epoch).await {
+            Ok(true) => Stepped::HeldUp(problem),
+            Ok(false) => Stepped::Ended,
+            Err(error) => Stepped::HeldUp(format!("{problem}; the shard stays closed: {}", explained(&error))),
+        })
+    }
+
+    /// `None`: another owner fills the shard, the target has it, or the target refuses this cut by now.
+    async fn open_closed(&mut self, ends: &Ends, epoch: Epoch) -> Result<Option<Epoch>, Error> {
+        if !self.arrive_in_target(ends, epoch).await? || !self.last_rounds(ends, epoch).await? {
+            return Ok(None);
+        }
+        ends.target.sql.move_open(self.shard, epoch, epoch, &self.shared.me).await
+    }
+
+    /// Opens a closed shard in its source again. `false`: the target has it, or another node owns it.
+    ///
+    /// An open in the target may be under way: one of this node without an answer, or one of an earlier owner. So the
+    /// target refuses all of them first. A node that dies between these two steps leaves a closed shard: the next owner
+    /// has the epoch that the target is filled under, and ends the cut. This node itself would come here again.
+    pub(super) async fn undo_cut(&self, ends: &Ends, closed: Epoch) -> Result<bool, Error> {
+        if !self.refuse_open(ends, closed).await? {
+            return Ok(false);
+        }
+        let reopened = ends.source.sql.move_reopen(self.shard, closed, &self.shared.me).await?;
+        if let Some(reopened) = reopened {
+            tracing::info!(shard = %self.shard, source = %ends.source.name(), epoch = %reopened, "a closed shard is open in its source again");
+            self.reopened(ends, reopened).await;
+        }
+        Ok(reopened.is_some())
+    }
+
+    /// Goes on with a shard that is open in its source again.
+    async fn reopened(&self, ends: &Ends, reopened: Epoch) {
+        // An older map shows the shard as closed, and the owner would stop the claims again. The map is not
+        // read here: the target may be silent, and the tasks of the shard wait.
+        self.shared.databases.places().moved(self.shard, ends.source_index, reopened);
+        if let Some(own_since) = ends.source.owned_shards.own_since(self.shard) {
+            ends.source.owned_shards.adopt_own(self.shard, reopened, own_since);
+        }
+        self.register(reopened).await;
     }
 
     /// Goes on with a shard that is open in its target. Returns how long the cut took.

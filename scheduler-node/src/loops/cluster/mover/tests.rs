@@ -22,7 +22,7 @@ use crate::{
     supervise::spawn_child,
 };
 use common::{
-    ids::Epoch,
+    ids::{Epoch, TaskId},
     shard::{map::FenceRow, move_progress::MovePhase},
     time::UnixMicros,
 };
@@ -98,6 +98,23 @@ impl Moving {
             self.work.copy(&self.ends, self.epoch).await.unwrap();
         }
     }
+
+    /// Copies and closes the shard. The target refuses the last part, in which this task comes. Returns the epoch of
+    /// the close, too.
+    async fn refused(&mut self) -> (TaskId, Epoch) {
+        self.copy().await;
+        let (id, source) = (fixture::fresh_id_of(SHARD), &self.ends.source.sql);
+        source.task_submit(&[new_task(id)], Sending::First).await.unwrap();
+        sqlx::raw_sql(REFUSE_ROWS).execute(&self.tests[1].pool).await.unwrap();
+        let closed = source.move_close(SHARD, self.epoch, CloseWait::Plain).await.unwrap();
+        (id, closed.expect("the owner closes it"))
+    }
+
+    async fn statuses(&self) -> [ShardStatus; 2] {
+        let (source, target) =
+            tokio::join!(self.ends.source.sql.move_fence(SHARD), self.ends.target.sql.move_fence(SHARD));
+        [source, target].map(|fence| fence.unwrap().expect("both know the shard").status)
+    }
 }
 
 #[tokio::test]
@@ -118,6 +135,67 @@ async fn what_changes_after_the_last_round_is_in_the_target_when_it_opens() {
     assert!(moving.ends.target.owned_shards.own_since(SHARD).is_some(), "the target has the shard");
     assert_eq!(moving.tests[1].state_of(id).await.as_deref(), Some("dispatching"), "the claim came over");
     assert_eq!(moving.ends.target.owned_shards.in_doubt(SHARD), [id], "a rescue looks at it there");
+}
+
+/// Refuses each row of a copy, as a constraint of an operator may.
+const REFUSE_ROWS: &str = "
+    CREATE FUNCTION public.refuse_row() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        RAISE EXCEPTION 'a test refuses this row';
+    END $$;
+    CREATE TRIGGER refuse_row BEFORE INSERT ON duetime.task FOR EACH ROW EXECUTE FUNCTION public.refuse_row();
+";
+
+#[tokio::test]
+async fn a_shard_whose_last_part_is_refused_fires_from_its_source_again() {
+    let mut moving = Moving::new().await;
+    let (id, closed) = moving.refused().await;
+    let stepped = moving.work.finish_cut(&moving.ends, closed).await.unwrap();
+    assert!(matches!(&stepped, Stepped::HeldUp(why) if why.contains("a test refuses this row")), "{stepped:?}");
+    assert_eq!(moving.statuses().await, [ShardStatus::Leaving, ShardStatus::Arriving]);
+    let (source, target) = (moving.ends.source.clone(), moving.ends.target.clone());
+    assert!(source.owned_shards.is_claimable(SHARD));
+    let fences = source.owned_shards.owned();
+    let claimed = source.sql.task_claim(&[id], &fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap();
+    assert_eq!(claimed.deliveries.len(), 1);
+    let me = moving.work.shared.me.clone();
+    let late = target.sql.move_open(SHARD, closed, closed, &me).await.unwrap();
+    assert_eq!(late, None, "an open that comes late does nothing");
+    sqlx::raw_sql("DROP TRIGGER refuse_row ON duetime.task").execute(&moving.tests[1].pool).await.unwrap();
+    let again = source.sql.move_close(SHARD, fences[&SHARD], CloseWait::Plain).await.unwrap().expect("it leaves");
+    moving.work.finish_cut(&moving.ends, again).await.unwrap();
+    assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
+    assert_eq!(moving.tests[1].state_of(id).await.as_deref(), Some("dispatching"), "the move has gone on");
+}
+
+#[tokio::test]
+async fn a_shard_that_its_target_has_opened_without_an_answer_stays_closed_in_its_source() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    let closed = moving.ends.source.sql.move_close(SHARD, moving.epoch, CloseWait::Plain).await.unwrap().unwrap();
+    let me = moving.work.shared.me.clone();
+    moving.ends.target.sql.move_open(SHARD, moving.epoch, closed, &me).await.unwrap().expect("it arrives");
+    assert!(!moving.work.undo_cut(&moving.ends, closed).await.unwrap());
+    assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
+}
+
+#[tokio::test]
+async fn a_cut_that_was_half_undone_ends_in_the_source_with_its_owner_and_in_the_target_with_the_next() {
+    for is_same_owner in [true, false] {
+        let mut moving = Moving::new().await;
+        let (_, mut closed) = moving.refused().await;
+        assert!(moving.work.refuse_open(&moving.ends, closed).await.unwrap());
+        sqlx::raw_sql("DROP TRIGGER refuse_row ON duetime.task").execute(&moving.tests[1].pool).await.unwrap();
+        let mut expected = [ShardStatus::Leaving, ShardStatus::Arriving];
+        if !is_same_owner {
+            // An acquire of a closed shard.
+            let acquire = "UPDATE duetime.shard SET epoch = epoch + 1 WHERE id = 0 RETURNING epoch";
+            let epoch: i64 = sqlx::query_scalar(acquire).fetch_one(&moving.tests[0].pool).await.unwrap();
+            (closed, expected) = (Epoch::from_store(epoch), [ShardStatus::Gone, ShardStatus::Here]);
+        }
+        moving.work.finish_cut(&moving.ends, closed).await.unwrap();
+        assert_eq!(moving.statuses().await, expected);
+    }
 }
 
 /// Tasks on [`SHARD`], of which a round reads two thousand at once, and which leave a round of few changes.

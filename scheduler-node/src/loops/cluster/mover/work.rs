@@ -198,13 +198,14 @@ impl Work {
             MoveStep::Copy => self.copy(&ends, epoch).await,
             MoveStep::Cut => self.cut(&ends, epoch).await,
             MoveStep::FinishCut => self.finish_cut(&ends, epoch).await,
+            MoveStep::Reopen if self.undo_cut(&ends, epoch).await? => Ok(Stepped::On),
             MoveStep::Return => {
                 ends.source.sql.move_return(self.shard, epoch).await?;
                 self.page = PageCursor::FIRST;
                 Ok(Stepped::On)
             }
             MoveStep::CleanTarget => self.clean_target(&ends, epoch).await,
-            MoveStep::CleanSource | MoveStep::EndCalledOff | MoveStep::Stuck => Ok(Stepped::Ended),
+            MoveStep::Reopen | MoveStep::CleanSource | MoveStep::EndCalledOff | MoveStep::Stuck => Ok(Stepped::Ended),
         }
     }
 
@@ -253,6 +254,11 @@ impl Work {
     /// more, however late they come.
     pub(super) async fn arrive_in_target(&self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
         ends.target.sql.move_arrive(self.shard, epoch, self.shared.writes.load(Ordering::Relaxed)).await
+    }
+
+    /// Has the target refuse every open so far of a shard that is closed under `closed`.
+    pub(super) async fn refuse_open(&self, ends: &Ends, closed: Epoch) -> Result<bool, Error> {
+        ends.target.sql.move_refuse_open(self.shard, closed, self.shared.writes.load(Ordering::Relaxed)).await
     }
 
     async fn leave(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
@@ -318,7 +324,7 @@ fn stuck(fences: &Fences) -> String {
     )
 }
 
-fn explained(error: &Error) -> String {
+pub(super) fn explained(error: &Error) -> String {
     if error.is_contention() {
         return format!("an open transaction holds a lock for too long ({}: {})", error.op, error.reason());
     }
