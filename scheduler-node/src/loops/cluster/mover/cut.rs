@@ -146,14 +146,15 @@ impl Work {
             Ok(Err(error)) => error.reason(),
             Err(_) => "the last changes could not be written in time".to_owned(),
         };
+        self.reopening = Some(closed);
         match source.sql.move_reopen(shard, closed, &self.shared.me).await? {
             Some(reopened) => Ok(Cut::Reopened(reopened, problem)),
             None => Ok(Cut::Lost),
         }
     }
 
-    /// Ends a cut that this node or an earlier owner has begun: the shard is closed in the source. If the target does not
-    /// take the last part, the source opens again, because the target may refuse it for ever.
+    /// Ends a cut that this node or an earlier owner has begun: the shard is closed in the source. If the target does
+    /// not take the last part, the source opens again, because the target may refuse it for ever.
     pub(super) async fn finish_cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
         let began = Instant::now();
         // A move that is called off does not take place. But the tasks of the shard wait, and the first database may be
@@ -179,8 +180,11 @@ impl Work {
         })
     }
 
-    /// `None`: another owner fills the shard, the target has it, or the target refuses this cut by now.
+    /// `None`: another owner fills the shard, the target has it, or it refuses this cut, or the source may open again.
     async fn open_closed(&mut self, ends: &Ends, epoch: Epoch) -> Result<Option<Epoch>, Error> {
+        if self.reopening == Some(epoch) {
+            return Ok(None);
+        }
         if !self.arrive_in_target(ends, epoch).await? || !self.last_rounds(ends, epoch).await? {
             return Ok(None);
         }

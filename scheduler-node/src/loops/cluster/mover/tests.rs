@@ -179,6 +179,17 @@ async fn a_shard_that_its_target_has_opened_without_an_answer_stays_closed_in_it
     assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
 }
 
+/// The answer to its opening was lost, and it may still be under way.
+#[tokio::test]
+async fn a_shard_that_may_open_in_its_source_late_is_not_opened_in_its_target() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    let closed = moving.ends.source.sql.move_close(SHARD, moving.epoch, CloseWait::Plain).await.unwrap().unwrap();
+    moving.work.reopening = Some(closed);
+    moving.work.finish_cut(&moving.ends, closed).await.unwrap();
+    assert_eq!(moving.statuses().await, [ShardStatus::Leaving, ShardStatus::Arriving]);
+}
+
 #[tokio::test]
 async fn a_cut_that_was_half_undone_ends_in_the_source_with_its_owner_and_in_the_target_with_the_next() {
     for is_same_owner in [true, false] {

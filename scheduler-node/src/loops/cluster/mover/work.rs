@@ -72,6 +72,9 @@ pub(super) struct Work {
     pub(super) leaving_since: Option<Instant>,
     /// The epoch since which no other node has owned the shard.
     pub(super) own_since: Option<Epoch>,
+    /// The epoch of a close after which the source was told to open again. It may do so late, so the target must not
+    /// open under this epoch.
+    pub(super) reopening: Option<Epoch>,
     noted: Option<Instant>,
     problem: Option<String>,
     retry: Duration,
@@ -102,6 +105,7 @@ impl Work {
             is_behind: false,
             long_rounds: 0,
             leaving_since: None,
+            reopening: None,
             noted: None,
             problem: None,
             retry: RETRY,
