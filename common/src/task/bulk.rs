@@ -55,6 +55,10 @@ pub enum SkipReason {
     Held,
     /// The database stopped answering before this task of a shift had its turn, or during it.
     Unavailable,
+    /// A reason that this version does not know: a newer node gave it. A client must be able to read the answer all the
+    /// same, because the action has taken effect by then.
+    #[serde(other)]
+    Other,
 }
 
 impl BulkAction {

@@ -4,7 +4,10 @@ mod cursor;
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{IntoDeserializer, value::StringDeserializer},
+};
 
 use crate::{
     field::FieldError,
@@ -237,12 +240,23 @@ pub struct BulkAnswer {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub no_further_attempts: u64,
     /// The numbers of unchanged tasks, by reason.
+    #[serde(deserialize_with = "by_reason")]
     pub refused: BTreeMap<SkipReason, u64>,
     /// Set when there may be more tasks. `None`: the walk is complete.
     pub next_cursor: Option<BulkCursor>,
     /// The problem that ended the request early. The cursor continues with the batch that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interrupted: Option<Problem>,
+}
+
+/// Reads the numbers by reason. Reasons of a newer version count together.
+fn by_reason<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<SkipReason, u64>, D::Error> {
+    let mut numbers: BTreeMap<SkipReason, u64> = BTreeMap::new();
+    for (reason, number) in BTreeMap::<String, u64>::deserialize(deserializer)? {
+        let reason: StringDeserializer<D::Error> = reason.into_deserializer();
+        *numbers.entry(SkipReason::deserialize(reason)?).or_default() += number;
+    }
+    Ok(numbers)
 }
 
 fn is_zero(number: &u64) -> bool {

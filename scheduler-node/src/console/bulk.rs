@@ -359,6 +359,7 @@ fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts)
             SkipReason::Unavailable => {
                 "were not tried, because the database stopped answering; the first of them may have changed".to_owned()
             }
+            SkipReason::Other => format!("cannot be changed for another reason: {fate}"),
         };
         (why, *tasks)
     };

@@ -102,3 +102,11 @@ fn an_answer_counts_what_was_left_by_its_reason() {
     assert_eq!(json, expected);
     assert_eq!(serde_json::from_str::<BulkAnswer>(&json).unwrap().refused, answer.refused);
 }
+
+#[test]
+fn reasons_of_a_newer_version_are_counted_together() {
+    let json = r#"{"action":"move","dry_run":false,"matched":7,"done":1,
+        "refused":{"held":1,"of_a_later_version":2,"of_another_one":3},"next_cursor":null}"#;
+    let answer: BulkAnswer = serde_json::from_str(json).unwrap();
+    assert_eq!(answer.refused, BTreeMap::from([(SkipReason::Held, 1), (SkipReason::Other, 5)]));
+}
