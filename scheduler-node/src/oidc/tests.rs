@@ -81,6 +81,18 @@ async fn whoever_has_a_role_is_let_in_on_every_node_until_his_session_ends() {
 }
 
 #[tokio::test]
+async fn a_sign_in_that_began_before_the_roles_changed_ends_with_the_new_ones() {
+    let (before, idp) = pair().await;
+    let mut changed = config(idp.issuer());
+    changed.grants.grants[1].role = Role::Viewer;
+    let after = Provider::new(changed).expect("a client");
+    let begun = before.begin("/console", clock::now()).await.expect("begun");
+    let returned = Returned::of(&visit(&begun.url).await);
+    let signed_in = after.finish(&begun.flow, &returned, None, clock::now()).await.expect("let in");
+    assert_eq!(signed_in.caller.role, Role::Viewer);
+}
+
+#[tokio::test]
 async fn a_session_ends_with_the_token_and_after_a_working_day() {
     let (node, idp) = pair().await;
     for (lives_s, at_most) in [(300, 300 + LEEWAY_S), (7 * 24 * 3_600, SESSION_S)] {
