@@ -150,7 +150,7 @@ impl IdentityProvider {
         self.inner.mood.lock().in_body = true;
     }
 
-    /// Publishes the key of [`Lie::NewKey`], which is then no lie any more.
+    /// Publishes the key of [`Lie::NewKey`], or that of [`Lie::OtherKey`] under its name. It is then no lie any more.
     pub fn publish_the_new_key(&self) {
         self.inner.mood.lock().is_rotated = true;
     }
@@ -203,9 +203,11 @@ async fn keys(State(inner): State<Arc<Inner>>) -> Json<Value> {
         json!({ "kty": "RSA", "kid": name, "use": "sig", "alg": "RS256", "n": text(&key.n), "e": text(&key.e) })
     };
     let point = inner.ec.public_key().as_ref();
-    let new = inner.mood.lock().is_rotated.then(|| rsa("new", &inner.other));
+    let Mood { lie, is_rotated, .. } = *inner.mood.lock();
+    let new = is_rotated.then(|| rsa("new", &inner.other));
+    let named = if is_rotated && lie == Lie::OtherKey { &inner.other } else { &inner.rsa };
     Json(json!({ "keys": [
-        rsa("rsa", &inner.rsa),
+        rsa("rsa", named),
         new,
         { "kty": "EC", "kid": "ec", "crv": "P-256", "x": text(&point[1..33]), "y": text(&point[33..]) },
         { "kty": "of a later time", "kid": "later" },

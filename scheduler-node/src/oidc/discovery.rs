@@ -17,7 +17,7 @@ const PATH: &str = "/.well-known/openid-configuration";
 /// How long a result is valid. A key that the provider withdraws is not trusted for longer.
 const KEPT_FOR: Duration = Duration::from_secs(10 * 60);
 
-/// The pause after a failed discovery, or after one for an unknown key. Sign-ins within it get the last result.
+/// The pause after a failed discovery, or after one for a newer key. Sign-ins within it get the last result.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Only this many keys are considered. Providers have two or three.

@@ -29,8 +29,25 @@ const SIGNED: &[Algorithm] = &[
 pub(super) enum Fault {
     #[error("its token is signed with a key that it does not publish")]
     UnknownKey,
+    #[error("its token has a wrong signature")]
+    WrongSignature,
     #[error("its token {0}")]
     Bad(String),
+}
+
+impl Fault {
+    fn of(kind: &ErrorKind) -> Self {
+        match kind {
+            ErrorKind::InvalidSignature => Self::WrongSignature,
+            other => Self::Bad(reason(other)),
+        }
+    }
+
+    /// Whether keys that the provider has published since may verify the token. A new key may have the id of the one
+    /// before it, or none.
+    pub(super) fn may_be_of_a_newer_key(&self) -> bool {
+        matches!(self, Self::UnknownKey | Self::WrongSignature)
+    }
 }
 
 /// The claims of a token that one of `keys` signed, from the issuer, for this client, and not expired.
@@ -50,7 +67,7 @@ pub(super) fn verified(token: &str, keys: &[Jwk], config: &Oidc) -> Result<Value
         let Ok(key) = DecodingKey::from_jwk(key) else { continue };
         match decode::<Value>(token, &key, &validation) {
             Ok(decoded) => return for_us(decoded.claims, config),
-            Err(error) => fault = Fault::Bad(reason(error.kind())),
+            Err(error) => fault = Fault::of(error.kind()),
         }
     }
     Err(fault)
@@ -76,7 +93,6 @@ fn for_us(claims: Value, config: &Oidc) -> Result<Value, Fault> {
 /// The reason in words, without any content of the token.
 fn reason(kind: &ErrorKind) -> String {
     match kind {
-        ErrorKind::InvalidSignature => "has a wrong signature".to_owned(),
         ErrorKind::InvalidIssuer => "is from another issuer".to_owned(),
         ErrorKind::InvalidAudience => "is for another client".to_owned(),
         ErrorKind::ExpiredSignature => {

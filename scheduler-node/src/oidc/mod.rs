@@ -200,8 +200,8 @@ impl Provider {
         self.caller_of(&subject, &held)
     }
 
-    /// The claims of a token that the provider signed for this sign-in. Keys rotate, so an unknown key starts a new
-    /// discovery.
+    /// The claims of a token that the provider signed for this sign-in. Keys rotate, so a token of another key starts a
+    /// new discovery.
     async fn verified(
         &self,
         token: &str,
@@ -210,7 +210,7 @@ impl Provider {
         now: UnixMicros,
     ) -> Result<Value, Refusal> {
         let claims = match id_token::verified(token, &found.keys, &self.config) {
-            Err(id_token::Fault::UnknownKey) => {
+            Err(fault) if fault.may_be_of_a_newer_key() => {
                 let found = self.discovery.found_anew(&self.client, now).await?;
                 id_token::verified(token, &found.keys, &self.config)
             }

@@ -183,13 +183,15 @@ fn later() -> UnixMicros {
 
 #[tokio::test]
 async fn a_key_that_came_since_is_found_but_not_looked_for_at_every_token() {
-    let (node, idp) = pair().await;
-    sign_in(&node).await.expect("let in");
-    idp.lie(Lie::NewKey);
-    idp.publish_the_new_key();
-    let refusal = sign_in(&node).await.expect_err("refused").to_string();
-    assert!(refusal.contains("does not publish"), "{refusal}");
-    sign_in_at(&node, later()).await.expect("let in");
+    for (lie, said) in [(Lie::NewKey, "does not publish"), (Lie::OtherKey, "wrong signature")] {
+        let (node, idp) = pair().await;
+        sign_in(&node).await.expect("let in");
+        idp.lie(lie);
+        idp.publish_the_new_key();
+        let refusal = sign_in(&node).await.expect_err("refused").to_string();
+        assert!(refusal.contains(said), "{lie:?}: {refusal}");
+        sign_in_at(&node, later()).await.expect("let in");
+    }
 }
 
 #[tokio::test]
