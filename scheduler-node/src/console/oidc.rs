@@ -79,11 +79,13 @@ pub(super) async fn callback(
                 let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route), note: &note };
                 actor.record(None, "console", Err(&refusal.problem()));
             }
-            not_signed_in(&console, &headers, "/console", &refusal.problem())
+            let next = provider.next_of(flow, clock::now());
+            not_signed_in(&console, &headers, next.as_deref().unwrap_or("/console"), &refusal.problem())
         }
     };
-    // Another sign-in may be in progress in this browser; this one is over once it was answered.
-    if !matches!(finished, Err(Refusal::Over)) {
+    // This sign-in is over once it was answered. Before that, the browser may come back with the same answer, and
+    // another sign-in may be in progress in it.
+    if !matches!(finished, Err(Refusal::Over | Refusal::Away(_))) {
         let over = cookie_value(&format!("{FLOW}=; Max-Age=0"), "Lax", provider.is_secure());
         response.headers_mut().append(header::SET_COOKIE, HeaderValue::try_from(over).expect("it is all ASCII"));
     }

@@ -164,6 +164,11 @@ impl Provider {
         Ok(Begun { url: format!("{endpoint}{mark}{query}"), flow: sealed })
     }
 
+    /// The path that the person wanted to open, while their sign-in may still end.
+    pub fn next_of(&self, flow: &str, now: UnixMicros) -> Option<String> {
+        self.flows.open(flow, seconds(now)).map(|flow: Flow| flow.next)
+    }
+
     /// Finishes a sign-in from the provider's answer and the flow of its beginning. The provider ensures that a code
     /// is good once. A request without a flow that a node sealed, or with another state, is refused before it takes a
     /// place for an exchange.

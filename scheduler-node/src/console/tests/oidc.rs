@@ -126,6 +126,20 @@ async fn what_went_wrong_is_said_where_one_may_try_again() {
 }
 
 #[tokio::test]
+async fn a_return_while_the_provider_is_away_ends_no_sign_in() {
+    let idp = IdentityProvider::start().await.expect("a provider");
+    let (begins, mut ends) = (browser(&idp).await, browser(&idp).await);
+    let begun = begins.get(&super::super::sign_in::begin_url("/console/queues")).await;
+    ends.cookie = begun.set_cookie.and_then(|flow| flow.split(';').next().map(str::to_owned));
+    let back = visit(&begun.location.expect("a place")).await;
+    // The second node has not asked it before.
+    idp.lie(Lie::Away);
+    let away = ends.get(back.strip_prefix("https://console.test").expect("to the console")).await;
+    assert_eq!((away.status, cookies(&away).len()), (StatusCode::SERVICE_UNAVAILABLE, 0), "{}", away.html);
+    assert!(away.html.contains("/console/sign-in/oidc?next=%2Fconsole%2Fqueues"), "{}", away.html);
+}
+
+#[tokio::test]
 async fn while_the_provider_is_away_the_page_says_so_and_a_token_still_opens() {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let away = config("http://127.0.0.1:9", "https://console.test");
