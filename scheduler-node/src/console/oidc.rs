@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use axum::{
     Extension,
     extract::{ConnectInfo, State},
-    http::{HeaderMap, HeaderValue, Uri, header},
+    http::{HeaderMap, HeaderValue, Uri, header, uri::Authority},
     response::{AppendHeaders, IntoResponse, Redirect, Response},
 };
 use common::{
@@ -21,12 +21,12 @@ use common::{
 use super::{
     Console,
     actor::Actor,
-    browser::{BY_PROVIDER, SESSION, cookie, cookie_value, next_of, sign_in_url},
-    sign_in::{not_signed_in, onward},
+    browser::{BY_PROVIDER, SESSION, cookie, cookie_value, next_of, parameter, sign_in_url},
+    sign_in::{FROM_HERE, begin_url, not_signed_in, onward},
 };
 use crate::{
     clock,
-    http::{PageNote, Route},
+    http::{PageNote, Route, authority},
     oidc::{Provider, Refusal, Returned, SIGN_IN_S, SignedIn},
 };
 
@@ -36,10 +36,16 @@ const FLOW: &str = "duetime_sign_in";
 /// The longest path to return to that fits into that cookie with the rest. A longer one is replaced by the overview.
 const NEXT_BYTES: usize = 2_000;
 
+/// Begins a sign-in. The provider sends the browser back to the configured host, where it has the cookies of that host
+/// alone. So a browser at another host is led there first: once, because a proxy in front may name another host always.
 pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
     let next = next_of(&uri);
     let Some(provider) = &console.oidc else { return Redirect::to(&sign_in_url(&next)).into_response() };
     let next = if next.len() > NEXT_BYTES { "/console" } else { next.as_str() };
+    let origin = provider.console_origin();
+    if parameter(&uri, FROM_HERE).is_none() && is_at_another_host(authority(&headers, &uri), origin) {
+        return Redirect::to(&format!("{origin}{}&{FROM_HERE}=yes", begin_url(next))).into_response();
+    }
     match provider.begin(next, clock::now()).await {
         Ok(begun) => {
             let flow =
@@ -47,6 +53,16 @@ pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, ur
             ([(header::SET_COOKIE, flow)], Redirect::to(&begun.url)).into_response()
         }
         Err(refusal) => not_signed_in(&console, &headers, next, &refusal.problem()),
+    }
+}
+
+/// Whether a request reached this node at another host than that of `origin`. A port makes no difference to cookies.
+fn is_at_another_host(reached: Option<&str>, origin: &str) -> bool {
+    let (reached, origin) = (reached.and_then(|host| host.parse::<Authority>().ok()), origin.parse::<Uri>().ok());
+    match (&reached, origin.as_ref().and_then(Uri::host)) {
+        (Some(reached), Some(host)) => !reached.host().eq_ignore_ascii_case(host),
+        // What names no host may be the right one.
+        _ => false,
     }
 }
 

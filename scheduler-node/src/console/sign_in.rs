@@ -32,8 +32,8 @@ use crate::{
 /// A token takes a fraction of it; the rest is for the path to return to.
 const SIGN_IN_BYTES: usize = 8 << 10;
 
-/// Marks the URL of a sign-in page to which a page of this console has led.
-const FROM_HERE: &str = "from_here";
+/// Marks a URL of the sign-in to which this console has led itself, so that it does so once.
+pub(super) const FROM_HERE: &str = "from_here";
 
 #[derive(Template)]
 #[template(path = "sign_in.html")]

@@ -25,7 +25,10 @@ use subtle::ConstantTimeEq;
 
 pub use self::refusal::Refusal;
 use self::{discovery::Discovery, provider_client::ProviderClient};
-use crate::{config::Oidc, seal::Seal};
+use crate::{
+    config::{Oidc, oidc::CALLBACK},
+    seal::Seal,
+};
 
 /// How long a person may take to sign in with the provider, time for a second factor included. After that they begin
 /// again.
@@ -136,6 +139,12 @@ impl Provider {
     pub fn name(&self) -> &str {
         let rest = self.config.issuer.split_once("://").map_or("", |(_, rest)| rest);
         rest.split('/').next().unwrap_or_default()
+    }
+
+    /// The console's address as the provider knows it, without a path.
+    pub fn console_origin(&self) -> &str {
+        let url = &self.config.redirect_url;
+        url.strip_suffix(CALLBACK).unwrap_or(url)
     }
 
     /// Whether the console's cookies may travel over TLS only.

@@ -39,6 +39,8 @@ use crate::{
 struct Browser {
     router: Router,
     counter: Counter,
+    /// The host by which it knows the console.
+    host: &'static str,
     cookie: Option<String>,
     access: Arc<Access>,
     /// The cluster's keys as the node knows them.
@@ -110,7 +112,7 @@ fn browser_before(
     let (desk, receipts) = (counter.desk.clone(), keys.subscribe());
     let pages = super::router(desk.clone(), Arc::clone(&authenticator), oidc, receipts, shares.clone(), &config);
     let router = http::router(desk, authenticator, shares.clone(), registry, metrics, pages);
-    Browser { router, counter, cookie: None, access, keys, shares, test }
+    Browser { router, counter, host: "localhost:8080", cookie: None, access, keys, shares, test }
 }
 
 /// The keys as every node of one cluster reads them, the newest first.
@@ -121,7 +123,7 @@ fn keys(bytes: &[u8]) -> Option<Arc<ReceiptKeys>> {
 
 impl Browser {
     async fn send(&self, mut request: Request<Body>) -> Answer {
-        request.headers_mut().insert(header::HOST, "localhost:8080".parse().expect("a header"));
+        request.headers_mut().insert(header::HOST, self.host.parse().expect("a header"));
         if let Some(cookie) = &self.cookie {
             request.headers_mut().insert(header::COOKIE, cookie.parse().expect("a header"));
         }

@@ -26,8 +26,14 @@ fn config(issuer: &str, redirect: &str) -> Oidc {
 }
 
 async fn browser(idp: &IdentityProvider) -> Browser {
+    browser_of(&[], idp.issuer()).await
+}
+
+/// A browser at the console's own host.
+async fn browser_of(roles: &[Role], issuer: &str) -> Browser {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    browser_with(&[], true, Some(config(idp.issuer(), "https://console.test"))).await
+    let browser = browser_with(roles, true, Some(config(issuer, "https://console.test"))).await;
+    Browser { host: "console.test", ..browser }
 }
 
 /// Goes to the provider and comes back; returns the console's answer.
@@ -80,6 +86,29 @@ async fn a_person_signs_in_acts_under_his_name_and_signs_out() {
     let deeds: Vec<_> = noted.iter().map(|(_, action, _)| *action).collect();
     assert_eq!(deeds, ["console.sign_in", "token.create", "console.sign_out"]);
     assert!(noted[0].2.contains("ann@a.example"), "{noted:?}");
+}
+
+#[tokio::test]
+async fn a_sign_in_at_another_host_begins_at_the_one_where_it_can_end() {
+    let idp = IdentityProvider::start().await.expect("a provider");
+    let mut browser = browser(&idp).await;
+    browser.host = "node-1.test:8080";
+    let led = browser.get(&super::super::sign_in::begin_url("/console/queues")).await;
+    assert_eq!((led.status, led.set_cookie), (StatusCode::SEE_OTHER, None));
+    let place = led.location.expect("a place");
+    let path = place.strip_prefix("https://console.test").expect("to the right host").to_owned();
+    assert!(path.contains("next=%2Fconsole%2Fqueues"), "{path}");
+    // A proxy that names the node in `Host` leads there again.
+    for (host, path) in [
+        ("node-1.test:8080", path.as_str()),
+        ("console.test", "/console/sign-in/oidc"),
+        ("Console.TEST:443", "/console/sign-in/oidc"),
+        ("console.test:8080", "/console/sign-in/oidc"),
+    ] {
+        browser.host = host;
+        let begun = browser.get(path).await;
+        assert!(begun.location.expect("a place").starts_with(idp.issuer()) && begun.set_cookie.is_some(), "{host}");
+    }
 }
 
 #[tokio::test]
@@ -141,9 +170,7 @@ async fn a_return_while_the_provider_is_away_ends_no_sign_in() {
 
 #[tokio::test]
 async fn while_the_provider_is_away_the_page_says_so_and_a_token_still_opens() {
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let away = config("http://127.0.0.1:9", "https://console.test");
-    let mut browser = browser_with(&[Role::Viewer], true, Some(away)).await;
+    let mut browser = browser_of(&[Role::Viewer], "http://127.0.0.1:9").await;
     let answer = browser.get("/console/sign-in/oidc?next=//evil.example").await;
     assert_eq!((answer.status, answer.location), (StatusCode::SERVICE_UNAVAILABLE, None));
     assert!(answer.html.contains("cannot be reached") && !answer.html.contains("evil"), "{}", answer.html);
