@@ -19,7 +19,7 @@ pub struct Grant {
 /// All grants, and the claim that holds their values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grants {
-    /// The name of a claim, or a path through objects with dots: `realm_access.roles`.
+    /// The name of a claim, or a path through objects with dots, as `realm_access.roles`. Names may have dots too.
     pub claim: String,
     pub grants: Vec<Grant>,
 }
@@ -65,16 +65,23 @@ impl Grants {
         hash.finalize().into()
     }
 
-    /// The claim's values: a list of texts, or one text. A claim whose own name contains the dots comes before a
-    /// path.
+    /// The claim's values: a list of texts, or one text.
     fn values<'a>(&self, claims: &'a Value) -> Vec<&'a str> {
-        let path = || self.claim.split('.').try_fold(claims, |object, name| object.get(name));
-        match claims.get(&self.claim).or_else(path) {
+        match member(claims, &self.claim) {
             Some(Value::String(value)) => vec![value],
             Some(Value::Array(values)) => values.iter().filter_map(Value::as_str).collect(),
             _ => Vec::new(),
         }
     }
+}
+
+/// The member of `object` at `path`, whose dots part names or belong to one; longer names come first. The names on the
+/// way to a member spell one beginning of the path, so each is met once, whatever the object holds.
+fn member<'a>(object: &'a Value, path: &str) -> Option<&'a Value> {
+    object.get(path).or_else(|| {
+        let mut dots = path.rmatch_indices('.');
+        dots.find_map(|(dot, _)| member(object.get(&path[..dot])?, &path[dot + 1..]))
+    })
 }
 
 #[cfg(test)]
@@ -136,6 +143,21 @@ mod tests {
         let named = json!({ "https://a.example/roles": ["all"] });
         assert_eq!(worth("https://a.example/roles", &named).as_deref(), Some("viewer: all"));
         assert_eq!(worth("realm_access.groups", &nested), None);
+    }
+
+    #[test]
+    fn names_on_a_path_may_have_dots() {
+        let shop = json!({ "live": { "roles": ["ops"], "groups": ["staff"] } });
+        let nested = json!({ "access": { "shop": shop, "shop.live": { "roles": ["all"] } } });
+        for (claim, expected) in [
+            ("access.shop.live.roles", Some("viewer: all")),
+            ("access.shop.live.groups", Some("observer: all")),
+            ("access.shop.live", None),
+            ("access.shop.live.roles.all", None),
+            ("access..roles", None),
+        ] {
+            assert_eq!(worth(claim, &nested).as_deref(), expected, "{claim}");
+        }
     }
 
     #[test]
