@@ -29,7 +29,7 @@ impl Grants {
     /// nothing, not even queues, because a caller's role applies to all of the caller's queues. Grants have the roles
     /// of [`Role::CONSOLE`], so of any two roles one has all permissions of the other.
     pub fn held(&self, claims: &Value) -> Vec<usize> {
-        let values = self.values(claims);
+        let values = self.values(claims).unwrap_or_default();
         let held = |grant: &&Grant| values.contains(&grant.value.as_str());
         let Some(strongest) =
             self.grants.iter().filter(held).map(|grant| grant.role).max_by_key(|role| role.strength())
@@ -65,12 +65,12 @@ impl Grants {
         hash.finalize().into()
     }
 
-    /// The claim's values: a list of texts, or one text.
-    fn values<'a>(&self, claims: &'a Value) -> Vec<&'a str> {
-        match member(claims, &self.claim) {
-            Some(Value::String(value)) => vec![value],
-            Some(Value::Array(values)) => values.iter().filter_map(Value::as_str).collect(),
-            _ => Vec::new(),
+    /// The claim's values: a list of texts, or one text. `None`: the claim is missing, or is neither.
+    pub fn values<'a>(&self, claims: &'a Value) -> Option<Vec<&'a str>> {
+        match member(claims, &self.claim)? {
+            Value::String(value) => Some(vec![value]),
+            Value::Array(values) => Some(values.iter().filter_map(Value::as_str).collect()),
+            _ => None,
         }
     }
 }

@@ -87,7 +87,7 @@ pub(super) async fn callback(
             signed_in_page(provider, &headers, signed_in)
         }
         Err(refusal) => {
-            if let Refusal::NoRole { who, .. } = refusal {
+            if let Refusal::NoRole { who, .. } | Refusal::NoClaim { who, .. } = refusal {
                 // The person has no permission; the audit notes only their name.
                 let name = who.as_str().into();
                 let caller =

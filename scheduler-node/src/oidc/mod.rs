@@ -246,7 +246,11 @@ impl Provider {
         let held = self.config.grants.held(claims);
         let Some(caller) = self.caller_of(subject, &held) else {
             let who = format!("{}{subject}", Caller::SUBJECT);
-            return Err(Refusal::NoRole { who, claim: self.config.grants.claim.clone() });
+            let claim = self.config.grants.claim.clone();
+            return Err(match self.config.grants.values(claims) {
+                Some(_) => Refusal::NoRole { who, claim },
+                None => Refusal::NoClaim { who, claim },
+            });
         };
         let now_s = seconds(now);
         // `verified` has checked that it is there.

@@ -19,6 +19,10 @@ pub enum Refusal {
         "you are {who}, but no value of the claim `{claim}` in your id token has a role here; ask an operator of this cluster for one"
     )]
     NoRole { who: String, claim: String },
+    #[error(
+        "you are {who}, but your id token has no claim `{claim}` that is a text or a list; an operator of this cluster checks `roles_claim`, `scopes` and what the provider puts into id tokens"
+    )]
+    NoClaim { who: String, claim: String },
 }
 
 impl Refusal {
@@ -27,7 +31,9 @@ impl Refusal {
         match self {
             Self::Away(_) => Problem::unavailable(detail),
             Self::Over => Problem::malformed(detail),
-            Self::Refused(_) | Self::Untrusted(_) | Self::NoRole { .. } => Problem::forbidden(detail),
+            Self::Refused(_) | Self::Untrusted(_) | Self::NoRole { .. } | Self::NoClaim { .. } => {
+                Problem::forbidden(detail)
+            }
         }
     }
 }

@@ -139,10 +139,16 @@ async fn every_lie_of_a_provider_is_seen() {
 #[tokio::test]
 async fn without_a_role_nobody_is_let_in() {
     let (node, idp) = pair().await;
-    for groups in [json!(["other"]), json!([]), json!(null), json!("shops")] {
+    let (who, claim) = ("oidc:bob".to_owned(), "groups".to_owned());
+    for groups in [json!(["other"]), json!([]), json!("shops")] {
         idp.person(json!({ "sub": "bob", "groups": groups }));
         let refusal = sign_in(&node).await.expect_err("refused");
-        assert_eq!(refusal, Refusal::NoRole { who: "oidc:bob".to_owned(), claim: "groups".to_owned() });
+        assert_eq!(refusal, Refusal::NoRole { who: who.clone(), claim: claim.clone() });
+    }
+    for person in [json!({ "sub": "bob" }), json!({ "sub": "bob", "groups": { "ops": true } })] {
+        idp.person(person);
+        let refusal = sign_in(&node).await.expect_err("refused");
+        assert_eq!(refusal, Refusal::NoClaim { who: who.clone(), claim: claim.clone() });
     }
     for subject in [json!(""), json!(7), json!("a\nb"), json!("x".repeat(SUBJECT_CHARS + 1))] {
         idp.person(json!({ "sub": subject, "groups": "ops" }));
