@@ -27,10 +27,13 @@ const fn reloaded(path: &'static str, default: &'static str, meaning: &'static s
 pub const SECRETS: &[&str] =
     &["etcd.password", "database[].url", "amqp.url", "telemetry.otlp_headers", "auth.oidc.client_secret"];
 
+/// OpenTelemetry's variable whose URL is used as it stands, without a path added.
+pub const WHOLE_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+
 /// OpenTelemetry's variables and the keys that they set when nothing else does. The first variable that is set
 /// counts.
 pub const STANDARD: &[(&str, &str)] = &[
-    ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "telemetry.otlp_endpoint"),
+    (WHOLE_ENDPOINT, "telemetry.otlp_endpoint"),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "telemetry.otlp_endpoint"),
     ("OTEL_SERVICE_NAME", "telemetry.service_name"),
     ("OTEL_TRACES_SAMPLER_ARG", "telemetry.trace_ratio"),

@@ -212,7 +212,10 @@ fn shape(tree: &mut Tree, complaints: &mut Complaints) -> Option<RawConfig> {
     for _ in 0..MISTAKES_MAX {
         // Lossy, because a variable holds text even where a number or a boolean is expected.
         let error = match Figment::from(Serialized::defaults(&tree.root)).extract_lossy::<RawConfig>() {
-            Ok(raw) => return Some(raw),
+            Ok(mut raw) => {
+                raw.telemetry.set_by(&tree.variables);
+                return Some(raw);
+            }
             Err(error) => error,
         };
         let mut path = error.path.clone();

@@ -1,12 +1,12 @@
 //! `[telemetry]`: the node's logs, traces and history.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-use super::{complaint::Complaints, read};
+use super::{complaint::Complaints, keys, read};
 
 /// Which log lines are written, in which format, and where traces and the history go.
 #[derive(Clone, Debug, Deserialize)]
@@ -17,6 +17,9 @@ pub struct Telemetry {
     pub format: Format,
     /// Base URL of an OpenTelemetry collector that takes OTLP over HTTP; `None`: nothing is exported.
     pub otlp_endpoint: Option<String>,
+    /// Whether that is the whole URL for spans.
+    #[serde(skip)]
+    pub is_whole_endpoint: bool,
     /// `name=value` pairs separated by commas, sent with every export.
     #[serde(deserialize_with = "read::maybe_secret")]
     pub otlp_headers: Option<SecretString>,
@@ -52,6 +55,7 @@ impl Default for Telemetry {
             log: "info".to_owned(),
             format: Format::Text,
             otlp_endpoint: None,
+            is_whole_endpoint: false,
             otlp_headers: None,
             service_name: "duetime".to_owned(),
             trace_ratio: 0.0,
@@ -61,10 +65,20 @@ impl Default for Telemetry {
 }
 
 impl Telemetry {
+    /// Notes what it means that these `variables` set keys.
+    pub(super) fn set_by(&mut self, variables: &BTreeMap<String, String>) {
+        let variable = variables.get("telemetry.otlp_endpoint");
+        self.is_whole_endpoint = variable.is_some_and(|variable| variable == keys::WHOLE_ENDPOINT);
+    }
+
     /// The URL that spans are sent to.
     pub fn traces_url(&self) -> Option<String> {
-        let base = self.otlp_endpoint.as_deref()?.trim_end_matches('/');
-        // OpenTelemetry's variable for traces alone names the whole URL.
+        let endpoint = self.otlp_endpoint.as_deref()?;
+        if self.is_whole_endpoint {
+            return Some(endpoint.to_owned());
+        }
+        let base = endpoint.trim_end_matches('/');
+        // Some write the whole URL here as well.
         Some(if base.ends_with(TRACES_PATH) { base.to_owned() } else { format!("{base}{TRACES_PATH}") })
     }
 

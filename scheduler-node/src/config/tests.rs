@@ -290,9 +290,9 @@ fn variables_of_opentelemetry_count_where_nothing_else_is_said() {
     let other = [base, ("OTEL_TRACES_SAMPLER", "jaeger_remote"), ("OTEL_TRACES_SAMPLER_ARG", "endpoint=x")];
     let mine = read(&toml, &other).expect("accepted").telemetry;
     assert_eq!((mine.traces_url().as_deref(), mine.trace_ratio), (Some("http://mine:4318/v1/traces"), 0.0));
-    let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4318/v1/traces");
+    let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4318/otlp/");
     let whole = read(SMALLEST, &[base, traces]).expect("accepted").telemetry;
-    assert_eq!(whole.traces_url().as_deref(), Some("http://traces:4318/v1/traces"));
+    assert_eq!(whole.traces_url().as_deref(), Some("http://traces:4318/otlp/"));
     assert_eq!(read(SMALLEST, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")]).expect("accepted").telemetry.traces_url(), None);
 }
 
