@@ -42,7 +42,7 @@ impl Shared {
         crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
         let reader = MapReader { places: self.store.places().clone() };
         crew.spawn(LoopKind::MapReader, reader.run(stop.clone()));
-        let reader = TokenReader { store: self.store.clone(), access: Arc::clone(&self.access) };
+        let reader = TokenReader::new(self.store.clone(), Arc::clone(&self.access));
         crew.spawn(LoopKind::TokenReader, reader.run(stop.clone()));
         crew.spawn(LoopKind::Gauges, gauger.run(stop.clone()));
         crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));
