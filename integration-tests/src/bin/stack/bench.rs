@@ -24,6 +24,7 @@ mod raw_lateness;
 mod record;
 pub(crate) mod report;
 mod result;
+mod same_work;
 mod scale;
 mod scrape;
 mod shards;

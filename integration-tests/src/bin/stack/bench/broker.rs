@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use futures::future::{join_all, try_join_all};
 use integration_tests::clock::now_us;
 use lapin::{
-    BasicProperties, Channel, Connection, ConnectionProperties, PublisherConfirm,
+    BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind, PublisherConfirm,
     options::{
         BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
     },
@@ -75,11 +75,16 @@ impl Broker {
         &self.channels
     }
 
-    /// A quorum queue that refuses rather than drops, as Duetime declares its own.
+    /// A quorum queue that refuses rather than drops.
     pub(crate) async fn queue(&self, name: &str, more: &[(&'static str, AMQPValue)]) -> Result<()> {
+        let overflow = ("x-overflow", AMQPValue::LongString("reject-publish".into()));
+        self.quorum_queue(name, &[&[overflow][..], more].concat()).await
+    }
+
+    /// A quorum queue with these arguments alone.
+    pub(crate) async fn quorum_queue(&self, name: &str, more: &[(&'static str, AMQPValue)]) -> Result<()> {
         let mut arguments = FieldTable::default();
         arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
-        arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
         for (key, value) in more {
             arguments.insert((*key).into(), value.clone());
         }
@@ -89,12 +94,20 @@ impl Broker {
         Ok(())
     }
 
+    /// A durable exchange.
+    pub(crate) async fn exchange(&self, name: &str, kind: ExchangeKind) -> Result<()> {
+        let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
+        let channel = self.connection.create_channel().await?;
+        let declared = channel.exchange_declare(name.into(), kind, options, FieldTable::default());
+        declared.await.with_context(|| format!("declaring the exchange {name}"))
+    }
+
     /// An exchange of the delayed-message plugin, bound to the queue.
     pub(crate) async fn delayed_exchange(&self, exchange: &str, queue: &str) -> Result<()> {
         let mut arguments = FieldTable::default();
         arguments.insert("x-delayed-type".into(), AMQPValue::LongString("direct".into()));
         let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
-        let kind = lapin::ExchangeKind::Custom("x-delayed-message".into());
+        let kind = ExchangeKind::Custom("x-delayed-message".into());
         let channel = self.connection.create_channel().await?;
         channel.exchange_declare(exchange.into(), kind, options, arguments).await.context("the plugin's exchange")?;
         self.bind(queue, exchange, queue).await

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use integration_tests::{clock::now_us, sandbox::Sandbox};
 use lapin::{
-    BasicProperties,
+    BasicProperties, ExchangeKind,
     types::{AMQPValue, FieldTable},
 };
 use tokio::{sync::Semaphore, time::Instant};
@@ -29,6 +29,16 @@ use super::{
 };
 
 const QUEUE: &str = "raw";
+/// A node's exchange of all task queues, and that of their rejected messages with the queue behind it. `same_work.rs`
+/// compares with a node's what is declared here.
+const EXCHANGE: &str = "duetime";
+const REJECTED: &str = "duetime.rejected";
+const DELIVERY_LIMIT: &str = "x-delivery-limit";
+/// The limits of a task queue, and of the queue of rejected messages.
+const DELIVERIES: i64 = 20;
+const REJECTED_DELIVERIES: i64 = 1_000_000;
+/// As long as the receipt that a node makes.
+const RECEIPT: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFG";
 /// Messages published and not yet consumed: enough to keep both sides busy, few enough for the queue to stay short.
 const BACKLOG: usize = 40_000;
 const WARM_UP: Duration = Duration::from_secs(3);
@@ -123,15 +133,27 @@ async fn greeted(record: &Record, queues: u64) -> Result<()> {
     Ok(())
 }
 
-/// Connects, and declares a queue like those of the other parts.
+/// Connects, and declares a queue as a node declares those of its tasks.
 pub(super) async fn open(url: &str, queue: &str) -> Result<Broker> {
     let broker = Broker::connect(url).await?;
     declare(&broker, queue).await?;
     Ok(broker)
 }
 
+/// Declares a queue with a node's arguments, and the exchanges on the way of a message and of its rejection.
 async fn declare(broker: &Broker, queue: &str) -> Result<()> {
-    broker.queue(queue, &[("x-max-length", AMQPValue::LongLongInt(MAX_LENGTH.into()))]).await
+    broker.exchange(EXCHANGE, ExchangeKind::Direct).await?;
+    broker.exchange(REJECTED, ExchangeKind::Fanout).await?;
+    broker.quorum_queue(REJECTED, &[(DELIVERY_LIMIT, AMQPValue::LongLongInt(REJECTED_DELIVERIES))]).await?;
+    broker.bind(REJECTED, REJECTED, "").await?;
+    let arguments = [
+        ("x-max-length", AMQPValue::LongLongInt(MAX_LENGTH.into())),
+        (DELIVERY_LIMIT, AMQPValue::LongLongInt(DELIVERIES)),
+        ("x-dead-letter-exchange", AMQPValue::LongString(REJECTED.into())),
+        ("x-dead-letter-strategy", AMQPValue::LongString("at-least-once".into())),
+    ];
+    broker.queue(queue, &arguments).await?;
+    broker.bind(queue, EXCHANGE, queue).await
 }
 
 /// The same message as a node would send, so that both measurements move the same bytes.
@@ -143,6 +165,7 @@ pub(super) fn message(queue: &str, due_us: i64, serial: u64) -> Message {
     headers.insert("duetime-max-attempts".into(), AMQPValue::LongLongInt(25));
     headers.insert("duetime-due-ms".into(), AMQPValue::LongLongInt(due_ms));
     headers.insert("duetime-redelivered".into(), AMQPValue::Boolean(false));
+    headers.insert("duetime-receipt".into(), AMQPValue::LongString(RECEIPT.into()));
     let properties = BasicProperties::default()
         .with_delivery_mode(2)
         .with_content_type("application/json".into())
@@ -153,5 +176,5 @@ pub(super) fn message(queue: &str, due_us: i64, serial: u64) -> Message {
         .with_timestamp(due_ms.unsigned_abs() / 1_000)
         .with_headers(headers);
     let payload = format!("{{\"t\":{due_us},\"n\":{serial}}}");
-    Message { exchange: "", key: queue.to_owned(), payload, properties, mandatory: true }
+    Message { exchange: EXCHANGE, key: queue.to_owned(), payload, properties, mandatory: true }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use integration_tests::{clock::now_us, sandbox::Sandbox};
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
     lateness::{Came, Stream},
     raw,
     report::{Report, progress},
+    same_work::ensure_same,
 };
 
 const QUEUE: &str = "raw-late";
@@ -36,6 +37,7 @@ pub(super) async fn measure(
     tokio::time::sleep_until(instant_of(came.last_due_us) + QUIET_AFTER).await;
     progress(&format!("{part}: the same messages straight to RabbitMQ, {} s ...", time_us / 1_000_000));
     let broker = raw::open(&cluster.amqp_url(), QUEUE).await?;
+    ensure_same(cluster, &broker, &stream.queue, QUEUE).await.context("comparing the work")?;
     let arrivals = Arrivals::new(false);
     let _drain = Drain::start(&cluster.amqp_url(), QUEUE, arrivals.eye());
 

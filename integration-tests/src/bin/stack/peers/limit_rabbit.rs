@@ -92,8 +92,11 @@ fn counted(count: u64, began: Instant) -> Told {
 
 fn described(told: Told) -> Told {
     Told {
-        settings: format!("a quorum queue, {PUBLISHING}, one consumer with prefetch 4,000"),
-        unfair: "a limit, no scheduler: nothing is stored before it is due".into(),
+        settings: format!("a plain quorum queue, {PUBLISHING}, one consumer with prefetch 4,000"),
+        unfair:
+            "a limit, no scheduler: nothing is stored before it is due, no message has headers, and the queue has no \
+                 delivery limit and no dead letters, which Duetime's queues have"
+                .into(),
         ..told
     }
 }
