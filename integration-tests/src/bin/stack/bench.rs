@@ -40,7 +40,6 @@ mod volume;
 mod window;
 
 use std::{
-    collections::BTreeMap,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -54,7 +53,7 @@ use report::{Output, Report};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// RabbitMQ alone: publish and consume at the same time.
+    /// RabbitMQ alone: publish and consume at the same time. With `throughput`, before each of its cases.
     Raw,
     /// How late tasks are published and arrive, with many others pending, and how late without Duetime.
     Lateness,
@@ -207,12 +206,15 @@ async fn measure(folder: &Path, options: &Options) -> Result<ExitCode> {
     for number in 0..options.servers() {
         ripen(shared::numbered_postgres(number).await?).await.context("preparing a database")?;
     }
-    let raw = if options.wants(Part::Raw) { raw::measure(options, &mut report).await? } else { BTreeMap::new() };
+    // With throughput, it runs right before each case that it is compared with.
+    if options.wants(Part::Raw) && !options.wants(Part::Throughput) {
+        raw::measure(options, &mut report).await.context("measuring RabbitMQ alone")?;
+    }
     if options.wants(Part::Lateness) {
         lateness::measure(options, &mut report).await.context("measuring lateness")?;
     }
     if options.wants(Part::Throughput) {
-        throughput::measure(options, &raw, &mut report).await.context("measuring throughput")?;
+        throughput::measure(options, &mut report).await.context("measuring throughput")?;
     }
     measure_load(options, &mut report).await?;
     if options.wants(Part::Crowd) {

@@ -1,7 +1,7 @@
 //! RabbitMQ alone, as fast as this machine runs it: the base of every comparison.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -46,16 +46,16 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// The limit for a consumer to attach, and for the last message of a burst to arrive.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Returns messages a second for each number of queues that throughput is measured with.
-pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<BTreeMap<usize, f64>> {
-    let mut per_second = BTreeMap::new();
+/// Measures each number of queues that throughput is measured with.
+pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     for queues in options.queues.iter().copied().collect::<BTreeSet<usize>>() {
-        per_second.insert(queues, measure_over(queues, options, report).await?);
+        measure_over(queues, options, report).await?;
     }
-    Ok(per_second)
+    Ok(())
 }
 
-async fn measure_over(queues: usize, options: &Options, report: &mut Report) -> Result<f64> {
+/// Returns messages a second over so many queues.
+pub(super) async fn measure_over(queues: usize, options: &Options, report: &mut Report) -> Result<f64> {
     let part = format!("raw RabbitMQ, {}", counted(queues, "queue"));
     progress(&format!("{part} ..."));
     let cluster = Sandbox::builder().nodes(0).start().await?;

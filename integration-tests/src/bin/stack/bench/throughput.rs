@@ -2,7 +2,6 @@
 //! takes at half of that rate.
 
 use std::{
-    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -18,12 +17,13 @@ use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
-    Options,
+    Options, Part,
     drain::{Drain, Eye, Seen},
     feed::{Accepted, Batch, Feed, Way},
     findings::Arrived,
     machine::Watch,
     numbers::Numbers,
+    raw,
     report::{Report, Target, progress},
     scrape::{Scrape, watched},
     volume,
@@ -42,14 +42,18 @@ const LEAST_RATIO: f64 = 0.65;
 /// Of a task at half of the largest rate, from submission to consumer.
 const HALF_RATE_P50_MS: f64 = 20.0;
 
-/// `raw` is what RabbitMQ alone moves a second, by the number of queues.
-pub(super) async fn measure(options: &Options, raw: &BTreeMap<usize, f64>, report: &mut Report) -> Result<()> {
+pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     for databases in &options.databases {
         for queues in &options.queues {
+            // Right before: some minutes later the machine may be busier.
+            let raw = match options.wants(Part::Raw) {
+                true => Some(raw::measure_over(*queues, options, report).await.context("RabbitMQ alone")?),
+                false => None,
+            };
             let part = format!("throughput, {}, {}", counted(*queues, "queue"), counted(*databases, "database"));
             progress(&format!("{part}: starting the cluster ..."));
             let cluster = options.cluster().databases(*databases).start().await?;
-            run(&part, options, &cluster, *queues, raw.get(queues).copied(), report).await?;
+            run(&part, options, &cluster, *queues, raw, report).await?;
             super::end(cluster).await?;
         }
     }
