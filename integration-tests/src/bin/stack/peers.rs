@@ -148,7 +148,22 @@ async fn measure(options: &Options, folder: &Path, peers: Vec<Peer>) -> Result<E
     }
     println!("{}", table::text(&results));
     progress(&format!("table.md, results.json and chart.svg are in {}", folder.display()));
-    Ok(ExitCode::SUCCESS)
+    Ok(verdict(&results.rows))
+}
+
+/// Fails when Duetime took part and is not sound. Others may fail: that is a figure of theirs.
+fn verdict(rows: &[Row]) -> ExitCode {
+    match rows.iter().find(|row| row.peer == roster::DUETIME && !row.is_sound()) {
+        None => ExitCode::SUCCESS,
+        Some(row) => {
+            let [lost, doubled, early] = row.findings().unwrap_or_default();
+            let not_run = row.not_run.len();
+            progress(&format!(
+                "FAILED: duetime: {lost} lost, {doubled} doubled, {early} early; {not_run} works not run"
+            ));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn write(folder: &Path, results: &Results) -> Result<()> {

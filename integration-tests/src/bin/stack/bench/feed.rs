@@ -40,6 +40,8 @@ pub(super) const MONTH_MS: i64 = 30 * 86_400_000;
 /// More than any measurement has under way, so that RabbitMQ takes everything at once.
 pub(super) const MAX_LENGTH: u32 = 1_000_000;
 
+const REFUSED: &str = "refused";
+
 /// A task that was accepted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accepted {
@@ -90,9 +92,14 @@ impl Feed {
         Arc::new(Self { clients, turn, serial, lead_ms, refused })
     }
 
-    /// Adds the tasks that no node accepted. There should be none.
+    /// Adds the tasks that no node accepted: nothing keeps a node from it, and no figure counts what it refuses.
     pub(super) fn tell_refused(&self, part: &str, report: &mut Report) {
-        report.judged(part, "refused", self.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+        report.finding(part, REFUSED, self.refused.load(Ordering::Relaxed));
+    }
+
+    /// Adds them where nodes may refuse: while shards move, or under more load than they can bear.
+    pub(super) fn tell_refused_under_stress(&self, part: &str, report: &mut Report) {
+        report.judged(part, REFUSED, self.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
     }
 
     /// Sets a queue's policy, and waits until its consumer, which counts in `seen`, has received a message.

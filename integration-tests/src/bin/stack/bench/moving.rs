@@ -55,7 +55,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     let arrivals = record.take();
     tell(&story, &arrivals, report);
     Arrived::of(&arrivals).findings(missing).tell(PART, "", report);
-    feed.tell_refused(PART, report);
+    feed.tell_refused_under_stress(PART, report);
     super::end(cluster).await
 }
 

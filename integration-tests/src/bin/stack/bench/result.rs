@@ -83,7 +83,7 @@ async fn run(
     }
     backlog.judge(part, report).await;
     let unsettled = unsettled(cluster).await?;
-    report.judged(part, "not settled in the end", unsettled as f64, "", Target::AtMost(0.0));
+    report.finding(part, "not settled in the end", unsettled);
     // The first task only opened the queue.
     let (nodes, settled) = (Scrape::of(&clients).await?, (backlog.accepted() + 1).saturating_sub(unsettled));
     report.figure(part, "settled and counted by no node", settled as f64 - succeeded(&nodes), "");

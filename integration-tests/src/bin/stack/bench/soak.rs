@@ -136,7 +136,7 @@ fn tell(traffic: &Traffic, book: &Book, rate: u32, per_second: f64, report: &mut
     let tally = book.tally();
     report.figure(PART, "submitted", tally.submitted as f64, "");
     report.judged(PART, "rate reached", per_second, "/s", Target::AtLeast(PART_OF_RATE * f64::from(rate)));
-    traffic.feed.tell_refused(PART, report);
+    traffic.feed.tell_refused_under_stress(PART, report);
     for (figure, count) in [
         ("left out: the stream was behind", traffic.left_out.load(Ordering::Relaxed)),
         ("cancelled", tally.cancelled),

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::{
     results::{Results, Row, Spread},
+    roster::DUETIME,
     table::number,
     work::Work,
 };
@@ -60,7 +61,7 @@ fn panel(body: &mut String, top: f64, title: &str, scale: Scale, bars: &[(&Row, 
         let y = top + TITLE + LINE * index as f64;
         let colour = match row {
             Row { is_limit: true, .. } => "#c9c9c9",
-            Row { peer, .. } if peer == "duetime" => "#1f5fa8",
+            Row { peer, .. } if peer == DUETIME => "#1f5fa8",
             Row { .. } => "#8fb3d9",
         };
         let (middle, end) = (y + 7.0, LABELS + place(spread.max));

@@ -98,6 +98,11 @@ impl Row {
         Some([lost, doubled, early])
     }
 
+    /// Whether it did each work that is its own, and no task of any run was lost, doubled or early.
+    pub(super) fn is_sound(&self) -> bool {
+        self.not_run.is_empty() && self.findings().is_none_or(|findings| findings == [0; 3])
+    }
+
     /// The reason when nothing of it was run.
     pub(super) fn why_nothing(&self) -> Option<&str> {
         let mut why = self.not_run.values().chain(self.not_its.values());
@@ -142,5 +147,19 @@ mod tests {
         assert_eq!(row.findings(), Some([0, 0, 0]));
         row.add(Work::Burst, 1, Outcome::Arrived(told(10), once), 0.0);
         assert_eq!(row.findings(), Some([9, 0, 0]));
+    }
+
+    #[test]
+    fn a_peer_is_sound_when_it_did_all_its_works_and_no_task_was_amiss() {
+        let told = Told { submitted: 1, submit_seconds: 1.0, ..Told::default() };
+        let once = vec![Arrival { number: 0, due_us: 1, got_us: 2 }];
+        let mut row = Row::default();
+        row.add(Work::Submit, 1, Outcome::Counted(told.clone()), 0.0);
+        row.add(Work::Burst, 1, Outcome::Arrived(told.clone(), once), 0.0);
+        assert!(row.is_sound(), "nothing arrives in a work that only counts");
+        let failed = Row { not_run: [(Work::Late, "it hung".to_owned())].into(), ..row.clone() };
+        assert!(!failed.is_sound());
+        row.add(Work::Burst, 1, Outcome::Arrived(told, Vec::new()), 0.0);
+        assert!(!row.is_sound(), "a task is lost");
     }
 }

@@ -11,6 +11,8 @@ use super::{
     work::{Order, Outcome, Work},
 };
 
+pub(super) const DUETIME: &str = "duetime";
+
 #[derive(Clone, Debug)]
 pub(super) enum Peer {
     Duetime,
@@ -43,7 +45,7 @@ pub(super) fn chosen(only: &[String], works: &[Work], base: &Path) -> Result<Vec
 impl Peer {
     pub(super) fn name(&self) -> &str {
         match self {
-            Self::Duetime => "duetime",
+            Self::Duetime => DUETIME,
             Self::Program(program) => &program.name,
             Self::TtlQueue => "ttl-queue",
             Self::DelayedPlugin => "delayed-plugin",
