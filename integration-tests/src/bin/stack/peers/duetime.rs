@@ -79,7 +79,6 @@ pub(super) async fn run(order: &Order) -> Result<Outcome> {
 async fn late(order: &Order, nodes: &Arc<Nodes>, collector: &Collector) -> Result<Told> {
     let pending = pace::due_at(pace::instant_in(MONTH), FIRST_PENDING, order.pending);
     nodes.submit_all(&pending, order.batch).await?;
-    super::stores::flush().await?;
     let began = Instant::now();
     let tasks = pace::evenly(order);
     pace::submit_ahead(&tasks, |batch| {

@@ -69,7 +69,7 @@ impl Stores {
 }
 
 /// Writes all dirty pages to disk, so that no measurement pays for what was before it.
-pub(super) async fn flush() -> Result<()> {
+async fn flush() -> Result<()> {
     shared::postgres().await?.execute("CHECKPOINT").await?;
     tokio::process::Command::new("sync").status().await.context("running sync")?;
     Ok(())
