@@ -2,11 +2,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use anyhow::{Result, ensure};
-use integration_tests::{
-    clock::now_us,
-    sandbox::{Rabbit, Tether, fresh},
-};
+use anyhow::Result;
+use integration_tests::sandbox::{Rabbit, Tether, fresh};
 use lapin::{
     BasicProperties,
     types::{AMQPValue, FieldTable},
@@ -84,7 +81,7 @@ async fn burst(order: &Order, broker: &Broker, collector: &Collector) -> Result<
     let (began, due_us) = (Instant::now(), pace::burst_instant(order));
     let tasks = pace::due_at(due_us, 0, order.tasks);
     broker.publish_all(&tasks, |task| delayed(task, order.payload_bytes)).await?;
-    ensure!(now_us() < due_us, "the burst was due before all of it was submitted");
+    pace::ensure_ahead(due_us)?;
     let told = Told { submitted: order.tasks, submit_seconds: began.elapsed().as_secs_f64(), ..Told::default() };
     collector.wait(order.tasks, pace::instant_of(due_us) + order.patience()).await;
     Ok(told)

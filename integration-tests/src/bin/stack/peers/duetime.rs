@@ -96,7 +96,7 @@ async fn burst(order: &Order, nodes: &Arc<Nodes>, collector: &Collector) -> Resu
     let due_us = pace::burst_instant(order);
     let (tasks, began) = (pace::due_at(due_us, 0, order.tasks), Instant::now());
     nodes.submit_all(&tasks, order.batch).await?;
-    ensure!(now_us() < due_us, "the burst was due before all of it was submitted");
+    pace::ensure_ahead(due_us)?;
     let told = submitted(tasks.len(), began);
     collector.wait(told.submitted, pace::instant_of(due_us) + order.patience()).await;
     Ok(told)

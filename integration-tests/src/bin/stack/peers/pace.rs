@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use integration_tests::clock::now_us;
 use tokio::{task::JoinSet, time::MissedTickBehavior};
 
@@ -19,9 +19,17 @@ const SUBMITTED_PER_S: u64 = 5_000;
 pub(super) const MONTH: Duration = Duration::from_secs(30 * 86_400);
 pub(super) const HOUR: Duration = Duration::from_secs(3_600);
 
-/// When the tasks of `burst` are due: far enough ahead for all of them to be submitted [`BURST_AHEAD`] before.
+/// When the tasks of `burst` are due: far enough ahead for all of them to be submitted [`BURST_AHEAD`] before. The
+/// programs of other peers begin their submissions [`AHEAD`] too.
 pub(super) fn burst_instant(order: &Order) -> i64 {
-    instant_in(BURST_AHEAD + Duration::from_secs(order.tasks / SUBMITTED_PER_S))
+    instant_in(AHEAD + Duration::from_secs(order.tasks / SUBMITTED_PER_S))
+}
+
+/// Fails when a burst that has just been submitted is due sooner than [`BURST_AHEAD`] from now.
+pub(super) fn ensure_ahead(due_us: i64) -> Result<()> {
+    let ahead = BURST_AHEAD.as_secs();
+    ensure!(now_us() + micros(BURST_AHEAD) <= due_us, "not all of the burst was submitted {ahead} s before it was due");
+    Ok(())
 }
 
 /// The tasks of `late`: evenly spread, the first due [`AHEAD`] from now, in whole milliseconds.
@@ -56,4 +64,15 @@ where
         ended??;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::work::made_up, *};
+
+    #[test]
+    fn a_burst_is_submitted_three_seconds_before_it_is_due() {
+        ensure_ahead(burst_instant(&made_up())).expect("there is time to submit it");
+        assert!(ensure_ahead(instant_in(Duration::from_secs(2))).is_err());
+    }
 }

@@ -61,7 +61,7 @@ async fn submit_and_wait(order: &Order, connection: MultiplexedConnection, colle
     } else {
         let (began, due_us) = (Instant::now(), pace::burst_instant(order));
         add(connection, &pace::due_at(due_us, 0, order.tasks), order).await?;
-        ensure!(now_us() < due_us, "the burst was due before all of it was submitted");
+        pace::ensure_ahead(due_us)?;
         (began, order.tasks, due_us)
     };
     let told = Told { submitted: count, submit_seconds: began.elapsed().as_secs_f64(), ..Told::default() };

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
-use integration_tests::clock::now_us;
+use anyhow::Result;
 use lapin::types::AMQPValue;
 use tokio::time::Instant;
 
@@ -88,7 +87,7 @@ async fn burst(order: &Order, broker: &Broker, collector: &Collector) -> Result<
             message
         })
         .await?;
-    ensure!(now_us() < due_us, "the burst was due before all of it was submitted");
+    pace::ensure_ahead(due_us)?;
     let told = Told { submitted: order.tasks, submit_seconds: began.elapsed().as_secs_f64(), ..Told::default() };
     collector.wait(order.tasks, pace::instant_of(due_us) + order.patience()).await;
     Ok(told)

@@ -81,7 +81,7 @@ impl Order {
         };
         let running = match self.work {
             Work::Late => AHEAD + self.time(),
-            Work::Burst => BURST_AHEAD,
+            Work::Burst => AHEAD,
             Work::Throughput | Work::Submit => self.time(),
         };
         AROUND + Duration::from_secs(submitting / LEAST_PER_S) + running + self.patience()
