@@ -35,14 +35,7 @@ pub(super) struct Verdict {
 
 pub(super) fn judge(submitted: u64, arrivals: &[Arrival]) -> Verdict {
     let early = arrivals.iter().filter(|arrival| arrival.got_us < arrival.due_us).count() as u64;
-    let counted = || arrivals.iter().filter(|arrival| arrival.number < FIRST_PENDING);
-    let mut first: HashMap<u64, Arrival> = HashMap::with_capacity(arrivals.len());
-    for arrival in counted() {
-        let known = first.entry(arrival.number).or_insert(*arrival);
-        if arrival.got_us < known.got_us {
-            *known = *arrival;
-        }
-    }
+    let first = first_arrivals(arrivals);
     let mut late_us: Vec<i64> = first.values().map(|arrival| (arrival.got_us - arrival.due_us).max(0)).collect();
     late_us.sort_unstable();
     let arrived = first.len() as u64;
@@ -52,7 +45,7 @@ pub(super) fn judge(submitted: u64, arrivals: &[Arrival]) -> Verdict {
         submitted,
         arrived,
         lost: submitted.saturating_sub(arrived),
-        doubled: counted().count() as u64 - arrived,
+        doubled: counted(arrivals).count() as u64 - arrived,
         early,
         p50_ms: ms(at_share(&late_us, 0.5)),
         p99_ms: ms(at_share(&late_us, 0.99)),
@@ -61,12 +54,31 @@ pub(super) fn judge(submitted: u64, arrivals: &[Arrival]) -> Verdict {
     }
 }
 
-/// Arrivals a second in the middle four fifths of `seconds`, which begin with the first arrival.
+/// The tasks that are ever due.
+fn counted(arrivals: &[Arrival]) -> impl Iterator<Item = &Arrival> {
+    arrivals.iter().filter(|arrival| arrival.number < FIRST_PENDING)
+}
+
+/// The first arrival of each task, by its number.
+fn first_arrivals(arrivals: &[Arrival]) -> HashMap<u64, Arrival> {
+    let mut first: HashMap<u64, Arrival> = HashMap::with_capacity(arrivals.len());
+    for arrival in counted(arrivals) {
+        let known = first.entry(arrival.number).or_insert(*arrival);
+        if arrival.got_us < known.got_us {
+            *known = *arrival;
+        }
+    }
+    first
+}
+
+/// Tasks a second that arrived for the first time in the middle four fifths of `seconds`, which begin with the first
+/// arrival.
 pub(super) fn steady(seconds: u64, arrivals: &[Arrival]) -> f64 {
-    let Some(first_us) = arrivals.iter().map(|arrival| arrival.got_us).min() else { return 0.0 };
+    let first = first_arrivals(arrivals);
+    let Some(first_us) = first.values().map(|arrival| arrival.got_us).min() else { return 0.0 };
     let tenth_us = i64::try_from(seconds).unwrap_or(i64::MAX / 100_000) * 100_000;
     let middle = first_us + tenth_us..first_us + 9 * tenth_us;
-    let count = arrivals.iter().filter(|arrival| middle.contains(&arrival.got_us)).count();
+    let count = first.values().filter(|arrival| middle.contains(&arrival.got_us)).count();
     count as f64 / (8.0 * tenth_us as f64 / 1e6)
 }
 
@@ -141,5 +153,13 @@ mod tests {
         let piles = (0..5_000_u64).flat_map(|number| [late(20_000 + number, 10), late(40_000 + number, 9_900_000)]);
         let arrivals: Vec<Arrival> = even.chain(piles).collect();
         assert_eq!(steady(10, &arrivals), 1_000.0);
+    }
+    #[test]
+    fn a_peer_that_runs_each_task_twice_is_no_faster() {
+        // A thousand tasks, one a millisecond, each a second time a tenth of a second later.
+        let once: Vec<Arrival> = (0..1_000_u64).map(|number| late(number, number as i64 * 1_000)).collect();
+        let again = once.iter().map(|arrival| Arrival { got_us: arrival.got_us + 100_000, ..*arrival });
+        let twice: Vec<Arrival> = once.iter().copied().chain(again).collect();
+        assert_eq!((steady(1, &once), steady(1, &twice)), (1_000.0, 1_000.0));
     }
 }
