@@ -1,8 +1,9 @@
 //! Compares the histories of a run's nodes with the model of claims, and with the rules of the fence.
 //!
-//! Each start of a node wrote one file. The lines of its dispatches are in the order of their steps, and so are the
-//! others; between the two, and between files, no order is known, except where the model has one. A task's lines are accepted when they can be put in an order that
-//! is a path of the model. Where a node was killed, or lost lines, it may have taken steps that no line tells.
+//! Each start of a node wrote one file. Its lines are in the order of their steps only within a stream, see
+//! [`streams`]. Between streams, and between files, no order is known, except where the model has one. A task's lines
+//! are accepted when they can be put in an order that is a path of the model. Where a node was killed, or lost lines,
+//! it may have taken steps that no line tells.
 
 mod path;
 mod read;

@@ -43,8 +43,10 @@ pub(super) enum Verdict {
 struct Point {
     /// How many lines of each stream are done.
     done: Vec<usize>,
-    /// The nodes that may have taken steps without a line, one bit each.
+    /// The nodes that may have taken steps of dispatches without a line, one bit each.
     free: u64,
+    /// Whether any node may have made other statements without a line.
+    in_doubt: bool,
     state: State,
 }
 
@@ -55,7 +57,7 @@ pub(super) fn check(streams: &[Stream]) -> Verdict {
         return Verdict::Undecided;
     }
     let state = search.model.init_states().swap_remove(0);
-    let mut open = vec![Point { done: vec![0; streams.len()], free: 0, state }];
+    let mut open = vec![Point { done: vec![0; streams.len()], free: 0, in_doubt: false, state }];
     let mut visited: HashSet<Point> = open.iter().cloned().collect();
     let mut furthest = open[0].clone();
     while let Some(point) = open.pop() {
@@ -155,22 +157,22 @@ impl<'a> Search<'a> {
         for (node, _, number, event) in heads {
             let mut after = point.clone();
             after.done[number] += 1;
-            if event == Event::Doubt {
-                after.free |= 1 << node;
-                next.push(after);
-                continue;
+            match event {
+                Event::Doubt => after.in_doubt = true,
+                Event::DispatchDoubt => after.free |= 1 << node,
+                _ => {}
             }
-            let states = self.by_line(&point.state, point.free != 0, node, event);
+            let states = self.by_line(&point.state, point.in_doubt, node, event);
             next.extend(states.into_iter().map(|state| Point { state, ..after.clone() }));
         }
         next
     }
 
-    fn by_line(&self, state: &State, any_free: bool, node: usize, event: Event) -> Vec<State> {
+    fn by_line(&self, state: &State, in_doubt: bool, node: usize, event: Event) -> Vec<State> {
         let same = || vec![state.clone()];
         let one = |state: Option<State>| state.into_iter().collect();
         match event {
-            Event::Submitted | Event::Doubt => same(),
+            Event::Submitted | Event::Doubt | Event::DispatchDoubt => same(),
             Event::Claimed { attempt, epoch } if state.nodes[node].epoch == epoch => {
                 one(self.taken(state, node, Kind::Claim, attempt))
             }
@@ -195,7 +197,7 @@ impl<'a> Search<'a> {
             Event::Cancelled(attempt) if state.attempt == attempt => one(self.after(state, Action::Cancel)),
             Event::Succeeded(_) | Event::Cancelled(_) => Vec::new(),
             Event::Expired => one(self.after(state, Action::Cancel)),
-            Event::Revived if any_free && state.place == Scheduled => same(),
+            Event::Revived if in_doubt && state.place == Scheduled => same(),
             Event::Revived => one(self.after(state, Action::Revive)),
             Event::Released if state.place == Scheduled && state.attempt == 0 => same(),
             Event::Released => Vec::new(),
@@ -215,7 +217,7 @@ impl<'a> Search<'a> {
         for node in (0..self.bounds.nodes).filter(|node| point.free & (1 << node) != 0) {
             self.by_free_node(state, node, &mut states);
         }
-        if point.free != 0 {
+        if point.in_doubt {
             states.extend(self.rejected(state, state.attempt));
             states.extend(self.succeeded(state));
             states.extend(self.after(state, Action::Cancel));

@@ -1,9 +1,10 @@
 //! The lines of one task, without the names that tell it from others: nodes and epochs become small numbers.
 //!
-//! A node writes a step's line when it has the answer of PostgreSQL or of RabbitMQ. Its dispatches and its other
-//! statements take different connections, so between the two the order of the lines tells nothing: the next attempt
-//! may be claimed before the answer comes which says that the one before has failed. They are two streams. So a rescue
-//! after the task's end is accepted here, as one before it; the judge of the deliveries sees what comes of it.
+//! A node writes a step's line when it has the answer of PostgreSQL or of RabbitMQ. Its dispatches, what clients ask of
+//! one task, and its other statements take different connections, so between them the order of the lines tells
+//! nothing: the next attempt may be claimed before the answer comes which says that the one before has failed. They
+//! are streams of their own. So a rescue after the task's end is accepted here, as one before it; the judge of the
+//! deliveries sees what comes of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,8 +38,10 @@ pub(super) enum Event {
     Expired,
     Revived,
     Released,
-    /// From here on the node may have taken steps that no line tells.
+    /// From here on the node may have made statements other than dispatches that no line tells.
     Doubt,
+    /// From here on the node may have taken steps of dispatches that no line tells.
+    DispatchDoubt,
 }
 
 impl Event {
@@ -46,12 +49,20 @@ impl Event {
     const fn is_of_dispatch(self) -> bool {
         match self {
             Self::Claimed { .. } | Self::Rescued { .. } | Self::Published(_) | Self::Confirmed(_) => true,
-            Self::Unfit(_) | Self::Returned(_) | Self::NotConfirmed(_) => true,
+            Self::Unfit(_) | Self::Returned(_) | Self::NotConfirmed(_) | Self::DispatchDoubt => true,
             Self::Submitted | Self::Failed(_) | Self::Succeeded(_) | Self::Dead(_) | Self::Cancelled(_) => false,
             Self::Expired | Self::Revived | Self::Released | Self::Doubt => false,
         }
     }
+
+    /// Whether the step is what a client asked for one task: it waits for none of the others.
+    const fn is_of_request(self) -> bool {
+        matches!(self, Self::Cancelled(_) | Self::Revived)
+    }
 }
+
+/// What is noted where a node may have taken steps without a line.
+const DOUBTS: [Event; 2] = [Event::Doubt, Event::DispatchDoubt];
 
 /// Lines of one start of a node whose order is the order of their steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -93,7 +104,7 @@ pub(super) fn tasks_of(starts: &[Start]) -> BTreeMap<&str, BTreeMap<usize, Vec<u
     tasks
 }
 
-/// The streams of a task: two for each start that has lines of it, and one more for all others that may have taken
+/// The streams of a task: up to three for each start that has lines of it, and one more for all others that may have taken
 /// steps without a line.
 pub(super) fn streams_of(starts: &[Start], lines: &BTreeMap<usize, Vec<usize>>) -> Vec<Stream> {
     let epochs = epochs_of(starts, lines);
@@ -105,26 +116,31 @@ pub(super) fn streams_of(starts: &[Start], lines: &BTreeMap<usize, Vec<usize>>) 
             has_stranger |= in_doubt.is_some();
             continue;
         };
-        let (mut dispatch, mut others) = (Stream::of(nodes), Stream::of(nodes));
+        let [mut dispatch, mut requests, mut others] = [Stream::of(nodes), Stream::of(nodes), Stream::of(nodes)];
         let mut events = Vec::new();
         let mut doubt_at = in_doubt;
         for place in places {
             if doubt_at.is_some_and(|at| at < *place) {
-                events.push(Event::Doubt);
+                events.extend(DOUBTS);
                 doubt_at = None;
             }
             events.extend(event(&start.lines[*place].step, |epoch| rank(place_of(epoch))));
         }
-        events.extend(doubt_at.map(|_| Event::Doubt));
+        events.extend(doubt_at.map(|_| DOUBTS).into_iter().flatten());
         for (place, event) in events.into_iter().enumerate() {
-            let stream = if event.is_of_dispatch() { &mut dispatch } else { &mut others };
+            let stream = match event {
+                event if event.is_of_dispatch() => &mut dispatch,
+                event if event.is_of_request() => &mut requests,
+                _ => &mut others,
+            };
             stream.events.push(Line { place, event });
         }
-        streams.extend([dispatch, others]);
+        streams.extend([dispatch, requests, others].into_iter().filter(|stream| !stream.events.is_empty()));
         nodes += 1;
     }
     if has_stranger {
-        streams.push(Stream { node: nodes, events: vec![Line { place: 0, event: Event::Doubt }] });
+        let lines = DOUBTS.into_iter().enumerate().map(|(place, event)| Line { place, event });
+        streams.push(Stream { node: nodes, events: lines.collect() });
     }
     streams
 }

@@ -79,6 +79,11 @@ fn a_publish_without_a_claim_is_refused() {
 }
 
 #[test]
+fn a_publish_without_a_claim_is_refused_also_where_the_node_was_killed_after_it() {
+    refused(&[start("a", false, &[OWNED, "submitted", PUBLISHED])], "next: Published(1)");
+}
+
+#[test]
 fn a_second_claim_of_an_attempt_is_refused() {
     refused(&[start("a", true, &[OWNED, "submitted", CLAIMED, CLAIMED])], "next: Claimed");
 }
@@ -142,7 +147,9 @@ fn a_release_of_a_task_that_was_claimed_is_refused() {
 fn a_claim_whose_answer_comes_before_the_one_of_what_allowed_it_is_a_path() {
     let first = [OWNED, "submitted", CLAIMED, PUBLISHED, CONFIRMED];
     let second = ["claimed attempt=2 epoch=3", "published attempt=2"];
-    for reason in [&["failed attempt=1"][..], &["finished attempt=1 outcome=dead", "revived"]] {
+    let revived =
+        [&["finished attempt=1 outcome=dead", "revived"][..], &["revived", "finished attempt=1 outcome=dead"]];
+    for reason in [&["failed attempt=1"][..], revived[0], revived[1]] {
         accepted(&[start("a", true, &[&first[..], &second, reason, &["confirmed attempt=2"]].concat())]);
     }
 }
