@@ -359,6 +359,13 @@ fn uuids(ids: &[TaskId]) -> Vec<uuid::Uuid> {
     ids.iter().map(|id| id.uuid()).collect()
 }
 
+/// A column of a batch that is read with `unnest` beside a full one. It is empty if no row has a value: `unnest` fills
+/// it up with NULL, and nothing is sent and unpacked for each row.
+fn sparse<T>(column: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
+    let column: Vec<Option<T>> = column.collect();
+    if column.iter().all(Option::is_none) { Vec::new() } else { column }
+}
+
 fn numbers(shards: &[ShardId]) -> Vec<i32> {
     shards.iter().map(|shard| shard.number().into()).collect()
 }

@@ -9,7 +9,7 @@ use common::{
 };
 use sqlx::{Postgres, Row, postgres::PgArguments, query::Query};
 
-use super::{Database, Error, StoreOp, change::Keep, depend::Succeeded, glance::from_or_head};
+use super::{Database, Error, StoreOp, change::Keep, depend::Succeeded, glance::from_or_head, sparse};
 use crate::history::Step;
 
 /// A task whose publish is confirmed. Its outcome stays open until the deadline.
@@ -315,11 +315,11 @@ pub(super) fn finish_query(tasks: &[Finish]) -> Query<'static, Postgres, PgArgum
     let was: Vec<_> =
         tasks.iter().map(|task| task.was.iter().map(|state| state.text()).collect::<Vec<_>>().join(",")).collect();
     let keep: Vec<_> = tasks.iter().map(|task| task.keep_ms).collect();
-    let results: Vec<_> = tasks.iter().map(|task| task.report.result.clone()).collect();
-    let codes: Vec<_> = tasks.iter().map(|task| task.report.status_code).collect();
+    let results = sparse(tasks.iter().map(|task| task.report.result.clone()));
+    let codes = sparse(tasks.iter().map(|task| task.report.status_code));
     let deadlines: Vec<_> = tasks.iter().map(|task| task.at_deadline).collect();
-    let messages: Vec<_> = tasks.iter().map(|task| task.report.status_msg.clone()).collect();
-    let entries: Vec<_> = tasks.iter().map(|task| task.entry.clone()).collect();
+    let messages = sparse(tasks.iter().map(|task| task.report.status_msg.clone()));
+    let entries = sparse(tasks.iter().map(|task| task.entry.clone()));
     sqlx::query(statement!("task_finish"))
         .bind(ids)
         .bind(attempts)

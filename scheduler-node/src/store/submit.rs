@@ -16,7 +16,7 @@ use sqlx::{
     query::Query,
 };
 
-use super::{Database, Error, StoreOp, claim::LOOK_AGAIN_AFTER};
+use super::{Database, Error, StoreOp, claim::LOOK_AGAIN_AFTER, sparse};
 
 /// Whether a batch is sent for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,7 @@ pub(super) fn submit_query<'a>(
 ) -> Query<'a, Postgres, PgArguments> {
     let mut columns = Columns::of(tasks);
     let envelopes = std::mem::take(&mut columns.envelopes);
-    let epochs: Vec<Option<i64>> = epochs.iter().map(|epoch| epoch.map(Epoch::number)).collect();
+    let epochs = sparse(epochs.iter().map(|epoch| epoch.map(Epoch::number)));
     columns
         .bound_to(statement!("task_submit"))
         .bind(sending == Sending::Again)
@@ -168,7 +168,8 @@ pub(super) fn submit_query<'a>(
         .bind(known.routes)
 }
 
-/// The columns of a batch: one array each, the form that `unnest` takes.
+/// The columns of a batch: one array each, the form that `unnest` takes. An optional one is full or empty: see
+/// [`super::sparse`].
 pub(super) struct Columns<'a> {
     ids: Vec<uuid::Uuid>,
     shards: Vec<i32>,
@@ -200,27 +201,22 @@ impl<'a> Columns<'a> {
             priorities: tasks.iter().map(|task| task.priority).collect(),
             payloads: tasks.iter().map(|task| task.content.payload.as_slice()).collect(),
             content_types: tasks.iter().map(|task| task.content.content_type.as_str()).collect(),
-            headers: tasks
-                .iter()
-                .map(|task| {
-                    (!task.content.headers.is_empty()).then(|| json(serde_json::to_string(&task.content.headers)))
-                })
-                .collect(),
-            partition_keys: tasks.iter().map(|task| task.partition_key.as_deref()).collect(),
-            max_attempts: tasks.iter().map(|task| task.max_attempts).collect(),
-            timeouts_ms: tasks.iter().map(|task| task.timeout_ms).collect(),
-            retries: tasks
-                .iter()
-                .map(|task| task.retry.as_ref().map(|retry| json(serde_json::to_string(retry))))
-                .collect(),
-            expires_at: tasks.iter().map(|task| task.expires_at.map(UnixMicros::to_utc)).collect(),
-            keys: tasks.iter().map(|task| task.keyed.as_ref().map(|keyed| keyed.key.as_str())).collect(),
+            headers: sparse(tasks.iter().map(|task| {
+                (!task.content.headers.is_empty()).then(|| json(serde_json::to_string(&task.content.headers)))
+            })),
+            partition_keys: sparse(tasks.iter().map(|task| task.partition_key.as_deref())),
+            max_attempts: sparse(tasks.iter().map(|task| task.max_attempts)),
+            timeouts_ms: sparse(tasks.iter().map(|task| task.timeout_ms)),
+            retries: sparse(
+                tasks.iter().map(|task| task.retry.as_ref().map(|retry| json(serde_json::to_string(retry)))),
+            ),
+            expires_at: sparse(tasks.iter().map(|task| task.expires_at.map(UnixMicros::to_utc))),
+            keys: sparse(tasks.iter().map(|task| task.keyed.as_ref().map(|keyed| keyed.key.as_str()))),
             versions: tasks.iter().map(|task| task.keyed.as_ref().map_or(0, |keyed| keyed.version)).collect(),
             now: tasks.iter().map(|task| task.due_now).collect(),
-            envelopes: tasks
-                .iter()
-                .map(|task| task.envelope.as_ref().map(|envelope| json(serde_json::to_string(envelope))))
-                .collect(),
+            envelopes: sparse(
+                tasks.iter().map(|task| task.envelope.as_ref().map(|envelope| json(serde_json::to_string(envelope)))),
+            ),
         }
     }
 

@@ -6,6 +6,7 @@
 -- skips a row that another transaction locks, so an application's open transaction delays its own task and no other.
 -- $1 ids; $2 attempts; $3 final states; $4 the states that the task may be in; $5 ms for which it is kept;
 -- $6 results; $7 history entries; $8 status codes; $9 status messages; $10 whether a deadline ends it (pairwise).
+-- Each of $6 to $9 may be empty: NULL for each row.
 -- The history keeps the newest 100 entries, as in task_retry.
 -- Returns the ids that moved, and the name and partition key of each task with a key that succeeded: others may wait
 -- for it.

@@ -16,7 +16,7 @@
 -- wakes.
 -- $1..$16 and $20 the columns; $17 whether the batch is sent again; $18 epochs presented (pairwise); $19 the
 -- look-again time; $21 the revision of the queues that the claiming node knows; $22 and $23 the time window; $24 the
--- revision of the routes.
+-- revision of the routes. An array of an optional column, or of epochs, may be empty: NULL for each row.
 -- Returns "now", the time, the fences held, the queues that have turned, and those whose rules have changed.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(

@@ -1,8 +1,13 @@
 //! Writing new tasks.
 
-use common::ids::{Attempt, ShardId};
+use common::{
+    ids::{Attempt, ShardId},
+    retry::RetryPolicy,
+    task::{Envelope, NewTask},
+    time::UnixMicros,
+};
 
-use super::{claim, fixture, new_task, own, state_of};
+use super::{changed, claim, fixture, new_task, own, state_of};
 use crate::store::{
     settle::{Finish, Report},
     submit::Sending,
@@ -39,6 +44,44 @@ async fn a_task_that_finished_before_its_batch_was_sent_again_does_not_run_twice
     test.database.task_submit(std::slice::from_ref(&task), Sending::Again).await.unwrap();
     assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some("succeeded"));
     assert!(claim(&test, &[task.id], &fences).await.deliveries.is_empty());
+}
+
+const OPTIONAL: &str = "SELECT jsonb_build_array(headers, partition_key, max_attempts, timeout_ms, retry, expires_at,
+    envelope) FROM duetime.task WHERE id = $1";
+
+/// Submits the tasks in one batch, and returns the optional columns of each as they are stored.
+async fn stored(test: &fixture::TestDatabase, tasks: &[NewTask]) -> Vec<serde_json::Value> {
+    test.database.task_submit(tasks, Sending::First).await.unwrap();
+    let mut stored = Vec::new();
+    for task in tasks {
+        let row = sqlx::query_scalar(OPTIONAL).bind(task.id.uuid());
+        stored.push(row.fetch_one(&test.pool).await.unwrap());
+    }
+    stored
+}
+
+#[tokio::test]
+async fn a_batch_stores_the_optional_fields_of_all_its_tasks_of_some_and_of_none() {
+    let test = fixture::database().await;
+    let plain = || new_task(fixture::fresh_id());
+    let full = || {
+        changed(plain(), |task| {
+            task.content.headers = [("a".to_owned(), "b".to_owned())].into();
+            task.partition_key = Some("customer 7".into());
+            task.max_attempts = Some(2);
+            task.timeout_ms = Some(1_234);
+            task.retry = Some(RetryPolicy::Fixed { delay_ms: 5 });
+            task.expires_at = Some(UnixMicros::LAST);
+            task.envelope = Some(Box::new(Envelope { exchange: "orders".into(), ..Envelope::default() }));
+        })
+    };
+    let whole = stored(&test, &[full()]).await.remove(0);
+    let values = whole.as_array().expect("the columns");
+    assert!(values.iter().all(|value| !value.is_null()), "{whole}");
+    let nothing = serde_json::json!([null, null, null, null, null, null, null]);
+    assert_eq!(stored(&test, &[plain(), plain()]).await, [nothing.clone(), nothing.clone()]);
+    assert_eq!(stored(&test, &[plain(), full()]).await, [nothing.clone(), whole.clone()]);
+    assert_eq!(stored(&test, &[full(), plain()]).await, [whole, nothing]);
 }
 
 #[tokio::test]
