@@ -1,6 +1,8 @@
 //! Records the outcomes of claimed tasks, one batch a statement. Each write is a compare-and-set
 //! on the task's attempt and state.
 
+use std::borrow::Cow;
+
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
     retry::RetryPolicy,
@@ -308,12 +310,19 @@ pub(super) fn deliver_query(tasks: &[Deliver]) -> Query<'static, Postgres, PgArg
     sqlx::query(include_str!("queries/task_deliver.sql")).bind(ids).bind(attempts).bind(timeouts)
 }
 
+/// The states as `task_finish.sql` takes them. A confirm, which most tasks end with, has only one.
+fn listed(states: &[TaskState]) -> Cow<'static, str> {
+    match states {
+        [state] => Cow::Borrowed(state.text()),
+        _ => Cow::Owned(states.iter().map(|state| state.text()).collect::<Vec<_>>().join(",")),
+    }
+}
+
 pub(super) fn finish_query(tasks: &[Finish]) -> Query<'static, Postgres, PgArguments> {
     let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
     let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
     let finals: Vec<_> = tasks.iter().map(|task| task.final_state.text()).collect();
-    let was: Vec<_> =
-        tasks.iter().map(|task| task.was.iter().map(|state| state.text()).collect::<Vec<_>>().join(",")).collect();
+    let was: Vec<_> = tasks.iter().map(|task| listed(task.was)).collect();
     let keep: Vec<_> = tasks.iter().map(|task| task.keep_ms).collect();
     let results = sparse(tasks.iter().map(|task| task.report.result.clone()));
     let codes = sparse(tasks.iter().map(|task| task.report.status_code));

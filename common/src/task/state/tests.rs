@@ -10,6 +10,17 @@ fn labels_are_those_of_the_sql_enum_in_its_order() {
     assert!(TaskState::ALL.is_sorted());
 }
 
+/// `task_finish.sql` looks for a state's name in a list of names with `strpos`.
+#[test]
+fn no_name_of_a_state_is_part_of_the_name_of_another_one_or_has_a_comma() {
+    for state in TaskState::ALL {
+        assert!(!state.text().is_empty() && !state.text().contains(','), "{state}");
+        for other in TaskState::ALL.into_iter().filter(|other| *other != state) {
+            assert!(!other.text().contains(state.text()), "{state} and {other}");
+        }
+    }
+}
+
 #[test]
 fn a_state_has_one_spelling() {
     for state in TaskState::ALL {

@@ -2,6 +2,8 @@
 -- Guard: this attempt, claimed at least once since the task had its content and its budget, and in one of the states
 -- that the event may end ($4, comma-separated). A task that is to stop does not die: its failure ends it as cancelled,
 -- and the caller looks at the row again.
+-- No state's name is part of another one's, so a search in the text of $4 is enough. An array would be made anew for
+-- each row.
 -- A deadline ($10) ends a task only if no sign of life has moved its `wake_at` meanwhile. At a deadline the statement
 -- skips a row that another transaction locks, so an application's open transaction delays its own task and no other.
 -- $1 ids; $2 attempts; $3 final states; $4 the states that the task may be in; $5 ms for which it is kept;
@@ -19,7 +21,7 @@ WITH fact AS MATERIALIZED (
 ), gone AS (
     DELETE FROM duetime.task AS t
      USING fact AS f LEFT JOIN free AS n ON n.id = f.id
-     WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text = ANY(string_to_array(f.was, ','))
+     WHERE t.id = f.id AND t.attempt = f.attempt AND strpos(f.was, t.state::text) > 0
        AND t.attempt > t.attempts_base AND (f.final <> 'dead' OR NOT t.stopping)
        AND (NOT f.at_deadline OR t.wake_at <= clock_timestamp()) AND (NOT f.at_deadline OR n.id IS NOT NULL)
     RETURNING t.*, f.final, f.keep_ms, f.result, f.entry, f.status_code, f.status_msg

@@ -149,10 +149,7 @@ const SETTLES: &[Gate] = &[
         NO_ROW,
         &[
             guard("this attempt", ATTEMPT),
-            guard(
-                "in one of the states that the event may end",
-                Itself("t.state::TEXT = ANY(string_to_array(f.was, ','))"),
-            ),
+            guard("in one of the states that the event may end", Itself("strpos(f.was, t.state::TEXT) > 0")),
             guard("claimed at least once since", Itself("t.attempt > t.attempts_base")),
             guard("A task that is to stop does not die", Itself("(f.final <> 'dead' OR NOT t.stopping)")),
             guard("no sign of life has moved its `wake_at`", AT_DEADLINE),
