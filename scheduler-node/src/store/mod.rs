@@ -48,6 +48,7 @@ pub mod watch;
 pub mod weights;
 
 mod clock;
+mod conflict;
 mod entrance;
 mod failover;
 mod history;

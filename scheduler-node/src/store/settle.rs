@@ -1,7 +1,7 @@
 //! Records the outcomes of claimed tasks, one batch a statement. Each write is a compare-and-set
 //! on the task's attempt and state.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::LazyLock};
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
@@ -11,8 +11,19 @@ use common::{
 };
 use sqlx::{Postgres, Row, postgres::PgArguments, query::Query};
 
-use super::{Database, Error, StoreOp, change::Keep, depend::Succeeded, glance::from_or_head, sparse};
+use super::{
+    Database, Error, StoreOp,
+    change::Keep,
+    conflict::{row_exists, without},
+    depend::Succeeded,
+    glance::from_or_head,
+    sparse,
+};
 use crate::history::Step;
+
+/// The statement for tasks that have not ended before. See [`super::conflict`].
+pub(super) static FINISH_NEW: LazyLock<&'static str> =
+    LazyLock::new(|| without("ON CONFLICT (drop_on, id) DO NOTHING", statement!("task_finish")));
 
 /// A task whose publish is confirmed. Its outcome stays open until the deadline.
 #[derive(Clone, Debug)]
@@ -135,9 +146,14 @@ impl Database {
 
     /// Moves finished tasks to the archive. A task missing in the answer was no longer in that attempt and state.
     pub async fn task_finish(&self, tasks: &[Finish]) -> Result<Finished, Error> {
-        let query = finish_query(tasks);
+        let first = finish_query(*FINISH_NEW, tasks);
         self.run(StoreOp::TaskFinish, |pool| async move {
-            let rows = query.fetch_all(&pool).await?;
+            let rows = match first.fetch_all(&pool).await {
+                Err(error) if row_exists(&error) => {
+                    finish_query(statement!("task_finish"), tasks).fetch_all(&pool).await?
+                }
+                rows => rows?,
+            };
             let mut finished = Finished::default();
             for row in &rows {
                 finished.ids.push(super::task_id(row, "id")?);
@@ -318,7 +334,7 @@ fn listed(states: &[TaskState]) -> Cow<'static, str> {
     }
 }
 
-pub(super) fn finish_query(tasks: &[Finish]) -> Query<'static, Postgres, PgArguments> {
+pub(super) fn finish_query(text: &'static str, tasks: &[Finish]) -> Query<'static, Postgres, PgArguments> {
     let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
     let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
     let finals: Vec<_> = tasks.iter().map(|task| task.final_state.text()).collect();
@@ -329,7 +345,7 @@ pub(super) fn finish_query(tasks: &[Finish]) -> Query<'static, Postgres, PgArgum
     let deadlines: Vec<_> = tasks.iter().map(|task| task.at_deadline).collect();
     let messages = sparse(tasks.iter().map(|task| task.report.status_msg.clone()));
     let entries = sparse(tasks.iter().map(|task| task.entry.clone()));
-    sqlx::query(statement!("task_finish"))
+    sqlx::query(text)
         .bind(ids)
         .bind(attempts)
         .bind(finals)

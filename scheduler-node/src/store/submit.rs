@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    sync::LazyLock,
     time::{Duration, Instant},
 };
 
@@ -16,7 +17,16 @@ use sqlx::{
     query::Query,
 };
 
-use super::{Database, Error, StoreOp, claim::LOOK_AGAIN_AFTER, sparse};
+use super::{
+    Database, Error, StoreOp,
+    claim::LOOK_AGAIN_AFTER,
+    conflict::{row_exists, without},
+    sparse,
+};
+
+/// The statement of a first sending, whose ids were made a moment ago. See [`super::conflict`].
+pub(super) static SUBMIT_NEW: LazyLock<&'static str> =
+    LazyLock::new(|| without("ON CONFLICT (id) DO NOTHING", statement!("task_submit")));
 
 /// Whether a batch is sent for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,11 +133,15 @@ impl Database {
         epochs: &[Option<Epoch>],
         known: KnownRevisions,
     ) -> Result<InsertResult, Error> {
-        let query = submit_query(tasks, sending, window, epochs, known);
+        let query = |text| submit_query(text, tasks, sending, window, epochs, known);
+        let first = query(if sending == Sending::First { *SUBMIT_NEW } else { statement!("task_submit") });
         let asked = self.clock.ask(Instant::now());
         let (now, arrived, written) = self
             .run(StoreOp::TaskSubmit, |pool| async move {
-                let row: PgRow = query.fetch_one(&pool).await?;
+                let row: PgRow = match first.fetch_one(&pool).await {
+                    Err(error) if row_exists(&error) => query(statement!("task_submit")).fetch_one(&pool).await?,
+                    row => row?,
+                };
                 let queues = |column| -> Result<BTreeSet<QueueName>, sqlx::Error> {
                     Ok(row.try_get::<Vec<String>, _>(column)?.into_iter().map(QueueName::new).collect())
                 };
@@ -147,6 +161,7 @@ impl Database {
 }
 
 pub(super) fn submit_query<'a>(
+    text: &'static str,
     tasks: &'a [NewTask],
     sending: Sending,
     window: Window,
@@ -157,7 +172,7 @@ pub(super) fn submit_query<'a>(
     let envelopes = std::mem::take(&mut columns.envelopes);
     let epochs = sparse(epochs.iter().map(|epoch| epoch.map(Epoch::number)));
     columns
-        .bound_to(statement!("task_submit"))
+        .bound_to(text)
         .bind(sending == Sending::Again)
         .bind(epochs)
         .bind(super::claim::interval(LOOK_AGAIN_AFTER))

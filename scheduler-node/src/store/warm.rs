@@ -45,14 +45,15 @@ async fn run_hot(connection: &mut PgConnection, kind: PoolKind) -> Result<(), sq
             claim::claim_query(&[], &nothing, Default::default(), &open, i64::MAX).fetch_all(&mut *connection).await?;
             preload::preload_query(&[], never, never, 1).fetch_all(&mut *connection).await?;
             settle::deliver_query(&[]).execute(&mut *connection).await?;
-            settle::finish_query(&[]).fetch_all(connection).await?;
+            settle::finish_query(*settle::FINISH_NEW, &[]).fetch_all(connection).await?;
         }
         PoolKind::Write => {
             let (window, known) = (
                 Window { after: None, until: UnixMicros::LAST },
                 KnownRevisions { claims: i64::MAX, routes: i64::MAX },
             );
-            submit::submit_query(&[], Sending::First, window, &[], known).fetch_all(connection).await?;
+            let submit = submit::submit_query(*submit::SUBMIT_NEW, &[], Sending::First, window, &[], known);
+            submit.fetch_all(connection).await?;
         }
         PoolKind::Read => {}
     }

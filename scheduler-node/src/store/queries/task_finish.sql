@@ -9,6 +9,8 @@
 -- $1 ids; $2 attempts; $3 final states; $4 the states that the task may be in; $5 ms for which it is kept;
 -- $6 results; $7 history entries; $8 status codes; $9 status messages; $10 whether a deadline ends it (pairwise).
 -- Each of $6 to $9 may be empty: NULL for each row.
+-- It first runs without the clause for ends that exist. If there is one, it fails and changes nothing, and runs again
+-- as it stands here (store/conflict.rs).
 -- The history keeps the newest 100 entries, as in task_retry.
 -- Returns the ids that moved, and the name and partition key of each task with a key that succeeded: others may wait
 -- for it.

@@ -5,6 +5,8 @@
 -- Guard: an id that exists already is left alone, so that a batch whose commit is unknown can be sent again. When it
 -- is ($17 = true), ids that have meanwhile finished are left alone too. A row of such a batch may be a second copy,
 -- and its `redeliveries` says so.
+-- A first sending runs without the clause for ids that exist. If there is one, it fails and changes nothing, and runs
+-- again as it stands here (store/conflict.rs).
 -- A sending that is held up must not insert anew a task that another sending has written and a consumer has finished.
 -- So each sending has a time window. It inserts nothing after $23, which the statement checks row by row after the
 -- insert. The next sending does nothing before that time has passed ($22). Outside of its window the statement fails

@@ -4,6 +4,7 @@
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use super::{fixture, list_plans::Plan};
+use crate::store::settle::FINISH_NEW;
 
 const ROWS: i64 = 200_000;
 
@@ -88,6 +89,13 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
                 "uuid[], int[], text[], text[], bigint[], text[], text[], bigint[], text[], boolean[]",
                 format!(
                     "{ids}, {attempts}, {texts}, {texts}, {longs}, {texts}, {texts}, {longs}, {texts}, array_fill(false, ARRAY[{n}])"
+                ),
+            ),
+            (
+                *FINISH_NEW,
+                "uuid[], int[], text[], text[], bigint[], text[], text[], bigint[], text[], boolean[]",
+                format!(
+                    "{ids}, {attempts}, {texts}, {texts}, {longs}, '{{}}', '{{}}', '{{}}', '{{}}', array_fill(false, ARRAY[{n}])"
                 ),
             ),
             (include_str!("../queries/task_standing.sql"), "uuid[]", ids.clone()),

@@ -9,8 +9,8 @@ use common::{
 
 use super::{changed, claim, fixture, new_task, own, state_of};
 use crate::store::{
-    settle::{Finish, Report},
-    submit::Sending,
+    settle::{FINISH_NEW, Finish, Report},
+    submit::{SUBMIT_NEW, Sending},
 };
 
 #[tokio::test]
@@ -21,6 +21,23 @@ async fn a_batch_sent_again_is_stored_once() {
     test.database.task_submit(&tasks, Sending::Again).await.unwrap();
     let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.task").fetch_one(&test.pool).await.unwrap();
     assert_eq!(stored, 10);
+}
+
+#[tokio::test]
+async fn a_first_sending_leaves_an_id_that_exists_alone_and_writes_its_neighbours() {
+    assert!(!SUBMIT_NEW.contains("ON CONFLICT") && !FINISH_NEW.contains("ON CONFLICT"), "they fail at such a row");
+    let test = fixture::database().await;
+    let sent = new_task(fixture::fresh_id());
+    test.database.task_submit(std::slice::from_ref(&sent), Sending::First).await.unwrap();
+    let other = changed(sent.clone(), |task| task.content.payload = b"other".to_vec());
+    let neighbour = new_task(fixture::fresh_id());
+    let batch = [other, neighbour.clone(), neighbour.clone()];
+    test.database.task_submit(&batch, Sending::First).await.unwrap();
+    let rows: Vec<(uuid::Uuid, Vec<u8>)> =
+        sqlx::query_as("SELECT id, payload FROM duetime.task ORDER BY id").fetch_all(&test.pool).await.unwrap();
+    let mut expected = [sent, neighbour].map(|task| (task.id.uuid(), b"{}".to_vec()));
+    expected.sort();
+    assert_eq!(rows, expected);
 }
 
 #[tokio::test]

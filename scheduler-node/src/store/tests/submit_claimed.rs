@@ -14,7 +14,7 @@ use super::{
 use crate::{
     store::{
         settle::Deliver,
-        submit::{KnownRevisions, Window},
+        submit::{KnownRevisions, SUBMIT_NEW, Window},
     },
     supervise::spawn_child,
 };
@@ -81,12 +81,16 @@ async fn acquire_during_submit(sql: String) -> usize {
 
 #[tokio::test]
 async fn an_acquire_waits_for_an_insert_that_claims_and_takes_over_what_it_wrote() {
-    assert_eq!(acquire_during_submit(SUBMIT.to_owned()).await, 1);
+    for sql in [SUBMIT, *SUBMIT_NEW] {
+        assert_eq!(acquire_during_submit(sql.to_owned()).await, 1);
+    }
 }
 
 #[tokio::test]
 async fn without_the_lock_what_an_insert_claims_would_be_missed_by_the_new_owner() {
-    assert_eq!(acquire_during_submit(unlocked(SUBMIT)).await, 0);
+    for sql in [SUBMIT, *SUBMIT_NEW] {
+        assert_eq!(acquire_during_submit(unlocked(sql)).await, 0);
+    }
 }
 
 /// Lets the old owner insert a task while an acquire is in flight. Returns the state of that task.
@@ -103,12 +107,16 @@ async fn submit_during_acquire(sql: String) -> String {
 
 #[tokio::test]
 async fn an_insert_waits_for_an_acquire_in_flight_and_claims_nothing() {
-    assert_eq!(submit_during_acquire(SUBMIT.to_owned()).await, "scheduled");
+    for sql in [SUBMIT, *SUBMIT_NEW] {
+        assert_eq!(submit_during_acquire(sql.to_owned()).await, "scheduled");
+    }
 }
 
 #[tokio::test]
 async fn without_the_lock_an_insert_would_claim_under_a_dead_epoch() {
-    assert_eq!(submit_during_acquire(unlocked(SUBMIT)).await, "dispatching");
+    for sql in [SUBMIT, *SUBMIT_NEW] {
+        assert_eq!(submit_during_acquire(unlocked(sql)).await, "dispatching");
+    }
 }
 
 #[tokio::test]
