@@ -3,7 +3,7 @@
 
 use std::{fmt, time::Duration};
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, Datelike, SecondsFormat, Timelike, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A moment in microseconds since 1970, UTC. In JSON: RFC 3339 with microseconds.
@@ -66,6 +66,28 @@ impl UnixMicros {
     pub fn to_utc(self) -> DateTime<Utc> {
         DateTime::from_timestamp_micros(self.0).unwrap_or(DateTime::<Utc>::MAX_UTC)
     }
+
+    /// The RFC 3339 text of a moment that [is writable](Self::is_writable). Every answer about a task has some, and
+    /// chrono makes a `String` for each.
+    fn text(self) -> [u8; 27] {
+        let moment = self.to_utc().naive_utc();
+        let mut text = *b"0000-00-00T00:00:00.000000Z";
+        for (begin, digits, mut number) in [
+            (0, 4, moment.year().unsigned_abs()),
+            (5, 2, moment.month()),
+            (8, 2, moment.day()),
+            (11, 2, moment.hour()),
+            (14, 2, moment.minute()),
+            (17, 2, moment.second()),
+            (20, 6, moment.nanosecond() / 1_000),
+        ] {
+            for digit in text[begin..begin + digits].iter_mut().rev() {
+                *digit = b'0' + (number % 10) as u8;
+                number /= 10;
+            }
+        }
+        text
+    }
 }
 
 /// The present time of a clock that is read from afar: it lies between two moments.
@@ -91,7 +113,11 @@ impl From<DateTime<Utc>> for UnixMicros {
 
 impl fmt::Display for UnixMicros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.to_utc().to_rfc3339_opts(SecondsFormat::Micros, true))
+        if self.is_writable() {
+            f.write_str(std::str::from_utf8(&self.text()).expect("digits and signs of ASCII"))
+        } else {
+            f.write_str(&self.to_utc().to_rfc3339_opts(SecondsFormat::Micros, true))
+        }
     }
 }
 
@@ -142,7 +168,11 @@ impl<'de> Deserialize<'de> for UnixMicros {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    const YEAR: i64 = 366 * 86_400 * 1_000_000;
 
     fn read(json: &str) -> Result<UnixMicros, String> {
         serde_json::from_str(json).map_err(|error| error.to_string())
@@ -156,6 +186,14 @@ mod tests {
         assert_eq!(read("1700000001000").unwrap().millis(), 1_700_000_001_000);
         assert_eq!(UnixMicros::LAST.to_string(), "9999-12-31T23:59:59.000000Z");
         assert_eq!(UnixMicros::FIRST.to_string(), "0000-01-01T00:00:00.000000Z");
+    }
+
+    proptest! {
+        #[test]
+        fn a_moment_is_written_as_chrono_writes_it(micros in UnixMicros::FIRST.0 - YEAR..=UnixMicros::LAST.0 + YEAR) {
+            let moment = UnixMicros::new(micros);
+            prop_assert_eq!(moment.to_string(), moment.to_utc().to_rfc3339_opts(SecondsFormat::Micros, true));
+        }
     }
 
     #[test]
