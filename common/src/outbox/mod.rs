@@ -114,6 +114,17 @@ impl Outbox {
         None
     }
 
+    /// Whether messages of the queue wait, or are under way.
+    pub fn has_lane(&self, queue: &QueueName) -> bool {
+        self.lanes.contains_key(queue)
+    }
+
+    /// The most batches that leave at once when all messages come due: those of the window with which a burst begins,
+    /// and one of each lane.
+    pub fn batches_at_once(&self) -> usize {
+        window::BATCHES + self.lanes.len()
+    }
+
     /// Ends a batch of so many messages. A lane that has nothing more to send is forgotten. `took`: how long the broker
     /// took for it, if it has confirmed a message.
     pub fn ended(&mut self, queue: &QueueName, messages: usize, took: Option<Duration>, now: Instant) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lapin::Channel;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
 
 use super::{connection::Link, error::Error};
 
@@ -18,12 +18,14 @@ pub(super) struct Channels {
     link: Arc<Link>,
     free: Mutex<Vec<Channel>>,
     places: Arc<Semaphore>,
+    /// Held while channels are opened ahead, so that all who want some open no more than one of them wants.
+    opening: AsyncMutex<()>,
 }
 
 impl Channels {
     pub(super) fn new(link: Arc<Link>) -> Self {
         let places = CHANNELS.min(link.channels_allowed().saturating_sub(SPARE)).max(1);
-        Self { link, free: Mutex::default(), places: Arc::new(Semaphore::new(places)) }
+        Self { link, free: Mutex::default(), places: Arc::new(Semaphore::new(places)), opening: AsyncMutex::default() }
     }
 
     /// Leases a channel for exclusive use. Waits while all are taken.
@@ -42,6 +44,22 @@ impl Channels {
         let channel = self.link.confirming_channel().await?;
         self.free.lock().push(channel);
         Ok(())
+    }
+
+    /// Adds channels until `wanted` are free, or as many as there are places for batches.
+    pub(super) async fn add_until_free(&self, wanted: usize) -> Result<(), Error> {
+        let _turn = self.opening.lock().await;
+        while self.count_free() < wanted.min(self.places.available_permits()) {
+            self.add().await?;
+        }
+        Ok(())
+    }
+
+    /// The channels that are free. Those that the broker has closed meanwhile are forgotten.
+    pub(super) fn count_free(&self) -> usize {
+        let mut free = self.free.lock();
+        free.retain(|channel| channel.status().connected());
+        free.len()
     }
 
     fn pop(&self) -> Option<Channel> {

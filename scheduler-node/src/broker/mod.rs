@@ -179,6 +179,15 @@ impl Broker {
         })
     }
 
+    /// Makes the route ready for batches that are published soon, and opens channels until so many are free. Tells of no
+    /// error: each batch makes ready what is missing, and meets the error.
+    pub async fn prepare(&self, route: &Route, channels: usize) {
+        let Some(publisher) = self.shared.publisher.load_full() else { return };
+        let route = route.clone();
+        // It tells of no panic either.
+        let _ = crate::supervise::spawn_child(async move { publisher.prepare(&route, channels).await }).await;
+    }
+
     /// Whether the broker takes messages now. After some seconds without a message it is sounded out: RabbitMQ does not
     /// tell a quiet connection that it is short of memory or disk.
     pub async fn takes_messages(&self) -> bool {

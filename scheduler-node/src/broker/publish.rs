@@ -9,12 +9,21 @@ use super::{Broker, BrokerState, Outgoing, Published, Route};
 pub trait Publish: Send + Sync + 'static {
     fn state(&self) -> watch::Receiver<BrokerState>;
 
+    /// A broker whose routes are always ready has nothing to do.
+    fn prepare(&self, _route: &Route, _channels: usize) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> impl Future<Output = Vec<Published>> + Send;
 }
 
 impl Publish for Broker {
     fn state(&self) -> watch::Receiver<BrokerState> {
         Broker::state(self)
+    }
+
+    async fn prepare(&self, route: &Route, channels: usize) {
+        Broker::prepare(self, route, channels).await;
     }
 
     async fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {

@@ -86,6 +86,21 @@ impl Publisher {
         Self { link, channels, heard, routes, refusals, confirm_within, metrics, sounding, reports }
     }
 
+    /// Makes the route ready and opens channels until so many are free, within the time that a batch waits for them.
+    pub(super) async fn prepare(&self, route: &Route, channels: usize) {
+        if self.link.is_blocked() {
+            return;
+        }
+        let lane = self.routes.lane(route);
+        let ready = async {
+            self.routes.make_ready(&lane, route).await?;
+            self.channels.add_until_free(channels).await
+        };
+        if let Ok(Err(error)) = tokio::time::timeout(START_WITHIN, ready).await {
+            tracing::debug!(error = error.explained(), "the way to a queue is not ready before its messages are due");
+        }
+    }
+
     /// Publishes the batch together or, on a route on which the broker lately refused a message, one by one: the broker
     /// does not name the message, and leaves those around it without a confirm.
     pub(super) async fn publish(self: &Arc<Self>, route: &Route, batch: &[Outgoing]) -> Vec<Published> {

@@ -29,6 +29,28 @@ async fn confirmed_messages_are_done_and_in_their_queue() {
     assert_eq!(kept, ids.iter().map(|id| format!("{id}:1")).collect::<Vec<_>>(), "and so is the queue");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_on_a_route_that_was_made_ready_declares_nothing_and_opens_no_channel() {
+    let (bench, route) = (Bench::new().await, route("mail"));
+    let free = || bench.broker.shared.publisher.load_full().map(|publisher| publisher.channels.count_free());
+    let made_ready = async {
+        loop {
+            bench.broker.prepare(&route, 3).await;
+            if free() == Some(3) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    timeout(LONG, made_ready).await.expect("a busy broker needs more than one try");
+    bench.broker.prepare(&route, 2).await;
+    assert_eq!(free(), Some(3), "there are enough");
+    bench.hand().await.delete("mail").await;
+    let published = bench.broker.publish(&route, batch("mail", 10)).await;
+    assert_eq!(tally(&published), Tally { unroutable: 10, ..Tally::default() }, "the queue was there");
+    assert_eq!(free(), Some(3), "the batch has used one of them");
+}
+
 #[tokio::test]
 async fn a_delivery_says_what_the_contract_says() {
     let bench = Bench::new().await;

@@ -5,6 +5,7 @@
 //! task without a confirm stays `dispatching` and comes back through a rescue. If this loop stops, this node publishes
 //! nothing.
 
+mod prepare;
 mod returned;
 mod shape;
 #[cfg(test)]
@@ -33,7 +34,7 @@ use common::{
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
-use self::{returned::are_repeats, shape::Fit};
+use self::{prepare::Preparations, returned::are_repeats, shape::Fit};
 use crate::{
     alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Publish, Published, QueueDeclaration, Route},
@@ -101,8 +102,9 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let this = Arc::new(self);
         let mut outbox = Outbox::default();
         let mut batches: JoinSet<Ended> = JoinSet::new();
+        let mut preparations = Preparations::default();
         let mut open = true;
-        while open || !outbox.is_empty() {
+        while open || !outbox.is_empty() || preparations.are_under_way() {
             let next = outbox.next_look();
             tokio::select! {
                 biased;
@@ -114,18 +116,20 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                     this.lanes.backlog.note(outbox.has_due(), outbox.waiting(), clock::instant());
                     continue;
                 }
+                () = preparations.one_ends(), if preparations.are_under_way() => {}
                 dispatch = claimed.recv(), if open => match dispatch {
-                    Some(dispatch) => outbox.add(dispatch),
+                    Some(dispatch) => this.add(dispatch, &mut outbox, &mut preparations),
                     None => open = false,
                 },
             }
             while let Ok(dispatch) = claimed.try_recv() {
-                outbox.add(dispatch);
+                this.add(dispatch, &mut outbox, &mut preparations);
             }
             let now = clock::instant();
             while let Some(queue) = outbox.look(now) {
                 this.start(&queue, &mut outbox, &mut batches);
             }
+            this.prepare(&outbox, &mut preparations);
             this.lanes.backlog.note(outbox.has_due(), outbox.waiting(), clock::instant());
         }
         this.lanes.backlog.note(false, 0, clock::instant());

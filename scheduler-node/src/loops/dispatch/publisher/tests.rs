@@ -88,7 +88,7 @@ impl Publish for Silent {
 }
 
 /// A publisher that publishes to `broker`, and `queue` with its policy.
-fn publisher<B: Publish>(
+pub(super) fn publisher<B: Publish>(
     loops: &Loops,
     broker: B,
     queue: &Queue,

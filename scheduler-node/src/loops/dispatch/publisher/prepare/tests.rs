@@ -1,0 +1,55 @@
+use common::{ids::QueueName, queue::Queue};
+use tokio::{
+    sync::{mpsc, watch},
+    time::timeout,
+};
+
+use super::{
+    super::{
+        hand_over,
+        tests::{dispatch, publisher},
+    },
+    *,
+};
+use crate::{
+    broker::{BrokerState, Outgoing, Published, tests::bench::LONG},
+    loops::tests::Loops,
+    supervise::spawn_child,
+};
+
+/// A broker that notes what it makes ready, and never answers a batch.
+#[derive(Debug)]
+struct Noting(mpsc::Sender<(String, usize)>);
+
+impl Publish for Noting {
+    fn state(&self) -> watch::Receiver<BrokerState> {
+        watch::channel(BrokerState::Up { blocked: false }).1
+    }
+
+    async fn prepare(&self, route: &Route, channels: usize) {
+        self.0.send((route.routing_key.clone(), channels)).await.expect("the test listens");
+    }
+
+    async fn publish(&self, _route: &Route, _batch: Vec<Outgoing>) -> Vec<Published> {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test]
+async fn a_new_lane_is_made_ready_once_and_before_its_first_message_is_due() {
+    let loops = Loops::new().await;
+    let queue = Queue::with_defaults(QueueName::new("orders"));
+    let (noted, mut prepared) = mpsc::channel(10);
+    let (claimed, dispatches) = mpsc::channel(10);
+    let (now, later) = (Instant::now(), Instant::now() + 2 * LONG);
+    let messages = [("orders", later), ("orders", later), ("due", now), ("mails", later)];
+    hand_over(&claimed, messages.map(|(queue, at)| dispatch(queue, at))).await;
+    let running = spawn_child(publisher(&loops, Noting(noted), &queue, LONG).run(dispatches));
+    for name in ["orders", "mails"] {
+        let one = timeout(LONG, prepared.recv()).await.expect("it is made ready before");
+        assert_eq!(one, Some((name.to_owned(), 4 + 3)), "four batches of a burst, and one of each lane");
+    }
+    running.abort();
+    let rest = timeout(LONG, prepared.recv()).await.expect("the publisher is gone");
+    assert_eq!(rest, None, "no lane twice, and none whose message is due");
+}
