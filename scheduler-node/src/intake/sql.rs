@@ -5,6 +5,7 @@
 //! submissions wait in the inbox.
 
 mod gauges;
+mod looks;
 mod refuse;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,11 @@ use common::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::{gauges::GAUGES_KEPT, refuse::Aside};
+use self::{
+    gauges::GAUGES_KEPT,
+    looks::{LOOK_AGAIN, LOOK_EVERY, Left, MANY},
+    refuse::Aside,
+};
 use crate::{
     desk::{Desk, refusal},
     loops::{
@@ -48,15 +53,6 @@ const SOURCE: &str = "sql";
 
 /// The number of rows in one pass: as many keys as a statement may lock.
 const BATCH: usize = TASKS_PER_PUT;
-
-/// The interval between two looks at the inbox when neither a notification nor a glance arrives, and between two
-/// updates of its gauges.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// The time between a pass that found rows, or that a notification asked for, and the next look; a look that finds
-/// nothing doubles it. Submissions that come close after one another share a notification (`duetime.notify_inbox`), so
-/// some may be committed after that pass: a transaction is found late by no more than it went on after its submission.
-const LOOK_AGAIN: Duration = Duration::from_millis(40);
 
 /// The interval between two deletions of old rows.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
@@ -102,27 +98,6 @@ struct Passed {
     aside: BTreeMap<TaskId, Aside>,
 }
 
-/// What a pass leaves in the inbox, as far as it knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
-    /// Nothing, or rows that wait for something.
-    Nothing,
-    /// Perhaps rows that were submitted meanwhile.
-    Fresh,
-    /// Perhaps rows beyond the batch, or beyond the bytes that one read takes.
-    More,
-}
-
-impl Left {
-    /// The time to the next look, when the last one was `pause` after the one before it.
-    fn next_look(self, pause: Duration) -> Duration {
-        match self {
-            Self::Nothing => (pause * 2).min(LOOK_EVERY),
-            Self::Fresh | Self::More => LOOK_AGAIN,
-        }
-    }
-}
-
 /// Rows that did not become tasks.
 #[derive(Debug, Default)]
 struct PutAway {
@@ -160,12 +135,7 @@ impl SqlIntake {
                 self.logged(self.forget().await);
             }
             if left != Left::More {
-                tokio::select! {
-                    () = inbox.notified() => pause = LOOK_AGAIN / 2,
-                    () = tokio::time::sleep(pause) => {}
-                    Ok(()) = glances.changed() => {}
-                    () = stop.cancelled() => {}
-                }
+                pause = left.until_look(pause, &inbox, &mut glances, &stop).await;
             }
         }
     }
@@ -233,7 +203,8 @@ impl SqlIntake {
         // While queues cannot be read, each pass waits for that, and finds other rows first.
         Ok(match (is_new && !is_unread, more) {
             (false, _) => Left::Nothing,
-            (true, false) => Left::Fresh,
+            (true, false) if rows.len() < MANY => Left::Fresh,
+            (true, false) => Left::FreshAfterMany,
             (true, true) => Left::More,
         })
     }

@@ -141,6 +141,29 @@ async fn the_gauges_of_an_inbox_that_cannot_be_read_end_and_begin_again_when_it_
     assert_eq!(series(), [1, 1]);
 }
 
+#[tokio::test]
+async fn many_rows_in_one_pass_show_that_they_come_quickly() {
+    let (counter, test) = fresh().await;
+    let database = &counter.databases.all()[0];
+    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
+    let (intake, mut passed) = (intake(&counter), Passed::default());
+    for (rows, left) in [(MANY - 1, Left::Fresh), (MANY, Left::FreshAfterMany), (BATCH, Left::More)] {
+        let submit = format!("SELECT duetime.submit('orders', '{{}}') FROM generate_series(1, {rows})");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(submit)).execute(&test.pool).await.unwrap();
+        assert_eq!(intake.collect(&mut passed).await.unwrap(), left, "{rows} rows");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_notification_while_rows_come_quickly_begins_no_pass_and_counts_after_the_next_one() {
+    let (inbox, stop, mut glances) = (tokio::sync::Notify::new(), CancellationToken::new(), watch::channel(()).1);
+    inbox.notify_one();
+    let began = tokio::time::Instant::now();
+    assert_eq!(Left::FreshAfterMany.until_look(LOOK_AGAIN, &inbox, &mut glances, &stop).await, LOOK_AGAIN);
+    assert!(began.elapsed() >= LOOK_AGAIN, "it did not wait");
+    assert_eq!(Left::Fresh.until_look(LOOK_AGAIN, &inbox, &mut glances, &stop).await, LOOK_AGAIN / 2);
+}
+
 #[test]
 fn an_inbox_is_looked_at_again_until_a_glance_is_as_new() {
     let mut pause = LOOK_AGAIN / 2;
