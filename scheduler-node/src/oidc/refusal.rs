@@ -20,7 +20,7 @@ pub enum Refusal {
     )]
     NoRole { who: String, claim: String },
     #[error(
-        "you are {who}, but your id token has no claim `{claim}` that is a text or a list; an operator of this cluster checks `roles_claim`, `scopes` and what the provider puts into id tokens"
+        "you are {who}, but your id token has no claim `{claim}` that is a text or a list. Some providers leave it out for a person without a role: ask for one there. If you have one, an operator of this cluster checks `roles_claim`, `scopes` and what the provider puts into id tokens"
     )]
     NoClaim { who: String, claim: String },
 }

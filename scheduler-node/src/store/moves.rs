@@ -127,8 +127,9 @@ impl Database {
     /// Has the target refuse every open of a closed shard that was sent so far, by whatever owner and however late it
     /// comes: the target is filled under the epoch that [`Self::move_reopen`] gives the source. `false`: the shard does
     /// not arrive any more, or a newer owner fills it.
-    pub async fn move_refuse_open(&self, shard: ShardId, closed: Epoch, write: i64) -> Result<bool, Error> {
-        self.move_arrive(shard, Epoch::from_store(closed.number() + 1), write).await
+    pub async fn move_refuse_open(&self, shard: ShardId, closed: Epoch) -> Result<bool, Error> {
+        // The next owner may fill the target under this epoch, and numbers its writes anew. None is numbered under it yet.
+        self.move_arrive(shard, Epoch::from_store(closed.number() + 1), 0).await
     }
 
     /// Opens a closed shard in its source again. No open in the target may be under way: none has begun, or the target

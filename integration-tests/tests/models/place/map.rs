@@ -42,6 +42,8 @@ impl Places {
             return;
         }
         let rows = look.rows.map(Option::flatten);
+        // The reader of the map looks again until it has read each database in one look.
+        node.is_look_wanted = rows.contains(&None);
         for ((known, is_read), seen) in node.known.iter_mut().zip(&mut node.is_read).zip(rows) {
             *known = seen.map_or(*known, |seen| seen.is_current.then_some(seen.epoch));
             *is_read |= seen.is_some();

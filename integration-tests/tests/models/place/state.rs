@@ -159,7 +159,7 @@ pub(super) struct Node {
     /// The databases that the node has read since it started.
     pub(super) is_read: [bool; DATABASES],
     pub(super) look: Option<Look>,
-    /// A look is wanted although no database shows a new revision.
+    /// A look is wanted although no database shows a new revision: one was wasted, or could not read a database.
     pub(super) is_look_wanted: bool,
     pub(super) held: [Option<Held>; DATABASES],
     pub(super) act: Act,

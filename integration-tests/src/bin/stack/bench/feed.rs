@@ -40,6 +40,10 @@ pub(super) const MONTH_MS: i64 = 30 * 86_400_000;
 /// More than any measurement has under way, so that RabbitMQ takes everything at once.
 pub(super) const MAX_LENGTH: u32 = 1_000_000;
 
+/// How often each node may put a batch off before it counts as refused, and the pause between.
+const ROUNDS: usize = 4;
+const ROUND_PAUSE: Duration = Duration::from_millis(250);
+
 const REFUSED: &str = "refused";
 
 /// A task that was accepted.
@@ -79,6 +83,8 @@ pub(super) struct Feed {
     lead_ms: Range<i64>,
     /// Tasks that no node accepted.
     pub refused: AtomicU64,
+    /// Tasks whose answer was lost or late. They may be stored.
+    unclear: AtomicU64,
 }
 
 impl Feed {
@@ -88,18 +94,26 @@ impl Feed {
 
     /// A stream's tasks are submitted so far ahead of their due times.
     pub(super) fn ahead(clients: Vec<Client>, lead_ms: Range<i64>) -> Arc<Self> {
-        let (turn, serial, refused) = Default::default();
-        Arc::new(Self { clients, turn, serial, lead_ms, refused })
+        let (turn, serial, refused, unclear) = Default::default();
+        Arc::new(Self { clients, turn, serial, lead_ms, refused, unclear })
     }
 
     /// Adds the tasks that no node accepted: nothing keeps a node from it, and no figure counts what it refuses.
     pub(super) fn tell_refused(&self, part: &str, report: &mut Report) {
         report.finding(part, REFUSED, self.refused.load(Ordering::Relaxed));
+        self.tell_unclear(part, report);
+    }
+
+    /// A stall of the machine is enough for these.
+    fn tell_unclear(&self, part: &str, report: &mut Report) {
+        let unclear = self.unclear.load(Ordering::Relaxed) as f64;
+        report.judged(part, "answered late or not at all", unclear, "", Target::AtMost(0.0));
     }
 
     /// Adds them where nodes may refuse: while shards move, or under more load than they can bear.
     pub(super) fn tell_refused_under_stress(&self, part: &str, report: &mut Report) {
         report.judged(part, REFUSED, self.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+        self.tell_unclear(part, report);
     }
 
     /// Sets a queue's policy, and waits until its consumer, which counts in `seen`, has received a message.
@@ -131,13 +145,20 @@ impl Feed {
     pub(super) async fn send_for_answer(&self, ways: &[Way], batch: &Batch) -> (Vec<Accepted>, String) {
         let first_serial = self.serial.fetch_add(batch.len() as u64, Ordering::Relaxed) + 1;
         let (body, tasks) = batch.body(ways, first_serial);
-        for _ in 0..self.clients.len() {
+        for attempt in 0..ROUNDS * self.clients.len() {
+            if attempt > 0 && attempt.is_multiple_of(self.clients.len()) {
+                tokio::time::sleep(ROUND_PAUSE).await;
+            }
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             match submit(&self.clients[turn % self.clients.len()], &body).await {
                 Ok(Some(answer)) => return (tasks, answer),
                 Ok(None) => {}
                 Err(error) => {
                     progress(&format!("a batch for {}: {error:#}", ways[0].queue));
+                    if matches!(error.downcast_ref(), Some(Failure::Unknown(_))) {
+                        self.unclear.fetch_add(tasks.len() as u64, Ordering::Relaxed);
+                        return (Vec::new(), String::new());
+                    }
                     break;
                 }
             }
@@ -317,7 +338,7 @@ async fn submit(client: &Client, body: &str) -> Result<Option<String>> {
         Err(error) => return Err(error.into()),
     };
     let status = answer.status();
-    let text = answer.text().await?;
+    let text = answer.text().await.map_err(|error| Failure::Unknown(error.to_string()))?;
     if status == StatusCode::SERVICE_UNAVAILABLE || status == StatusCode::TOO_MANY_REQUESTS {
         return Ok(None);
     }

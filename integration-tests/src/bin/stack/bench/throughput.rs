@@ -174,6 +174,7 @@ async fn run(
     let fastest = fastest(options, cluster, &feed, &ways, &backlog).await?;
     report.judged(part, "submitted, fired, consumed and acked", fastest.per_second, "/s", Target::AtLeast(LEAST_PER_S));
     if let Some(raw) = raw {
+        report.figure(part, "RabbitMQ alone, right before", raw, "/s");
         report.judged(part, "part of raw RabbitMQ", fastest.per_second / raw, "", Target::AtLeast(LEAST_RATIO));
     }
     backlog.tell_took(part, None, report);

@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 
 use super::{
     copy::Round,
-    work::{Ends, LEAVING_AT_LEAST, Stepped, Work, explained},
+    work::{Ends, LEAVING_AT_LEAST, STAYS_CLOSED, Stepped, Work, explained},
 };
 use crate::{
     store::{
@@ -35,7 +35,8 @@ const CUT_WITHIN: Duration = Duration::from_millis(450);
 const LEAVING_LOOK: Duration = Duration::from_millis(500);
 
 /// What became of a cut that has stopped the claims.
-enum Cut {
+#[derive(Debug)]
+pub(super) enum Cut {
     /// The target has the shard now, under this epoch.
     Opened(Epoch),
     /// The source has it as before.
@@ -116,7 +117,7 @@ impl Work {
         })
     }
 
-    async fn cut_without_claims(&mut self, ends: &Ends, epoch: Epoch, began: Instant) -> Result<Cut, Error> {
+    pub(super) async fn cut_without_claims(&mut self, ends: &Ends, epoch: Epoch, began: Instant) -> Result<Cut, Error> {
         let (source, shard) = (&ends.source, self.shard);
         if tokio::time::timeout(DRAIN_WITHIN, source.owned_shards.drained(&[shard])).await.is_err() {
             return Ok(Cut::GivenUp("tasks in flight did not end in time"));
@@ -147,7 +148,12 @@ impl Work {
             Err(_) => "the last changes could not be written in time".to_owned(),
         };
         self.reopening = Some(closed);
-        match source.sql.move_reopen(shard, closed, &self.shared.me).await? {
+        let mut reopened = source.sql.move_reopen(shard, closed, &self.shared.me).await;
+        if reopened.is_err() {
+            // Without an answer the next step would need the target, which is often what does not answer.
+            reopened = source.sql.move_reopen(shard, closed, &self.shared.me).await;
+        }
+        match reopened? {
             Some(reopened) => Ok(Cut::Reopened(reopened, problem)),
             None => Ok(Cut::Lost),
         }
@@ -176,7 +182,7 @@ impl Work {
         Ok(match self.undo_cut(ends, epoch).await {
             Ok(true) => Stepped::HeldUp(problem),
             Ok(false) => Stepped::Ended,
-            Err(error) => Stepped::HeldUp(format!("{problem}; the shard stays closed: {}", explained(&error))),
+            Err(error) => Stepped::HeldUp(format!("{problem}; {STAYS_CLOSED}: {}", explained(&error))),
         })
     }
 

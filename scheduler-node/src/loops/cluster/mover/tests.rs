@@ -1,7 +1,10 @@
 //! The mover on real databases without etcd.
 
+use std::sync::atomic::Ordering;
+
 use super::{
     copy::Round,
+    cut::Cut,
     work::{Ends, LONG_ROUNDS, Stepped},
     *,
 };
@@ -179,6 +182,20 @@ async fn a_shard_that_its_target_has_opened_without_an_answer_stays_closed_in_it
     assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
 }
 
+#[tokio::test]
+async fn a_cut_that_is_given_up_has_its_shard_open_in_the_source_from_then_on() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    let id = fixture::fresh_id_of(SHARD);
+    moving.ends.source.sql.task_submit(&[new_task(id)], Sending::First).await.unwrap();
+    sqlx::raw_sql(REFUSE_ROWS).execute(&moving.tests[1].pool).await.unwrap();
+    let (ends, epoch) = (moving.ends.clone(), moving.epoch);
+    let cut = moving.work.cut_without_claims(&ends, epoch, Instant::now()).await.unwrap();
+    assert!(matches!(cut, Cut::Reopened(..)), "{cut:?}");
+    assert!(moving.work.reopening.is_some(), "the target must not open, had the answer been lost");
+    assert_eq!(moving.statuses().await, [ShardStatus::Leaving, ShardStatus::Arriving]);
+}
+
 /// The answer to its opening was lost, and it may still be under way.
 #[tokio::test]
 async fn a_shard_that_may_open_in_its_source_late_is_not_opened_in_its_target() {
@@ -195,6 +212,7 @@ async fn a_cut_that_was_half_undone_ends_in_the_source_with_its_owner_and_in_the
     for is_same_owner in [true, false] {
         let mut moving = Moving::new().await;
         let (_, mut closed) = moving.refused().await;
+        moving.work.shared.writes.fetch_add(100, Ordering::Relaxed);
         assert!(moving.work.refuse_open(&moving.ends, closed).await.unwrap());
         sqlx::raw_sql("DROP TRIGGER refuse_row ON duetime.task").execute(&moving.tests[1].pool).await.unwrap();
         let mut expected = [ShardStatus::Leaving, ShardStatus::Arriving];
@@ -203,6 +221,8 @@ async fn a_cut_that_was_half_undone_ends_in_the_source_with_its_owner_and_in_the
             let acquire = "UPDATE duetime.shard SET epoch = epoch + 1 WHERE id = 0 RETURNING epoch";
             let epoch: i64 = sqlx::query_scalar(acquire).fetch_one(&moving.tests[0].pool).await.unwrap();
             (closed, expected) = (Epoch::from_store(epoch), [ShardStatus::Gone, ShardStatus::Here]);
+            // A node that has written less.
+            moving.work.shared.writes.store(0, Ordering::Relaxed);
         }
         moving.work.finish_cut(&moving.ends, closed).await.unwrap();
         assert_eq!(moving.statuses().await, expected);

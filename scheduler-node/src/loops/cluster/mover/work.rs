@@ -39,6 +39,9 @@ pub(super) const LEAVING_AT_LEAST: Duration = Duration::from_secs(2);
 /// held up for a while has as many to write as came meanwhile.
 pub(super) const LONG_ROUNDS: u32 = 60;
 
+/// What the problem of a move tells while the tasks of its shard wait.
+pub(super) const STAYS_CLOSED: &str = "the shard stays closed";
+
 /// The result of a step.
 #[derive(Debug)]
 pub(super) enum Stepped {
@@ -127,6 +130,7 @@ impl Work {
                 }
                 Ok(Stepped::Ended) => break,
                 Ok(Stepped::HeldUp(problem)) => problem,
+                Err(error) if self.shared.is_closed(self.shard) => format!("{STAYS_CLOSED}: {}", explained(&error)),
                 Err(error) => explained(&error),
             };
             return self.held_up(problem).await;
@@ -262,7 +266,7 @@ impl Work {
 
     /// Has the target refuse every open so far of a shard that is closed under `closed`.
     pub(super) async fn refuse_open(&self, ends: &Ends, closed: Epoch) -> Result<bool, Error> {
-        ends.target.sql.move_refuse_open(self.shard, closed, self.shared.writes.load(Ordering::Relaxed)).await
+        ends.target.sql.move_refuse_open(self.shard, closed).await
     }
 
     async fn leave(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
