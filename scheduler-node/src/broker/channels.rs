@@ -1,7 +1,7 @@
 //! The publish channels of one connection. Each carries one batch at a time, so that everything the broker
 //! sends back on a channel belongs to that batch.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use lapin::Channel;
 use parking_lot::Mutex;
@@ -46,10 +46,15 @@ impl Channels {
         Ok(())
     }
 
-    /// Adds channels until `wanted` are free, or as many as there are places for batches.
-    pub(super) async fn add_until_free(&self, wanted: usize) -> Result<(), Error> {
+    /// Whether `wanted` channels are free, or as many as there are places for batches.
+    pub(super) fn has_free(&self, wanted: usize) -> bool {
+        self.count_free() >= wanted.min(self.places.available_permits())
+    }
+
+    /// Adds channels until so many are free. None is begun after `until`.
+    pub(super) async fn add_until_free(&self, wanted: usize, until: Instant) -> Result<(), Error> {
         let _turn = self.opening.lock().await;
-        while self.count_free() < wanted.min(self.places.available_permits()) {
+        while Instant::now() < until && !self.has_free(wanted) {
             self.add().await?;
         }
         Ok(())

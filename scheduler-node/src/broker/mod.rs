@@ -188,6 +188,11 @@ impl Broker {
         let _ = crate::supervise::spawn_child(async move { publisher.prepare(&route, channels).await }).await;
     }
 
+    /// Whether the queue of the route is declared and so many channels are free, or there is no connection for either.
+    pub fn is_ready(&self, route: &Route, channels: usize) -> bool {
+        self.shared.publisher.load_full().is_none_or(|publisher| publisher.is_ready(route, channels))
+    }
+
     /// Whether the broker takes messages now. After some seconds without a message it is sounded out: RabbitMQ does not
     /// tell a quiet connection that it is short of memory or disk.
     pub async fn takes_messages(&self) -> bool {

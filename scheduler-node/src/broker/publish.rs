@@ -14,6 +14,11 @@ pub trait Publish: Send + Sync + 'static {
         std::future::ready(())
     }
 
+    /// Whether [`Self::prepare`] would do nothing.
+    fn is_ready(&self, _route: &Route, _channels: usize) -> bool {
+        false
+    }
+
     fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> impl Future<Output = Vec<Published>> + Send;
 }
 
@@ -24,6 +29,10 @@ impl Publish for Broker {
 
     async fn prepare(&self, route: &Route, channels: usize) {
         Broker::prepare(self, route, channels).await;
+    }
+
+    fn is_ready(&self, route: &Route, channels: usize) -> bool {
+        Broker::is_ready(self, route, channels)
     }
 
     async fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {

@@ -91,14 +91,21 @@ impl Publisher {
         if self.link.is_blocked() {
             return;
         }
-        let lane = self.routes.lane(route);
-        let ready = async {
-            self.routes.make_ready(&lane, route).await?;
-            self.channels.add_until_free(channels).await
+        let (lane, until) = (self.routes.lane(route), Instant::now() + START_WITHIN);
+        let ready = match tokio::time::timeout(START_WITHIN, self.routes.make_ready(&lane, route)).await {
+            // A channel that is given up while it opens would cost the connection its number for good.
+            Ok(Ok(())) => self.channels.add_until_free(channels, until).await,
+            Ok(Err(error)) => Err(error),
+            Err(_) => return,
         };
-        if let Ok(Err(error)) = tokio::time::timeout(START_WITHIN, ready).await {
+        if let Err(error) = ready {
             tracing::debug!(error = error.explained(), "the way to a queue is not ready before its messages are due");
         }
+    }
+
+    /// Whether [`Self::prepare`] would do nothing.
+    pub(super) fn is_ready(&self, route: &Route, channels: usize) -> bool {
+        self.routes.has_declared(route) && self.channels.has_free(channels)
     }
 
     /// Publishes the batch together or, on a route on which the broker lately refused a message, one by one: the broker

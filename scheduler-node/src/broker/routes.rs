@@ -137,6 +137,11 @@ impl Routes {
         Ok(())
     }
 
+    /// Whether this connection has declared the queue of the route, or need not.
+    pub(super) fn has_declared(&self, route: &Route) -> bool {
+        route.declare.as_ref().is_none_or(|declaration| self.lane(route).has_declared(declaration))
+    }
+
     /// Declares the queue for messages that cannot be tasks.
     pub(super) async fn declare_invalid(&self) -> Result<(), Error> {
         declare_invalid(&self.link, &self.strangers).await

@@ -124,9 +124,10 @@ impl SqlIntake {
             // The glance may be older than rows that came lately.
             let has_rows =
                 pause < LOOK_EVERY || self.source().glance().is_none_or(|glance| glance.inbox_oldest.is_some());
+            let began = Instant::now();
             let collected = if has_rows { self.logged(self.collect(&mut passed).await) } else { None };
             let left = collected.unwrap_or(Left::Nothing);
-            pause = left.next_look(pause);
+            pause = left.next_look(pause, began.elapsed());
             if turn(&mut looked, LOOK_EVERY) {
                 self.logged(self.measure(&mut measured, GAUGES_KEPT).await);
                 self.logged(self.copy_queues(&mut copied).await);

@@ -36,19 +36,21 @@ async fn a_batch_on_a_route_that_was_made_ready_declares_nothing_and_opens_no_ch
     let made_ready = async {
         loop {
             bench.broker.prepare(&route, 3).await;
-            if free() == Some(3) {
+            if free() >= Some(3) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
     timeout(LONG, made_ready).await.expect("a busy broker needs more than one try");
+    assert!(bench.broker.is_ready(&route, 3));
+    let before = free();
     bench.broker.prepare(&route, 2).await;
-    assert_eq!(free(), Some(3), "there are enough");
+    assert_eq!(free(), before, "there are enough");
     bench.hand().await.delete("mail").await;
     let published = bench.broker.publish(&route, batch("mail", 10)).await;
     assert_eq!(tally(&published), Tally { unroutable: 10, ..Tally::default() }, "the queue was there");
-    assert_eq!(free(), Some(3), "the batch has used one of them");
+    assert!(free() >= before, "the batch has used one of them");
 }
 
 #[tokio::test]

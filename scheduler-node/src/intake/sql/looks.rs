@@ -32,11 +32,13 @@ pub(super) enum Left {
 }
 
 impl Left {
-    /// The time to the next look, when the last one was `pause` after the one before it.
-    pub(super) fn next_look(self, pause: Duration) -> Duration {
+    /// The time to the next look, when the last one was `pause` after the one before it, and its pass took `took`.
+    pub(super) fn next_look(self, pause: Duration, took: Duration) -> Duration {
         match self {
             Self::Nothing => (pause * 2).min(LOOK_EVERY),
-            Self::Fresh | Self::FreshAfterMany | Self::More => LOOK_AGAIN,
+            Self::Fresh | Self::More => LOOK_AGAIN,
+            // Passes begin `LOOK_AGAIN` apart, and long ones leave the database some rest.
+            Self::FreshAfterMany => LOOK_AGAIN.saturating_sub(took).max(LOOK_AGAIN / 4),
         }
     }
 

@@ -73,7 +73,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let channels = outbox.batches_at_once().min(CHANNELS);
         while preparations.under_way.len() < AT_ONCE {
             let Some((route, due_at)) = preparations.waiting.pop_front() else { return };
-            if due_at <= clock::instant() {
+            if due_at <= clock::instant() || self.broker.is_ready(&route, channels) {
                 continue;
             }
             let (this, work) = (Arc::clone(self), at_work());
