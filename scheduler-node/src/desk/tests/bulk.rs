@@ -441,7 +441,9 @@ async fn an_export_that_finds_nothing_for_long_shows_that_it_goes_on_and_each_li
     let none = TaskFilter { state: Some(TaskState::Ready), ..TaskFilter::default() };
     let export = counter.desk.export(none).await.expect("for all queues");
     let chunks: Vec<Vec<u8>> = export.try_collect().await.expect("to its end");
-    assert_eq!(chunks, [b" ".to_vec(), b"{\"exported\":0}\n".to_vec()]);
+    let (end, blanks) = chunks.split_last().expect("a last line");
+    assert_eq!(end, b"{\"exported\":0}\n");
+    assert!(!blanks.is_empty() && blanks.iter().all(|blank| blank == b" "), "{blanks:?}");
     let text = String::from_utf8(chunks.concat()).expect("UTF-8");
     assert!(text.lines().all(|line| serde_json::from_str::<ExportEnd>(line).is_ok_and(|end| end.exported == 0)));
 }
