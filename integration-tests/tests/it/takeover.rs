@@ -10,7 +10,7 @@ use integration_tests::{
 };
 use tokio::time::Instant;
 
-use crate::{confirm, flows, lasts, load, scenario, stream::Stream, submit_now, until};
+use crate::{confirm, flows, lasts, load, moves::number, scenario, stream::Stream, submit_now, until};
 
 /// A lease that outlasts every scenario, so that no shard moves because of it.
 const ENDLESS: Duration = Duration::from_secs(600);
@@ -220,6 +220,12 @@ async fn a_node_stopped_for_longer_than_its_lease_publishes_nothing_that_it_clai
         })
         .await?;
         ensure!(sandbox.ledger.wait_all(SOON).await, "tasks are outstanding");
+        // What the others publish a second time, marked, may still be under way.
+        until("all tasks have ended", SOON, async || {
+            let left = number(sandbox, 0, "SELECT count(*) FROM duetime.task").await.ok()?;
+            (left == 0).then_some(())
+        })
+        .await?;
         let published = sandbox.ledger.arrivals().len();
         sandbox.resume(SLOW)?;
         // It has its share again, and publishes: whatever it had in hand before has long been decided.
