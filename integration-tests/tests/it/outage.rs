@@ -203,7 +203,8 @@ fn assigned_of_second(report: &Value) -> Option<BTreeSet<&str>> {
 async fn a_node_that_starts_while_the_first_database_is_away_keeps_no_task_of_the_second_waiting() {
     scenario(Sandbox::builder().databases(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let (client, due_ms) = (sandbox.client(0), now_ms() + 20_000);
+        // The submissions, the start of a node and two kills fit in, on a busy machine too.
+        let (client, due_ms) = (sandbox.client(0), now_ms() + 40_000);
         let mut of_second = BTreeSet::new();
         for _ in 0..60 {
             let number = submit(&client, &sandbox.ledger, "mail", due_ms, &json!({})).await?;
@@ -228,6 +229,7 @@ async fn a_node_that_starts_while_the_first_database_is_away_keeps_no_task_of_th
         .await?;
         // However slow the machine is, this makes the master decide once more after it has heard of the node.
         sandbox.kill(2);
+        ensure!(now_ms() < due_ms, "the tasks came due before the nodes were killed");
         let is_assigned = until("the shards of the second database are assigned again", BACK_WITHIN, async || {
             let report = client.cluster().await.ok()?;
             let assigned = assigned_of_second(&report)?;
