@@ -29,7 +29,7 @@ use self::{
 };
 use crate::sandbox::{HISTORY, Sandbox};
 
-/// The interval between two checks, and the time before the first one: a line of a wrong step is written by then.
+/// The time from the moment of a check until it reads the lines: one of a wrong step is written by then.
 const CHECK_EVERY: Duration = Duration::from_millis(300);
 
 /// The limit for the lines that a path needs: a busy machine writes them late.
@@ -55,13 +55,14 @@ impl fmt::Display for Checked {
     }
 }
 
-/// Checks the histories of all nodes of a sandbox up to now. The moment is fixed, so a fault that is still there when
-/// all lines are written is one of the nodes.
+/// Checks the histories of all nodes of a sandbox, after its load. A moment may lie between the lines of two
+/// connections whose steps belong together, so each round has a moment of its own. A fault that is there in all of
+/// them is one of the nodes.
 pub async fn check_sandbox(sandbox: &Sandbox) -> Result<Checked> {
-    let until = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Micros, true);
     let running: Vec<String> = sandbox.nodes().iter().filter_map(|node| node.running_history()).collect();
     let deadline = Instant::now() + WRITTEN_WITHIN;
     loop {
+        let until = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Micros, true);
         tokio::time::sleep(CHECK_EVERY).await;
         let checked = check_folder(sandbox.folder(), &running, &until);
         if checked.is_ok() || Instant::now() >= deadline {

@@ -110,6 +110,9 @@ impl<'a> Search<'a> {
                 }
             }
         }
+        // The model revives a dead task only while an attempt is left.
+        let is_revived = streams.iter().flat_map(|stream| &stream.events).any(|line| line.event == Event::Revived);
+        attempts = attempts.saturating_add(u8::from(is_revived));
         let bounds = Bounds {
             nodes: streams.iter().map(|stream| stream.node + 1).max().unwrap_or(0),
             attempts,

@@ -1,10 +1,10 @@
 //! The lines of one task, without the names that tell it from others: nodes and epochs become small numbers.
 //!
-//! A node writes a step's line when it has the answer of PostgreSQL or of RabbitMQ. Its dispatches, what clients ask of
-//! one task, and its other statements take different connections, so between them the order of the lines tells
-//! nothing: the next attempt may be claimed before the answer comes which says that the one before has failed. They
-//! are streams of their own. So a rescue after the task's end is accepted here, as one before it; the judge of the
-//! deliveries sees what comes of it.
+//! A node writes a step's line when it has the answer of PostgreSQL or of RabbitMQ. Its dispatches, each
+//! request of a client for one task, and its other statements take different connections, so between them the order of
+//! the lines tells nothing: the next attempt may be claimed before the answer comes which says that the one before has
+//! failed. They are streams of their own. So a rescue after the task's end is accepted here, as one before it; the judge
+//! of the deliveries sees what comes of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,7 +55,7 @@ impl Event {
         }
     }
 
-    /// Whether the step is what a client asked for one task: it waits for none of the others.
+    /// Whether the step is what a client asked for one task: it waits for no other step, and no other one waits for it.
     const fn is_of_request(self) -> bool {
         matches!(self, Self::Cancelled(_) | Self::Revived)
     }
@@ -104,8 +104,8 @@ pub(super) fn tasks_of(starts: &[Start]) -> BTreeMap<&str, BTreeMap<usize, Vec<u
     tasks
 }
 
-/// The streams of a task: up to three for each start that has lines of it, and one more for all others that may have taken
-/// steps without a line.
+/// The streams of a task. Each start that has lines of it has one for dispatches, one for each request, and one for the
+/// rest. One more is for all other starts that may have taken steps without a line.
 pub(super) fn streams_of(starts: &[Start], lines: &BTreeMap<usize, Vec<usize>>) -> Vec<Stream> {
     let epochs = epochs_of(starts, lines);
     let place_of = |epoch: &i64| epochs.iter().position(|known| known == epoch).unwrap_or_default();
@@ -116,7 +116,7 @@ pub(super) fn streams_of(starts: &[Start], lines: &BTreeMap<usize, Vec<usize>>) 
             has_stranger |= in_doubt.is_some();
             continue;
         };
-        let [mut dispatch, mut requests, mut others] = [Stream::of(nodes), Stream::of(nodes), Stream::of(nodes)];
+        let [mut dispatch, mut others] = [Stream::of(nodes), Stream::of(nodes)];
         let mut events = Vec::new();
         let mut doubt_at = in_doubt;
         for place in places {
@@ -128,14 +128,14 @@ pub(super) fn streams_of(starts: &[Start], lines: &BTreeMap<usize, Vec<usize>>) 
         }
         events.extend(doubt_at.map(|_| DOUBTS).into_iter().flatten());
         for (place, event) in events.into_iter().enumerate() {
-            let stream = match event {
-                event if event.is_of_dispatch() => &mut dispatch,
-                event if event.is_of_request() => &mut requests,
-                _ => &mut others,
-            };
-            stream.events.push(Line { place, event });
+            let line = Line { place, event };
+            match event {
+                event if event.is_of_dispatch() => dispatch.events.push(line),
+                event if event.is_of_request() => streams.push(Stream { node: nodes, events: vec![line] }),
+                _ => others.events.push(line),
+            }
         }
-        streams.extend([dispatch, requests, others].into_iter().filter(|stream| !stream.events.is_empty()));
+        streams.extend([dispatch, others].into_iter().filter(|stream| !stream.events.is_empty()));
         nodes += 1;
     }
     if has_stranger {

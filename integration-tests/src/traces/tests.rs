@@ -155,6 +155,14 @@ fn a_claim_whose_answer_comes_before_the_one_of_what_allowed_it_is_a_path() {
 }
 
 #[test]
+fn two_requests_of_clients_whose_answers_come_in_the_other_order_are_a_path() {
+    let dead = [OWNED, "submitted", CLAIMED, PUBLISHED, CONFIRMED, "finished attempt=1 outcome=dead"];
+    for requests in [["revived", "cancelled attempt=1"], ["cancelled attempt=1", "revived"]] {
+        accepted(&[start("a", true, &[&dead[..], &requests].concat())]);
+    }
+}
+
+#[test]
 fn a_claim_under_an_old_epoch_is_refused() {
     // The task fails under the second owner before the first one claims it anew.
     let first = start("a", true, &[OWNED, "submitted", CLAIMED, PUBLISHED, CONFIRMED, "claimed attempt=3 epoch=3"]);
