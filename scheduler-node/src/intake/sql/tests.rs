@@ -169,9 +169,12 @@ fn an_inbox_is_looked_at_again_until_a_glance_is_as_new() {
     let mut pause = LOOK_AGAIN / 2;
     let mut looks = Vec::new();
     while pause < LOOK_EVERY {
-        pause = Left::Nothing.next_look(pause);
+        pause = Left::Nothing.next_look(pause, Duration::ZERO);
         looks.push(pause.as_millis());
     }
     assert_eq!(looks, [40, 80, 160, 320, 500]);
-    assert_eq!(Left::Fresh.next_look(LOOK_EVERY), LOOK_AGAIN);
+    assert_eq!(Left::Fresh.next_look(LOOK_EVERY, LOOK_AGAIN), LOOK_AGAIN);
+    let after_many = |took| Left::FreshAfterMany.next_look(LOOK_EVERY, took);
+    assert_eq!(after_many(LOOK_AGAIN / 2), LOOK_AGAIN / 2, "passes begin apart");
+    assert_eq!(after_many(LOOK_EVERY), LOOK_AGAIN / 4, "a rest after a long one");
 }
