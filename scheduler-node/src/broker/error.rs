@@ -12,6 +12,9 @@ const NOT_FOUND: u16 = 404;
 const RESOURCE_LOCKED: u16 = 405;
 pub(super) const PRECONDITION_FAILED: u16 = 406;
 
+/// The words of a refusal over a routing key. A refusal of the whole exchange does not have them.
+const OF_A_KEY: &str = "access to topic '";
+
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     /// The error leaves the URL out: it holds a password.
@@ -68,9 +71,13 @@ impl Error {
         matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND | RESOURCE_LOCKED))
     }
 
-    /// Whether the broker closed the channel over a message that it refuses.
-    pub(super) fn is_refused_message(&self) -> bool {
-        matches!(self.reply_code(), Some(ACCESS_REFUSED | PRECONDITION_FAILED))
+    /// Whether the broker closed the channel over a message that it refuses now and later. `has_own_key`: see
+    /// [`is_of_message`].
+    pub(super) fn is_refused_message(&self, has_own_key: bool) -> bool {
+        let Self::Refused { source, .. } = self else {
+            return false;
+        };
+        reply(source).is_some_and(|reply| is_of_message(reply, has_own_key))
     }
 
     /// The code with which the broker refused, in AMQP's numbering (404 not found, 406 precondition failed, ...).
@@ -87,6 +94,16 @@ pub(super) fn reply(error: &lapin::Error) -> Option<&AMQPError> {
     match error.kind() {
         lapin::ErrorKind::ProtocolError(reply) => Some(reply),
         _ => None,
+    }
+}
+
+/// Whether the broker closed the channel over a message and not over the route of all. Without a routing key of its own
+/// (`has_own_key`), every message of the route is refused: a person has to grant the permission.
+pub(super) fn is_of_message(reply: &AMQPError, has_own_key: bool) -> bool {
+    match reply.get_id() {
+        PRECONDITION_FAILED => true,
+        ACCESS_REFUSED => has_own_key && reply.get_message().as_str().contains(OF_A_KEY),
+        _ => false,
     }
 }
 

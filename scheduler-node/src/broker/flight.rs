@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use super::{
     envelope,
-    error::{ACCESS_REFUSED, PRECONDITION_FAILED, reply},
+    error::{is_of_message, reply},
     message::{Envelope, Outgoing},
     published::{NotTaken, Published},
     route::Route,
@@ -33,9 +33,6 @@ use super::{
 
 /// The reason why a message was not sent: it waited for its route, or for the message ahead of it.
 pub(super) const TOO_LATE: &str = "it was claimed too long ago to be sent";
-
-/// The words of a refusal over a routing key. A refusal of the whole exchange does not have them.
-const OF_A_KEY: &str = "access to topic '";
 
 /// The names that every message of a batch carries.
 pub(super) struct Address {
@@ -277,14 +274,9 @@ impl Flight {
     /// The broker's words, if it closed the channel over a message and not over the route of all.
     pub(super) fn refusal(&self, batch: &[Outgoing]) -> Option<String> {
         let closed = self.closed.as_ref()?;
-        let text = closed.get_message().as_str();
-        let is_of_a_message = match closed.get_id() {
-            PRECONDITION_FAILED => true,
-            // Without a key of its own, every message of the route is refused: a person has to grant the permission.
-            ACCESS_REFUSED => text.contains(OF_A_KEY) && batch.iter().all(|of| of.delivery.envelope.is_some()),
-            _ => false,
-        };
-        is_of_a_message.then(|| format!("{} {text}", closed.get_id()))
+        let have_own_keys = batch.iter().all(|outgoing| outgoing.delivery.envelope.is_some());
+        let is_refused = is_of_message(closed, have_own_keys);
+        is_refused.then(|| format!("{} {}", closed.get_id(), closed.get_message().as_str()))
     }
 
     /// The index of the message that went to the broker and has no confirm, if it is the only one.

@@ -107,6 +107,8 @@ pub struct Subject {
 /// channel for itself until its confirm: what the broker sends back there is its own.
 #[derive(Clone)]
 pub struct Reports {
+    /// The queue that the tasks come from.
+    queue: Arc<str>,
     link: Arc<Link>,
     /// The channel of the tasks: with it, the broker would forget acks that it has not passed on.
     tasks: Arc<Channel>,
@@ -137,7 +139,7 @@ impl Worker {
         let (link, _) = Link::open(login, &format!("duetime relay: {queue}"), MemoryHold::unlimited()).await?;
         let channel = Arc::new(link.channel().await?);
         let channels = Arc::new(Channels::new(Arc::clone(&link)));
-        let reports = Reports { link: Arc::clone(&link), tasks: Arc::clone(&channel), channels };
+        let reports = Reports { queue: queue.into(), link: Arc::clone(&link), tasks: Arc::clone(&channel), channels };
         Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })
     }
 
@@ -264,7 +266,8 @@ impl std::fmt::Debug for Reports {
 
 impl Reports {
     /// Sends a report to the cluster. `Done`: the broker has put it into the queue of results. `Refused`: the broker
-    /// refuses this very report, now and later.
+    /// refuses this very report, now and later. A refusal of all reports on tasks of this queue is `Unknown`: it ends
+    /// once a person has granted the permission, and finished work must not be done again until then.
     pub async fn send(&self, subject: &Subject, body: &ResultBody) -> Outcome<()> {
         let report = match Report::new(subject, body) {
             Ok(report) => report,
@@ -282,7 +285,8 @@ impl Reports {
             // It runs to its end even if the caller goes away, and keeps the channel until its confirm: a late one
             // could hide the return of another report. A broker that is out of memory may confirm nothing for hours,
             // and a new connection each time would cost every task a delivery.
-            let child = spawn_child(report.publish(lease));
+            let has_own_key = subject.queue != *self.queue;
+            let child = spawn_child(report.publish(lease, has_own_key));
             child.await.unwrap_or_else(|error| Outcome::Unknown(error.to_string()))
         };
         let silent = |_| Outcome::Unknown(format!("no confirm within {REPORTED_WITHIN:?}"));
@@ -321,8 +325,9 @@ impl Report {
         Ok(Self { key, properties, json })
     }
 
-    /// Publishes the report over a channel of its own, and waits for its confirm.
-    async fn publish(self, mut lease: Lease) -> Outcome<()> {
+    /// Publishes the report over a channel of its own, and waits for its confirm. `has_own_key`: it is on a task of
+    /// another queue than the relay's, as a message from elsewhere may ask for.
+    async fn publish(self, mut lease: Lease, has_own_key: bool) -> Outcome<()> {
         let Self { key, properties, json } = self;
         let options = BasicPublishOptions { mandatory: true, ..Default::default() };
         let channel = lease.begin();
@@ -333,7 +338,7 @@ impl Report {
                 // The broker has closed the channel, or the connection is gone.
                 drop(lease.discard());
                 let error = Error::Refused { doing: "report".to_owned(), source };
-                let (is_refused, reason) = (error.is_refused_message(), error.explained());
+                let (is_refused, reason) = (error.is_refused_message(has_own_key), error.explained());
                 return if is_refused { Outcome::Refused(reason) } else { Outcome::Unknown(reason) };
             }
         };

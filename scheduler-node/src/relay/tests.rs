@@ -105,6 +105,41 @@ async fn messages_whose_reports_are_refused_are_rejected_and_hold_up_no_other_ta
     assert_eq!(hand.depth(QUEUE).await, 0, "no message came back to the queue");
 }
 
+/// On one thread, so that the log has the lines of all reports.
+#[tokio::test]
+async fn a_relay_that_may_not_report_keeps_finished_tasks_until_it_may_and_does_none_twice() {
+    const TASKS: usize = 3;
+    let (mut bench, hand, url) = bench().await;
+    may_write(&bench, "^$").await;
+    for number in 0..TASKS {
+        publish(&hand, &format!("task-{number}"), QUEUE).await;
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let line = format!("echo done >> {}", file.path().display());
+    let (log, stop) = (Log::keep(), CancellationToken::new());
+    let test = async {
+        until(async || log.count("a report is unconfirmed; retrying") == TASKS).await;
+        may_write(&bench, r"^duetime\.in$").await;
+        for _ in 0..TASKS {
+            let back = bench.next().await;
+            assert_eq!(back.source, Source::Results);
+            back.ack.ack().await;
+        }
+        stop.cancel();
+    };
+    let relay = run(settings(url, &line, CONCURRENCY), stop.clone(), CancellationToken::new());
+    timeout(LONG, async { tokio::join!(relay, test) }).await.expect("the relay reports each task, and stops");
+    assert_eq!(log.count("its message is rejected"), 0);
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap().lines().count(), TASKS, "each is done once");
+    assert_eq!(hand.depth(QUEUE).await, 0, "each message is acked");
+}
+
+/// Lets the relay's user write to the exchanges and queues of this pattern only, and read the relay's queue.
+async fn may_write(bench: &Bench, pattern: &str) {
+    let (vhost, user) = (bench.vhost.as_str(), format!("relay-{}", bench.vhost));
+    bench.rabbit.ctl(&["set_permissions", "-p", vhost, &user, "^$", pattern, "^jobs$"]).await.unwrap();
+}
+
 #[tokio::test]
 async fn an_outage_of_the_broker_is_one_warning_in_the_log() {
     let (log, stop) = (Log::keep(), CancellationToken::new());
