@@ -225,20 +225,26 @@ impl Database {
         self.expire(shards, from, i64::try_from(ids.len()).unwrap_or(i64::MAX), keep, &[], Some(ids)).await
     }
 
-    /// Lists at most `most` tasks that [`Self::task_expire`] would archive.
+    /// Lists at most `most` tasks that [`Self::task_expire`] would archive, and their expiries in order.
     pub async fn task_expired(
         &self,
         shards: &[ShardId],
         from: Option<UnixMicros>,
         most: i64,
         aside: &[TaskId],
-    ) -> Result<Vec<TaskId>, Error> {
-        let expired = sqlx::query(include_str!("queries/task_expired.sql"))
-            .bind(super::numbers(shards))
-            .bind(most)
-            .bind(super::uuids(aside))
-            .bind(from_or_head(from).to_utc());
-        self.returned_ids(StoreOp::TaskExpired, expired).await
+    ) -> Result<Vec<(TaskId, UnixMicros)>, Error> {
+        let (shards, aside) = (super::numbers(shards), super::uuids(aside));
+        self.run(StoreOp::TaskExpired, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/task_expired.sql"))
+                .bind(shards)
+                .bind(most)
+                .bind(aside)
+                .bind(from_or_head(from).to_utc())
+                .fetch_all(&pool)
+                .await?;
+            rows.iter().map(|row| Ok((super::task_id(row, "id")?, super::moment(row, "expires_at")?))).collect()
+        })
+        .await
     }
 
     async fn expire(

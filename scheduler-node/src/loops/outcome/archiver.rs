@@ -7,6 +7,7 @@
 mod searches;
 
 use std::{
+    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -55,9 +56,13 @@ const FORGOTTEN: i64 = 2_000;
 /// node deletes more than it can note.
 const FORGET_BATCHES: usize = 50;
 
-/// The most expired tasks that are left in place because the database refuses to archive them. Beyond it, the first
-/// of them are tried again.
+/// The most expired tasks that a search leaves out because the database refuses to archive them: the search compares
+/// each task that it finds with all of them. Beyond it, the first of them are tried again.
 const ASIDE_MOST: usize = 1_000;
+
+/// The most refused tasks that are remembered as kept in the quarantine. Beyond it all are forgotten, and some are kept
+/// twice.
+const KEPT_MOST: usize = 10_000;
 
 const DAY_MS: i64 = 86_400_000;
 
@@ -74,6 +79,18 @@ struct Turns {
     are_clocks_apart: bool,
 }
 
+/// What the archiver remembers of expired tasks that the database refuses to archive.
+#[derive(Debug, Default)]
+struct RefusedTasks {
+    /// Those that searches leave out, the latest last.
+    aside: Vec<TaskId>,
+    /// Those that are in the quarantine.
+    kept: HashSet<TaskId>,
+    /// The expiry from which the next search looks at least, behind a page that had refused ones. So a search reaches
+    /// the tasks behind them, however many they are. `None`: it looks at those before them too.
+    behind: Option<UnixMicros>,
+}
+
 #[derive(Debug)]
 pub struct Archiver {
     pub database: NodeDatabase,
@@ -86,7 +103,7 @@ pub struct Archiver {
 impl Archiver {
     pub async fn run(self, stop: CancellationToken) {
         let mut next: Option<(Instant, u64, Option<i64>)> = None;
-        let (mut turns, mut aside, mut searches) = (Turns::default(), Vec::new(), Searches::default());
+        let (mut turns, mut refused, mut searches) = (Turns::default(), RefusedTasks::default(), Searches::default());
         let mut forget_at = Instant::now();
         loop {
             let (keep_days, today) = (self.keep_days(), self.today());
@@ -101,7 +118,7 @@ impl Archiver {
             if Instant::now() >= forget_at && self.forget(&stop).await {
                 forget_at = Instant::now() + FORGET_EVERY;
             }
-            if let Err(error) = self.expire(&mut aside, &mut searches, &stop).await {
+            if let Err(error) = self.expire(&mut refused, &mut searches, &stop).await {
                 tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not archive expired tasks; retrying");
             }
             tokio::select! {
@@ -179,7 +196,7 @@ impl Archiver {
     /// Archives expired tasks a page at a time, until none is left or `stop`: a stop waits for the page under way only.
     async fn expire(
         &self,
-        aside: &mut Vec<TaskId>,
+        refused: &mut RefusedTasks,
         searches: &mut Searches,
         stop: &CancellationToken,
     ) -> Result<(), Error> {
@@ -193,51 +210,89 @@ impl Archiver {
             work.beat();
             let keep = Keep::of(&self.books.load());
             let search = searches.begin(&shards, clock::instant());
-            let expired = database.task_expire(&shards, search.from, EXPIRED_PER_PASS, &keep, aside).await;
+            let from = search.from.max(refused.behind);
+            let expired = database.task_expire(&shards, from, EXPIRED_PER_PASS, &keep, &refused.aside).await;
             let now = clock::instant();
-            if let Some(database_now) = database.clock().at(now) {
+            // A search behind refused tasks says nothing about those before them.
+            if refused.behind.is_none()
+                && let Some(database_now) = database.clock().at(now)
+            {
                 searches.end(&search, &expired, database_now, now);
             }
             let expired = match expired {
                 Err(error) if matches!(error.fault(), Fault::Data | Fault::Bug) => {
-                    self.expire_apart(&shards, search.from, &keep, aside).await?
+                    self.expire_apart(&shards, from, &keep, refused).await?
                 }
-                expired => expired?,
+                expired => {
+                    let expired = expired?;
+                    if !is_page(expired.len()) {
+                        refused.behind = None;
+                    }
+                    expired
+                }
             };
             for task in &expired {
                 self.metrics.finished(&task.queue, "expired", 1);
             }
-            if stop.is_cancelled() || i64::try_from(expired.len()).unwrap_or(0) < EXPIRED_PER_PASS {
+            if stop.is_cancelled() || !is_page(expired.len()) {
                 return Ok(());
             }
         }
     }
 
     /// Archives the others when the database refuses one expired task. The refused task stays in place, and no
-    /// claim takes it.
+    /// claim takes it. The next search looks behind this page, if it was full and each of its tasks has passed or is
+    /// refused.
     async fn expire_apart(
         &self,
         shards: &[ShardId],
         from: Option<UnixMicros>,
         keep: &Keep,
-        aside: &mut Vec<TaskId>,
+        refused: &mut RefusedTasks,
     ) -> Result<Vec<Expired>, Error> {
         let database = &self.database.sql;
-        let mut ids = database.task_expired(shards, from, EXPIRED_PER_PASS, aside).await?;
+        refused.behind = None;
+        let page = database.task_expired(shards, from, EXPIRED_PER_PASS, &refused.aside).await?;
+        let last = page.last().map(|(_, expires_at)| *expires_at).filter(|_| is_page(page.len()));
+        let mut ids: Vec<TaskId> = page.into_iter().map(|(id, _)| id).collect();
         let expire_part = |part| database.task_expire_these(shards, from, part, keep);
         let ids_of = |expired: &Vec<Expired>| expired.iter().map(|task| task.id).collect::<Vec<_>>();
         let suspects = &self.database.suspects;
         let (_, mut tried) = suspects.try_each(StoreOp::TaskExpire, &mut ids, |id| *id, expire_part, ids_of).await;
         for Refused { item: id, error } in tried.refused {
-            self.database.set_aside.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await;
-            aside.push(*id);
+            let set_aside = &self.database.set_aside;
+            if !refused.kept.contains(id) && set_aside.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await
+            {
+                refused.keep(*id);
+            }
+            refused.aside.push(*id);
         }
-        aside.drain(..aside.len().saturating_sub(ASIDE_MOST));
+        refused.aside.drain(..refused.aside.len().saturating_sub(ASIDE_MOST));
+        if tried.left.is_empty() {
+            // A whole page of one moment ends where it began. The others of that moment wait for a later round.
+            refused.behind =
+                last.map(|last| if from == Some(last) { last.plus(Duration::from_micros(1)) } else { last });
+        }
         match tried.left.pop() {
             Some((_, error)) if tried.answers.is_empty() => Err(error),
             _ => Ok(tried.answers.into_iter().flatten().collect()),
         }
     }
+}
+
+impl RefusedTasks {
+    /// Notes a task that is in the quarantine.
+    fn keep(&mut self, id: TaskId) {
+        if self.kept.len() >= KEPT_MOST {
+            self.kept.clear();
+        }
+        self.kept.insert(id);
+    }
+}
+
+/// Whether a search that found so many tasks may have left others.
+fn is_page(found: usize) -> bool {
+    i64::try_from(found).is_ok_and(|found| found >= EXPIRED_PER_PASS)
 }
 
 /// Repeats a deletion until it finds fewer rows than it may delete, or fails. Returns `false` if it may find more.

@@ -1,11 +1,11 @@
 //! The archiver over a database with a partition that does not go.
 
-use common::task::NewTask;
+use common::{ids::QueueName, task::NewTask};
 use sqlx::{Executor, Postgres, pool::PoolConnection};
 
 use super::*;
 use crate::{
-    loops::tests::{Loops, until},
+    loops::tests::{Loops, POISON, until},
     store::{
         submit::Sending,
         tests::{changed, fixture, new_task},
@@ -93,10 +93,41 @@ async fn a_stop_waits_for_one_page_of_expired_tasks_at_most() {
         loops.test.database.task_submit(&page, Sending::First).await.unwrap();
     }
     let (archiver, stop) = (archiver(&loops), CancellationToken::new());
-    let (mut aside, mut searches) = (Vec::new(), Searches::default());
+    let (mut refused, mut searches) = (RefusedTasks::default(), Searches::default());
     stop.cancel();
-    archiver.expire(&mut aside, &mut searches, &stop).await.unwrap();
+    archiver.expire(&mut refused, &mut searches, &stop).await.unwrap();
     assert_eq!(loops.test.live().await, 2 * EXPIRED_PER_PASS);
-    archiver.expire(&mut aside, &mut searches, &CancellationToken::new()).await.unwrap();
+    archiver.expire(&mut refused, &mut searches, &CancellationToken::new()).await.unwrap();
     assert_eq!(loops.test.live().await, 0, "without a stop, none is left");
+}
+
+#[tokio::test]
+async fn a_crowd_of_refused_tasks_holds_up_no_task_behind_it_and_each_is_in_the_quarantine_once() {
+    const CROWD: i64 = 1_600;
+    let loops = Loops::new().await;
+    let pool = &loops.test.pool;
+    loops.test.refuse("INSERT", "archive", "queue", POISON).await;
+    let task = |queue: &str, expires_at| {
+        let new = new_task(fixture::fresh_id_of(ShardId::new(0)));
+        changed(new, |task| {
+            task.queue = QueueName::new(queue);
+            task.expires_at = Some(UnixMicros::new(expires_at));
+        })
+    };
+    // Of two moments, each with more tasks than a page.
+    let mut tasks: Vec<NewTask> = (0..CROWD).map(|number| task(POISON, 1 + number * 2 / CROWD)).collect();
+    tasks.push(task("orders", 10));
+    for page in tasks.chunks(500) {
+        loops.test.database.task_submit(page, Sending::First).await.unwrap();
+    }
+    let (archiver, stop) = (archiver(&loops), CancellationToken::new());
+    let (mut refused, mut searches) = (RefusedTasks::default(), Searches::default());
+    // One round takes four passes.
+    for _ in 0..5 {
+        archiver.expire(&mut refused, &mut searches, &stop).await.unwrap();
+    }
+    assert_eq!(loops.test.live().await, CROWD, "the task behind them is archived");
+    let kept = "SELECT count(*), count(DISTINCT message_id) FROM duetime.quarantine";
+    let (kept, tasks): (i64, i64) = sqlx::query_as(kept).fetch_one(pool).await.unwrap();
+    assert!(kept == tasks && kept <= CROWD, "{kept} rows of {tasks} tasks");
 }
