@@ -8,6 +8,7 @@
 //! so on this node's shards.
 
 mod doubt;
+mod failing;
 mod floor;
 mod gains;
 #[cfg(test)]
@@ -33,7 +34,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::doubt::Doubt;
+use self::{doubt::Doubt, failing::Failing};
 use super::{
     claims::{ClaimHandler, TRY_AGAIN},
     dispatcher::Pace,
@@ -104,6 +105,8 @@ pub struct QueueProgress {
     doubt: Option<Doubt>,
     /// When the first of the tasks comes due that the last walks found too early to be started.
     comes_due: Option<UnixMicros>,
+    /// The looks that failed.
+    failing: Failing,
 }
 
 /// The lane before which a walk began. `None`: the first lane of all.
@@ -215,15 +218,13 @@ impl<S: Statements> ReadyStarter<S> {
         let picking = self.claims.database.owned_shards.pick();
         let looked = self.start(queue, known, &picking.fences, progress, most).await;
         drop(picking);
+        self.note_look(&queue.name, &mut progress.failing, looked.as_ref().err());
         match looked {
             Ok(LookResult::Nothing) => None,
             Ok(LookResult::Started) => Some(self.permit_at(&queue.policy, progress).unwrap_or(now)),
             Ok(LookResult::Blocked { within }) => Some(self.blocked_until(progress, within)),
             Ok(LookResult::Turned) => Some(clock::instant() + TURNED_EVERY),
-            Err(error) => {
-                tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "could not start tasks that wait for room");
-                Some(try_again_at(&error, now))
-            }
+            Err(error) => Some(try_again_at(&error, now)),
         }
     }
 

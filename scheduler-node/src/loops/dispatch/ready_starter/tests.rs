@@ -15,7 +15,7 @@ use crate::{
     loops::tests::{Loops, ids_of},
     store::tests::{fixture, node},
     supervise::spawn_child,
-    working_set::owned_shards::Stop,
+    working_set::{failures::tests::Log, owned_shards::Stop},
 };
 
 fn lane(shard: u16, lane: &str) -> LaneStart {
@@ -124,6 +124,20 @@ async fn a_queue_goes_on_although_a_look_for_what_a_lost_pick_started_can_never_
     sqlx::raw_sql(unreadable).execute(&loops.test.pool).await.unwrap();
     starter.look(&queue, true).await.expect("three tasks still wait");
     assert!(starter.progress.lock()[&queue].doubt.is_none());
+}
+
+#[tokio::test]
+async fn a_queue_whose_looks_fail_again_and_again_is_one_warning() {
+    let (log, loops) = (Log::keep(), Loops::new().await);
+    loops.limited().await;
+    let (claims, _dispatches) = loops.claims();
+    let (starter, queue) = (loops.ready_starter(claims), QueueName::new(LIMITED));
+    let unreadable = "ALTER TABLE duetime.task RENAME COLUMN wake_at TO moved";
+    sqlx::raw_sql(unreadable).execute(&loops.test.pool).await.unwrap();
+    for warnings in [0, 0, 1, 1] {
+        starter.look(&queue, true).await.expect("three tasks still wait");
+        assert_eq!(log.count("cannot be started, again and again"), warnings);
+    }
 }
 
 #[tokio::test]
