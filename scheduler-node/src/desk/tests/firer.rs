@@ -19,7 +19,11 @@ use crate::{
     loops::upkeep::prober::{NodeFitness, Unfit},
     store::{
         PoolKind,
-        tests::fixture::{self, TestDatabase},
+        submit::Sending,
+        tests::{
+            fixture::{self, TestDatabase},
+            new_task,
+        },
     },
     supervise::{at_work, spawn_child},
     working_set::failures::tests::Log,
@@ -180,6 +184,24 @@ async fn a_database_that_is_silent_delays_no_schedule_whose_last_task_is_in_anot
     let postponed: i64 = sqlx::query_scalar(later).fetch_one(&tests[0].pool).await.unwrap();
     assert_eq!(postponed, 80);
     sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_last_task_that_cannot_be_read_holds_up_no_other_schedule_and_is_in_the_log() {
+    let (log, (counter, test)) = (Log::keep(), fresh().await);
+    let [unreadable, finished] = [(); 2].map(|()| fixture::fresh_id_of(ShardId::new(0)));
+    test.database.task_submit(&[new_task(unreadable)], Sending::First).await.unwrap();
+    sqlx::query(r#"UPDATE duetime.task SET retry = '"unreadable"'"#).execute(&test.pool).await.unwrap();
+    for (schedule, last) in [("bad", unreadable), ("good", finished)] {
+        counter.desk.schedule_put(name(schedule), hourly("")).await.expect("put");
+        let set = "UPDATE duetime.schedule SET last_task = $1 WHERE name = $2";
+        sqlx::query(set).bind(last.uuid()).bind(schedule).execute(&test.pool).await.unwrap();
+    }
+    set_back(&test, 1).await;
+    let (master, metrics) = firer(&counter, true);
+    master.look().await.expect("it answers");
+    assert_eq!(made(&metrics), 1);
+    assert_eq!(log.count("the last tasks of schedules cannot be read"), 1);
 }
 
 #[tokio::test]

@@ -14,14 +14,14 @@ mod count;
 mod last_tasks;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use common::{
-    ids::{DatabaseName, ScheduleName, ShardId, TaskId},
+    ids::{ScheduleName, ShardId, TaskId},
     schedule::{Fire, FireDecision, STAND_IN_AFTER},
     shard::route::bound_to,
     task::NewTask,
@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use self::count::Corrections;
+use self::{count::Corrections, last_tasks::LastTasks};
 use super::submitter::{SubmitError, Submitter};
 use crate::{
     loops::{
@@ -121,8 +121,7 @@ pub struct Firer {
     /// The schedules that could not be decided or postponed, and the end of the back-off of each. A change of one ends
     /// it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
-    /// The databases that told nothing about last tasks in time, and when they are asked again.
-    silent: Arc<Mutex<BTreeMap<DatabaseName, Instant>>>,
+    last_tasks: LastTasks,
 }
 
 impl Firer {
@@ -136,7 +135,7 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        let (unknown, left_alone, silent) = Default::default();
+        let (unknown, left_alone, last_tasks) = Default::default();
         Self {
             store,
             submitter,
@@ -150,7 +149,7 @@ impl Firer {
             unreadable_schedules: Failures::over_after(UNREADABLE_OVER_AFTER),
             unreadable_fires: Failures::over_after(UNREADABLE_OVER_AFTER),
             left_alone,
-            silent,
+            last_tasks,
         }
     }
 

@@ -14,9 +14,13 @@ use futures::{
     Stream, StreamExt,
     stream::{self, FuturesUnordered},
 };
+use parking_lot::Mutex;
 
-use super::Firer;
-use crate::store::{Database, Error, schedules::DueSchedule};
+use super::{Firer, UNREADABLE_OVER_AFTER};
+use crate::{
+    store::{Database, Error, Fault, schedules::DueSchedule},
+    working_set::failures::Failures,
+};
 
 /// The longest wait for the states of last tasks. The schedules whose last tasks are elsewhere do not wait for them,
 /// but the next look does.
@@ -33,6 +37,21 @@ enum LastTaskUnknown {
     Silent,
     #[error(transparent)]
     Failed(#[from] Error),
+}
+
+/// What is remembered of the databases that have last tasks.
+#[derive(Clone, Debug)]
+pub(super) struct LastTasks {
+    /// Those that told nothing in time, and when they are asked again.
+    silent: Arc<Mutex<BTreeMap<DatabaseName, Instant>>>,
+    /// Their last tasks that cannot be read.
+    unreadable: Failures,
+}
+
+impl Default for LastTasks {
+    fn default() -> Self {
+        Self { silent: Arc::default(), unreadable: Failures::over_after(UNREADABLE_OVER_AFTER) }
+    }
 }
 
 /// The schedules whose last tasks one database has.
@@ -65,7 +84,7 @@ impl Firer {
     }
 
     fn is_silent(&self, database: &DatabaseName) -> bool {
-        self.silent.lock().get(database).is_some_and(|until| Instant::now() < *until)
+        self.last_tasks.silent.lock().get(database).is_some_and(|until| Instant::now() < *until)
     }
 
     async fn ask(
@@ -75,19 +94,29 @@ impl Firer {
     ) -> Vec<(DueSchedule, Option<bool>)> {
         let last: Vec<TaskId> = schedules.iter().map(|(_, last)| *last).collect();
         let mut known = BTreeMap::new();
-        let mut groups = vec![last];
+        let (mut groups, began) = (vec![last], Instant::now());
         while let Some(group) = groups.pop() {
             match self.unfinished(database, &group).await {
                 Ok(unfinished) => known.extend(group.into_iter().map(|last| (last, unfinished.contains(&last)))),
-                // The statement fails where one of the shards has moved. The tasks of the others have answers.
-                Err(LastTaskUnknown::Failed(error)) if error.is_moved() && group.len() > 1 => {
+                // The statement fails where one of the shards has moved, or one of the rows cannot be read. The other
+                // tasks have answers. Where no row can be read, the time ends the search for those that can.
+                Err(LastTaskUnknown::Failed(error))
+                    if group.len() > 1
+                        && (error.is_moved() || (is_unreadable(&error) && began.elapsed() < HEAR_WITHIN)) =>
+                {
                     groups.extend(group.chunks(group.len().div_ceil(2)).map(<[_]>::to_vec));
                 }
                 Err(error) => {
                     let (name, schedules) = (database.name(), group.len());
-                    tracing::debug!(database = %name, schedules, error = &error as &dyn std::error::Error, "cannot tell whether the last tasks of schedules are finished");
+                    let is_of_rows = matches!(&error, LastTaskUnknown::Failed(error) if is_unreadable(error));
+                    let reason = &error as &dyn std::error::Error;
+                    if is_of_rows && self.last_tasks.unreadable.begin() {
+                        tracing::warn!(database = %name, schedules, error = reason, "the last tasks of schedules cannot be read; these schedules make no tasks meanwhile, and maybe others too");
+                    } else {
+                        tracing::debug!(database = %name, schedules, error = reason, "cannot tell whether the last tasks of schedules are finished");
+                    }
                     if matches!(error, LastTaskUnknown::Silent) {
-                        self.silent.lock().insert(name.clone(), Instant::now() + SILENT_FOR);
+                        self.last_tasks.silent.lock().insert(name.clone(), Instant::now() + SILENT_FOR);
                         break;
                     }
                 }
@@ -104,4 +133,9 @@ impl Firer {
         let blocks = standing.iter().filter(|task| overlaps(task.state, book.get(&task.queue).policy.settle));
         Ok(blocks.map(|task| task.id).collect())
     }
+}
+
+/// Whether a read fails because of what it would read, so that the same read without it may pass.
+fn is_unreadable(error: &Error) -> bool {
+    matches!(error.fault(), Fault::Data | Fault::Bug) || error.is_unreadable_file()
 }
