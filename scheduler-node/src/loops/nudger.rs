@@ -40,6 +40,9 @@ const GATHER: Duration = Duration::from_millis(20);
 /// The most rows named in one gathering, some 50 KB. Beyond it, nudges name the shards.
 const ROWS_NAMED: usize = 1_000;
 
+/// A database that cannot be listened to for this long is in the log, and again after as long.
+const DEAF_FOR: Duration = Duration::from_secs(600);
+
 #[derive(Clone, Debug)]
 pub struct Nudger<S = Arc<Database>> {
     inner: Arc<Inner<S>>,
@@ -167,12 +170,14 @@ pub async fn listen(
     stop: CancellationToken,
 ) {
     let database = &databases[index];
-    let pause = Duration::from_secs(1);
+    let (pause, mut deaf_since) = (Duration::from_secs(1), clock::instant());
     loop {
+        let mut is_heard = false;
         let heard = async {
             let work = at_work();
             let mut nudges = database.sql.nudges(present).await?;
             drop(work);
+            is_heard = true;
             database.owned_shards.nudge(database.owned_shards.owned().into_keys());
             database.inbox.notify_one();
             loop {
@@ -206,10 +211,28 @@ pub async fn listen(
             () = stop.cancelled() => return,
         };
         let Err(lost) = ended;
-        tracing::debug!(database = %database.sql.name(), error = &lost as &dyn std::error::Error, "cannot receive nudges; repair reads find the work");
+        let now = clock::instant();
+        if is_heard {
+            deaf_since = now;
+        }
+        let is_long = now.saturating_duration_since(deaf_since) >= DEAF_FOR;
+        if is_long {
+            deaf_since = now;
+        }
+        log_lost(&database.sql, &lost, is_long);
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = stop.cancelled() => return,
         }
+    }
+}
+
+/// `is_long`: no try has connected for [`DEAF_FOR`].
+fn log_lost(database: &Database, lost: &ListenerLost, is_long: bool) {
+    let (database, error) = (database.name(), lost as &dyn std::error::Error);
+    if is_long {
+        tracing::warn!(%database, error, "could not listen to the database for ten minutes; repair reads find the work, maybe late");
+    } else {
+        tracing::debug!(%database, error, "cannot receive nudges; repair reads find the work");
     }
 }
