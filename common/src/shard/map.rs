@@ -111,8 +111,8 @@ impl ShardMap {
     }
 
     /// Takes closed shards from the places at which `before` did not have them. `arriving`: the copies that are not
-    /// open yet. One of the closed row is that of a cut; one of a later row has another source, or its cut is half undone,
-    /// which cannot be told apart before all databases are read.
+    /// open yet. One of the closed row is that of a cut. One of a later row has another source, or its cut is half
+    /// undone: the two cannot be told apart before all databases are read.
     fn forget_closed(&mut self, before: &Self, arriving: &BTreeMap<ShardId, Epoch>) {
         for (index, place) in self.places.iter_mut().enumerate() {
             let Some(Place { database, status, epoch }) = *place else { continue };

@@ -35,6 +35,9 @@ const CHECK_EVERY: Duration = Duration::from_millis(300);
 /// The limit for the lines that a path needs: a busy machine writes them late.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(30);
 
+/// The moments up to which lines are checked.
+const MOMENTS: u32 = 3;
+
 /// The most tasks that a report describes.
 const DESCRIBED: usize = 5;
 
@@ -56,13 +59,18 @@ impl fmt::Display for Checked {
 }
 
 /// Checks the histories of all nodes of a sandbox, after its load. A moment may lie between the lines of two
-/// connections whose steps belong together, so each round has a moment of its own. A fault that is there in all of
-/// them is one of the nodes.
+/// connections whose steps belong together, so the first rounds have moments of their own. A fault that is there in all
+/// of them, and up to the last moment when all lines are written, is one of the nodes.
 pub async fn check_sandbox(sandbox: &Sandbox) -> Result<Checked> {
     let running: Vec<String> = sandbox.nodes().iter().filter_map(|node| node.running_history()).collect();
     let deadline = Instant::now() + WRITTEN_WITHIN;
+    let mut until = String::new();
+    let mut rounds = 0;
     loop {
-        let until = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Micros, true);
+        rounds += 1;
+        if rounds <= MOMENTS {
+            until = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Micros, true);
+        }
         tokio::time::sleep(CHECK_EVERY).await;
         let checked = check_folder(sandbox.folder(), &running, &until);
         if checked.is_ok() || Instant::now() >= deadline {

@@ -1,10 +1,10 @@
 //! The lines of one task, without the names that tell it from others: nodes and epochs become small numbers.
 //!
-//! A node writes a step's line when it has the answer of PostgreSQL or of RabbitMQ. Its dispatches, each
-//! request of a client for one task, and its other statements take different connections, so between them the order of
-//! the lines tells nothing: the next attempt may be claimed before the answer comes which says that the one before has
-//! failed. They are streams of their own. So a rescue after the task's end is accepted here, as one before it; the judge
-//! of the deliveries sees what comes of it.
+//! A node writes a step's line when it has the answer of PostgreSQL or of RabbitMQ. Its dispatches, each request of a
+//! client for one task, and its other statements take different connections. So between them the order of the lines
+//! tells nothing: the next attempt may be claimed before the answer that says that the one before has failed. They are
+//! streams of their own. So a rescue after the task's end is accepted here, as one before it; the judge of the
+//! deliveries sees what comes of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

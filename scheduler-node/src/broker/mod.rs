@@ -179,8 +179,8 @@ impl Broker {
         })
     }
 
-    /// Makes the route ready for batches that are published soon, and opens channels until so many are free. Tells of no
-    /// error: each batch makes ready what is missing, and meets the error.
+    /// Makes the route ready for batches that are published soon, and opens channels until so many are free. It tells
+    /// of no error: each batch makes ready what is missing, and meets the error.
     pub async fn prepare(&self, route: &Route, channels: usize) {
         let Some(publisher) = self.shared.publisher.load_full() else { return };
         let route = route.clone();

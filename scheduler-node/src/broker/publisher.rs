@@ -169,7 +169,8 @@ impl Publisher {
         is_confirmed
     }
 
-    /// Whether many reports or rejections are left, and when the broker was asked. One that does not tell may have many.
+    /// Whether many reports or rejections are left, and when the broker was asked. One that does not tell may have
+    /// many.
     pub(super) async fn has_many_reports(&self) -> (bool, Instant) {
         let wanted = Instant::now();
         let mut last = self.reports.lock().await;

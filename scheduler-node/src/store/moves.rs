@@ -128,7 +128,7 @@ impl Database {
     /// comes: the target is filled under the epoch that [`Self::move_reopen`] gives the source. `false`: the shard does
     /// not arrive any more, or a newer owner fills it.
     pub async fn move_refuse_open(&self, shard: ShardId, closed: Epoch) -> Result<bool, Error> {
-        // The next owner may fill the target under this epoch, and numbers its writes anew. None is numbered under it yet.
+        // The next owner may fill the target under this epoch, and numbers its writes anew. None has a number yet.
         self.move_arrive(shard, Epoch::from_store(closed.number() + 1), 0).await
     }
 

@@ -183,7 +183,7 @@ pub(super) struct Meta {
     pub(super) shard_count: u16,
     first_shards: Option<ShardRange>,
     pub(super) cluster: ClusterId,
-    /// `None`: the schema is older than the ids, or somebody has deleted this one.
+    /// `None`: the schema is older than the ids, or an operator has deleted this one.
     pub(super) id: Option<DatabaseId>,
     /// The oldest version whose nodes work with the schema.
     serves: i64,

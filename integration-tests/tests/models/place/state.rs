@@ -232,7 +232,7 @@ impl State {
         }
     }
 
-    /// The first node has closed the shard and died, and nobody owns it.
+    /// The first node has closed the shard and died, and no node owns it.
     pub(super) fn interrupted(left: Bounds) -> Self {
         let mut state = Self::first(left);
         let closed = Row { status: Gone, epoch: 2, owner: None, ..state.rows[0] };

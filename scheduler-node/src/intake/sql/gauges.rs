@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The gauges of the inbox are kept for this long without a new measurement: a few failures in a row, as while the
-/// database changes its server, make no gap in them. Then they end: nobody knows whether their numbers still hold.
+/// database changes its server, make no gap in them. Then they end: their numbers may not hold any more.
 pub(super) const GAUGES_KEPT: Duration = Duration::from_secs(15);
 
 impl SqlIntake {

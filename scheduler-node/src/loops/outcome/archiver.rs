@@ -60,9 +60,12 @@ const FORGET_BATCHES: usize = 50;
 /// each task that it finds with all of them. Beyond it, the first of them are tried again.
 const ASIDE_MOST: usize = 1_000;
 
+/// The same while all of them have one moment. The others of that moment wait for a later round.
+const ASIDE_OF_ONE_MOMENT: usize = 10_000;
+
 /// The most refused tasks that are remembered as kept in the quarantine. Beyond it all are forgotten, and some are kept
 /// twice.
-const KEPT_MOST: usize = 10_000;
+const KEPT_MOST: usize = 200_000;
 
 const DAY_MS: i64 = 86_400_000;
 
@@ -241,8 +244,8 @@ impl Archiver {
     }
 
     /// Archives the others when the database refuses one expired task. The refused task stays in place, and no
-    /// claim takes it. The next search looks behind this page, if it was full and each of its tasks has passed or is
-    /// refused.
+    /// claim takes it. The next search looks behind this page, if it was full and the database has answered for each of
+    /// its tasks.
     async fn expire_apart(
         &self,
         shards: &[ShardId],
@@ -267,11 +270,13 @@ impl Archiver {
             }
             refused.aside.push(*id);
         }
-        refused.aside.drain(..refused.aside.len().saturating_sub(ASIDE_MOST));
-        if tried.left.is_empty() {
-            // A whole page of one moment ends where it began. The others of that moment wait for a later round.
-            refused.behind =
-                last.map(|last| if from == Some(last) { last.plus(Duration::from_micros(1)) } else { last });
+        // A whole page of one moment ends where it began: the next one is found by what is left out.
+        let is_of_one_moment = last.is_some() && from == last;
+        let most = if is_of_one_moment { ASIDE_OF_ONE_MOMENT } else { ASIDE_MOST };
+        let is_crowd = is_of_one_moment && refused.aside.len() >= most;
+        refused.aside.drain(..refused.aside.len().saturating_sub(most));
+        if tried.left.iter().all(|(_, error)| error.fault() == Fault::Bug) {
+            refused.behind = last.map(|last| if is_crowd { last.plus(Duration::from_micros(1)) } else { last });
         }
         match tried.left.pop() {
             Some((_, error)) if tried.answers.is_empty() => Err(error),

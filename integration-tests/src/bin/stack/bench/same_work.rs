@@ -14,7 +14,7 @@ use super::{broker::Broker, raw};
 const ARRIVES_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Fails where a node's queue, which nobody consumes any more, differs from a queue of RabbitMQ alone.
+/// Fails where a node's queue, which has no consumer any more, differs from a queue of RabbitMQ alone.
 pub(super) async fn ensure_same(cluster: &Sandbox, broker: &Broker, of_node: &str, of_raw: &str) -> Result<()> {
     let words = ["list_queues", "-p", cluster.vhost(), "--no-table-headers", "--quiet", "name", "arguments"];
     let listed = cluster.rabbit().ctl(&words).await?;
