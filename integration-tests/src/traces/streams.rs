@@ -126,7 +126,9 @@ pub(super) fn streams_of(starts: &[Start], lines: &BTreeMap<usize, Vec<usize>>) 
             }
             events.extend(event(&start.lines[*place].step, |epoch| rank(place_of(epoch))));
         }
-        events.extend(doubt_at.map(|_| DOUBTS).into_iter().flatten());
+        if doubt_at.is_some() {
+            events.extend(DOUBTS);
+        }
         for (place, event) in events.into_iter().enumerate() {
             let line = Line { place, event };
             match event {

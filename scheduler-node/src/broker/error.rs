@@ -71,15 +71,6 @@ impl Error {
         matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND | RESOURCE_LOCKED))
     }
 
-    /// Whether the broker closed the channel over a message that it refuses now and later. `has_own_key`: see
-    /// [`is_of_message`].
-    pub(super) fn is_refused_message(&self, has_own_key: bool) -> bool {
-        let Self::Refused { source, .. } = self else {
-            return false;
-        };
-        reply(source).is_some_and(|reply| is_of_message(reply, has_own_key))
-    }
-
     /// The code with which the broker refused, in AMQP's numbering (404 not found, 406 precondition failed, ...).
     pub(super) fn reply_code(&self) -> Option<u16> {
         let Self::Refused { source, .. } = self else {

@@ -16,7 +16,7 @@ pub trait Publish: Send + Sync + 'static {
 
     /// Whether [`Self::prepare`] would do nothing.
     fn is_ready(&self, _route: &Route, _channels: usize) -> bool {
-        false
+        true
     }
 
     fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> impl Future<Output = Vec<Published>> + Send;

@@ -33,7 +33,7 @@ use super::{
     channels::{Channels, Lease},
     connection::{ANSWER_WITHIN, Link},
     envelope,
-    error::{Error, answer},
+    error::{Error, answer, is_of_message, reply},
     hold::{MemoryHold, MessageForm},
     login::Login,
     message::{PERSISTENT, json_of},
@@ -337,8 +337,8 @@ impl Report {
             Err(source) => {
                 // The broker has closed the channel, or the connection is gone.
                 drop(lease.discard());
-                let error = Error::Refused { doing: "report".to_owned(), source };
-                let (is_refused, reason) = (error.is_refused_message(has_own_key), error.explained());
+                let is_refused = reply(&source).is_some_and(|reply| is_of_message(reply, has_own_key));
+                let reason = Error::Refused { doing: "report".to_owned(), source }.explained();
                 return if is_refused { Outcome::Refused(reason) } else { Outcome::Unknown(reason) };
             }
         };

@@ -106,7 +106,8 @@ fn failed(error: &Error) -> Problem {
         _ if error.is_schema_unproven() => {
             "is not used by this node, whose log says why: its schema or its cluster does not fit, or was not checked yet"
         }
-        Fault::Outage | Fault::Data | Fault::Bug => match error.sqlstate().as_deref() {
+        // An outage: `is_ours` has the others.
+        _ => match error.sqlstate().as_deref() {
             // The archive has no partition yet for a retention as long as the queue's.
             Some("23514") => "has no place for finished tasks yet",
             Some("25006") => "is read-only",

@@ -26,7 +26,6 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    gauges::GAUGES_KEPT,
     looks::{LOOK_AGAIN, LOOK_EVERY, Left, MANY},
     refuse::Aside,
 };
@@ -129,7 +128,7 @@ impl SqlIntake {
             let left = collected.unwrap_or(Left::Nothing);
             pause = left.next_look(pause, began.elapsed());
             if turn(&mut looked, LOOK_EVERY) {
-                self.logged(self.measure(&mut measured, GAUGES_KEPT).await);
+                self.logged(self.measure(&mut measured).await);
                 self.logged(self.copy_queues(&mut copied).await);
             }
             if turn(&mut forgot, FORGET_EVERY) {

@@ -170,7 +170,7 @@ pub async fn listen(
     stop: CancellationToken,
 ) {
     let database = &databases[index];
-    let (pause, mut deaf_since) = (Duration::from_secs(1), clock::instant());
+    let (pause, mut heard_or_told_at) = (Duration::from_secs(1), clock::instant());
     loop {
         let mut is_heard = false;
         let heard = async {
@@ -212,12 +212,9 @@ pub async fn listen(
         };
         let Err(lost) = ended;
         let now = clock::instant();
-        if is_heard {
-            deaf_since = now;
-        }
-        let is_long = now.saturating_duration_since(deaf_since) >= DEAF_FOR;
-        if is_long {
-            deaf_since = now;
+        let is_long = !is_heard && now.saturating_duration_since(heard_or_told_at) >= DEAF_FOR;
+        if is_heard || is_long {
+            heard_or_told_at = now;
         }
         log_lost(&database.sql, &lost, is_long);
         tokio::select! {

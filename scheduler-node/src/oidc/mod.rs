@@ -143,8 +143,7 @@ impl Provider {
 
     /// The console's address as the provider knows it, without a path.
     pub fn console_origin(&self) -> &str {
-        let url = &self.config.redirect_url;
-        url.strip_suffix(CALLBACK).unwrap_or(url)
+        self.config.redirect_url.trim_end_matches(CALLBACK)
     }
 
     /// Whether the console's cookies may travel over TLS only.

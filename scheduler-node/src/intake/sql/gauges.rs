@@ -10,12 +10,11 @@ use crate::{
 
 /// The gauges of the inbox are kept for this long without a new measurement: a few failures in a row, as while the
 /// database changes its server, make no gap in them. Then they end: their numbers may not hold any more.
-pub(super) const GAUGES_KEPT: Duration = Duration::from_secs(15);
+const GAUGES_KEPT: Duration = Duration::from_secs(15);
 
 impl SqlIntake {
-    /// Updates the gauges of the inbox. Ends them when it fails and the last success, at `measured`, is longer ago than
-    /// `kept`.
-    pub(super) async fn measure(&self, measured: &mut Instant, kept: Duration) -> Result<(), Error> {
+    /// Updates the gauges of the inbox. Ends them when it fails long after the last success, at `measured`.
+    pub(super) async fn measure(&self, measured: &mut Instant) -> Result<(), Error> {
         let _work = at_work();
         let source = self.source();
         let name = source.name().as_str();
@@ -30,7 +29,7 @@ impl SqlIntake {
                 Ok(())
             }
             Err(error) => {
-                if measured.elapsed() >= kept {
+                if measured.elapsed() >= GAUGES_KEPT {
                     self.metrics.end_inbox(name);
                 }
                 Err(error)

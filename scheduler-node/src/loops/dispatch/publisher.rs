@@ -104,7 +104,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let mut batches: JoinSet<Ended> = JoinSet::new();
         let mut preparations = Preparations::default();
         let mut open = true;
-        while open || !outbox.is_empty() || preparations.are_under_way() {
+        while open || !outbox.is_empty() {
             let next = outbox.next_look();
             tokio::select! {
                 biased;
@@ -116,7 +116,9 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                     this.lanes.backlog.note(outbox.has_due(), outbox.waiting(), clock::instant());
                     continue;
                 }
-                () = preparations.one_ends(), if preparations.are_under_way() => {}
+                Some(ended) = preparations.under_way.join_next(), if !preparations.under_way.is_empty() => {
+                    ended.expect("a preparation does not panic");
+                }
                 dispatch = claimed.recv(), if open => match dispatch {
                     Some(dispatch) => this.add(dispatch, &mut outbox, &mut preparations),
                     None => open = false,
@@ -214,7 +216,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         fail::fail_point!("after_confirm", |_| std::process::abort());
         self.history.record_all(published.iter().map(outcome_of));
         self.end_hops(queue, &route.exchange, &places, &published);
-        self.settle(policy, &places, (published, began), &route.exchange).await;
+        self.settle(policy, &places, published, began, &route.exchange).await;
         is_confirmed.then_some(took)
     }
 
@@ -252,7 +254,8 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         &self,
         policy: &Queue,
         places: &HashMap<TaskId, Place>,
-        (published, sent_at): (Vec<Published>, Instant),
+        published: Vec<Published>,
+        sent_at: Instant,
         exchange: &str,
     ) {
         let queue = &policy.name;

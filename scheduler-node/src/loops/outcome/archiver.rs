@@ -244,8 +244,8 @@ impl Archiver {
     }
 
     /// Archives the others when the database refuses one expired task. The refused task stays in place, and no
-    /// claim takes it. The next search looks behind this page, if it was full and the database has answered for each of
-    /// its tasks.
+    /// claim takes it. The next search looks behind this page, if it was full and no outage, lock or move has left a
+    /// part of it. What seems a bug may leave some untried: they have their turn in the next round.
     async fn expire_apart(
         &self,
         shards: &[ShardId],

@@ -330,7 +330,8 @@ pub(crate) async fn post(client: &Client, path: &str, body: String) -> Result<St
     Ok(text)
 }
 
-/// The node's answer if it accepted the whole batch; an error when a part of it may be stored.
+/// The node's answer if it accepted the whole batch. `None`: the node puts it off. An error: it refuses a task, or,
+/// with `Failure::Unknown`, the batch may be stored.
 async fn submit(client: &Client, body: &str) -> Result<Option<String>> {
     let answer = match client.send(Method::POST, "/v1/tasks/batch", Some(body.into())).await {
         Ok(answer) => answer,

@@ -1,4 +1,5 @@
-//! Whether RabbitMQ alone does what it does for a node: queues with the same arguments, messages with the same headers.
+//! Whether RabbitMQ alone does what it does for a node: queues with the same arguments, messages with headers of the
+//! same names.
 //! Otherwise the ratio of the two would compare different work.
 
 use std::{collections::BTreeSet, time::Duration};

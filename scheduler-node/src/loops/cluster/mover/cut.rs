@@ -165,11 +165,15 @@ impl Work {
         let began = Instant::now();
         // A move that is called off does not take place. But the tasks of the shard wait, and the first database may be
         // silent: then the cut goes on.
-        if let Ok(false) = tokio::time::timeout(CUT_WITHIN, self.note(Some(MovePhase::Cutting), None)).await {
-            self.shared.look().await;
-            if self.plan().is_some_and(|plan| plan.called_off_at.is_some()) {
-                return Ok(Stepped::On);
+        let is_called_off = async {
+            if self.note(Some(MovePhase::Cutting), None).await {
+                return false;
             }
+            self.shared.look().await;
+            self.plan().is_some_and(|plan| plan.called_off_at.is_some())
+        };
+        if let Ok(true) = tokio::time::timeout(CUT_WITHIN, is_called_off).await {
+            return Ok(Stepped::On);
         }
         let problem = match self.open_closed(ends, epoch).await {
             Ok(Some(opened)) => {
@@ -203,7 +207,7 @@ impl Work {
     /// target refuses all of them first. A node that dies between these two steps leaves a closed shard: the next owner
     /// has the epoch that the target is filled under, and ends the cut. This node itself would come here again.
     pub(super) async fn undo_cut(&self, ends: &Ends, closed: Epoch) -> Result<bool, Error> {
-        if !self.refuse_open(ends, closed).await? {
+        if !ends.target.sql.move_refuse_open(self.shard, closed).await? {
             return Ok(false);
         }
         let reopened = ends.source.sql.move_reopen(self.shard, closed, &self.shared.me).await?;

@@ -213,7 +213,7 @@ async fn a_cut_that_was_half_undone_ends_in_the_source_with_its_owner_and_in_the
         let mut moving = Moving::new().await;
         let (_, mut closed) = moving.refused().await;
         moving.work.shared.writes.fetch_add(100, Ordering::Relaxed);
-        assert!(moving.work.refuse_open(&moving.ends, closed).await.unwrap());
+        assert!(moving.ends.target.sql.move_refuse_open(SHARD, closed).await.unwrap());
         sqlx::raw_sql("DROP TRIGGER refuse_row ON duetime.task").execute(&moving.tests[1].pool).await.unwrap();
         let mut expected = [ShardStatus::Leaving, ShardStatus::Arriving];
         if !is_same_owner {

@@ -206,14 +206,14 @@ impl Work {
             MoveStep::Copy => self.copy(&ends, epoch).await,
             MoveStep::Cut => self.cut(&ends, epoch).await,
             MoveStep::FinishCut => self.finish_cut(&ends, epoch).await,
-            MoveStep::Reopen if self.undo_cut(&ends, epoch).await? => Ok(Stepped::On),
+            MoveStep::Reopen => Ok(if self.undo_cut(&ends, epoch).await? { Stepped::On } else { Stepped::Ended }),
             MoveStep::Return => {
                 ends.source.sql.move_return(self.shard, epoch).await?;
                 self.page = PageCursor::FIRST;
                 Ok(Stepped::On)
             }
             MoveStep::CleanTarget => self.clean_target(&ends, epoch).await,
-            MoveStep::Reopen | MoveStep::CleanSource | MoveStep::EndCalledOff | MoveStep::Stuck => Ok(Stepped::Ended),
+            MoveStep::CleanSource | MoveStep::EndCalledOff | MoveStep::Stuck => Ok(Stepped::Ended),
         }
     }
 
@@ -262,11 +262,6 @@ impl Work {
     /// more, however late they come.
     pub(super) async fn arrive_in_target(&self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
         ends.target.sql.move_arrive(self.shard, epoch, self.shared.writes.load(Ordering::Relaxed)).await
-    }
-
-    /// Has the target refuse every open so far of a shard that is closed under `closed`.
-    pub(super) async fn refuse_open(&self, ends: &Ends, closed: Epoch) -> Result<bool, Error> {
-        ends.target.sql.move_refuse_open(self.shard, closed).await
     }
 
     async fn leave(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {

@@ -40,20 +40,7 @@ const CHANNELS: usize = 16;
 pub(super) struct Preparations {
     /// Those that wait for it, each with the instant at which its first message is due.
     waiting: VecDeque<(Route, Instant)>,
-    under_way: JoinSet<()>,
-}
-
-impl Preparations {
-    pub(super) fn are_under_way(&self) -> bool {
-        !self.under_way.is_empty()
-    }
-
-    /// Returns when one of those under way has ended.
-    pub(super) async fn one_ends(&mut self) {
-        if let Some(ended) = self.under_way.join_next().await {
-            ended.expect("a preparation does not panic");
-        }
-    }
+    pub(super) under_way: JoinSet<()>,
 }
 
 impl<S: Statements, B: Publish> Publisher<S, B> {

@@ -16,6 +16,9 @@ const LOGGED_FAILURE: u32 = 3;
 /// The interval between two warnings about one queue.
 const WARN_EVERY: Duration = Duration::from_secs(600);
 
+/// The most queues that are named in that time: a fault of the whole database fails each of thousands.
+const NAMED_MOST: usize = 20;
+
 /// The failures of one queue's looks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Failing {
@@ -24,11 +27,14 @@ pub(super) struct Failing {
 }
 
 impl Failing {
+    fn is_named(&self, now: Instant) -> bool {
+        self.warned_at.is_some_and(|at| now.saturating_duration_since(at) < WARN_EVERY)
+    }
+
     /// Notes a failure. Returns whether to warn of it.
     fn begin(&mut self, now: Instant) -> bool {
         self.in_a_row = self.in_a_row.saturating_add(1);
-        let is_news = self.warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARN_EVERY);
-        let warns = is_news && self.in_a_row >= LOGGED_FAILURE;
+        let warns = !self.is_named(now) && self.in_a_row >= LOGGED_FAILURE;
         if warns {
             self.warned_at = Some(now);
         }
@@ -45,7 +51,9 @@ impl<S: Statements> ReadyStarter<S> {
             return;
         };
         let is_of_queue = error.fault() != Fault::Outage || error.is_unreadable_file();
-        let warns = is_of_queue && failing.begin(clock::instant());
+        let now = clock::instant();
+        let named = || self.progress.lock().values().filter(|progress| progress.failing.is_named(now)).count();
+        let warns = is_of_queue && failing.begin(now) && named() < NAMED_MOST;
         let (database, error) = (self.claims.database.name(), error as &dyn std::error::Error);
         if warns {
             tracing::warn!(%database, %queue, error, "tasks that wait for room cannot be started, again and again; retrying");

@@ -26,6 +26,10 @@ impl Publish for Noting {
         watch::channel(BrokerState::Up { blocked: false }).1
     }
 
+    fn is_ready(&self, _route: &Route, _channels: usize) -> bool {
+        false
+    }
+
     async fn prepare(&self, route: &Route, channels: usize) {
         self.0.send((route.routing_key.clone(), channels)).await.expect("the test listens");
     }
