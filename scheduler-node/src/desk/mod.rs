@@ -34,7 +34,12 @@ mod tokens;
 mod trace;
 mod view;
 
-use std::{fmt, future::Future, sync::Arc, time::Instant};
+use std::{
+    fmt,
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::{
     access::Scope,
@@ -121,6 +126,11 @@ impl fmt::Debug for Desk {
     }
 }
 
+/// How often a request looks again for the partition of the archive that its task needs, and the pause between. The
+/// archiver makes those of a new cluster, or of a longer retention, within a second or two.
+const PARTITION_WAITS: u32 = 25;
+const PARTITION_PAUSE: Duration = Duration::from_millis(200);
+
 /// The caller's name for submissions over AMQP and in SQL, where a node does not know the caller.
 const NO_CALLER: &str = "no token";
 
@@ -195,11 +205,16 @@ impl Desk {
         if !places.is_read() {
             self.shard_count().await?;
         }
-        let mut refusals = 0;
+        let (mut refusals, mut waits) = (0, 0);
         loop {
             let place = places.of(id.shard());
             let answer = statement(self.database(id)?).await;
             let again = match &answer {
+                Err(error) if error.lacks_partition() && waits < PARTITION_WAITS => {
+                    waits += 1;
+                    tokio::time::sleep(PARTITION_PAUSE).await;
+                    continue;
+                }
                 Err(error) if error.is_moved() => places.follow(refusals).await,
                 Ok(found) if is_missing(found) => {
                     let is_elsewhere = refusals == 0 && places.is_elsewhere(id.shard(), place).await;

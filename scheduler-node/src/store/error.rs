@@ -184,6 +184,12 @@ impl Error {
         self.sqlstate().as_deref() == Some("57014")
     }
 
+    /// Whether the archive has no partition for a row yet. The archiver makes it within a second or two.
+    pub fn lacks_partition(&self) -> bool {
+        let Some(sqlx::Error::Database(answer)) = self.source.as_deref() else { return false };
+        answer.try_downcast_ref().is_some_and(lacks_partition)
+    }
+
     /// Whether the server could not read a block (58030) or a file (58P01) for this statement. It counts as an outage,
     /// but may concern one page or one index only. A session that cannot begin or go on says nothing about those.
     pub fn is_unreadable_file(&self) -> bool {

@@ -69,6 +69,24 @@ async fn a_cancel_says_what_it_promises_and_repeats_it() {
 }
 
 #[tokio::test]
+async fn a_cancel_waits_for_the_partition_of_the_archive_that_is_being_made() {
+    let (counter, test) = fresh().await;
+    let policy = serde_json::from_str(r#"{"keep_succeeded_ms":2592000000}"#).expect("30 days");
+    counter.desk.queue_put(QueueName::new("long"), policy).await.expect("there is room");
+    let id = counter.desk.submit(request(r#"{"queue":"long","delay_ms":60000}"#)).await.expect("accepted").id;
+    let today = crate::clock::now().to_utc().date_naive();
+    let days: Vec<_> = (28..34).filter_map(|days| today.checked_add_days(chrono::Days::new(days))).collect();
+    let make = async {
+        // By then the cancel has found none.
+        tokio::time::sleep(super::super::PARTITION_PAUSE).await;
+        test.database.partitions_make(&days).await
+    };
+    let (cancelled, made) = tokio::join!(counter.desk.cancel(id), make);
+    made.expect("the partitions are made");
+    assert_eq!(cancelled.expect("it has waited").outcome, CancelOutcome::Cancelled);
+}
+
+#[tokio::test]
 async fn a_cancel_for_which_the_archive_has_no_partition_yet_may_come_again_and_a_refused_one_may_not() {
     let (counter, test) = fresh().await;
     let policy = serde_json::from_str(r#"{"keep_succeeded_ms":31536000000}"#).expect("a policy");
