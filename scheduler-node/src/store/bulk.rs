@@ -19,11 +19,12 @@ use common::{
         bulk::{Edge, Place},
     },
 };
-use sqlx::{PgPool, Row, postgres::PgRow};
+use sqlx::{Row, postgres::PgRow};
 
 use super::{
     Database, Error, StoreOp,
     change::{Cancelled, Keep},
+    lender::Lender,
 };
 use crate::history::Step;
 
@@ -279,7 +280,7 @@ struct Bounds<'a> {
 }
 
 async fn look(
-    pool: &PgPool,
+    pool: &Lender,
     walk: Walk,
     filter: &TaskFilter,
     place: &Place,

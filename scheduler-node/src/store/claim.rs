@@ -124,6 +124,7 @@ impl Database {
                 let mut connection = pool.acquire().await?;
                 let sent_at = Instant::now();
                 let rows = query.fetch_all(&mut *connection).await?;
+                connection.give_back();
                 Ok((rows, sent_at, Instant::now()))
             })
             .await?;

@@ -114,6 +114,7 @@ impl Database {
     async fn inbox_rows(&self, wanted: InboxScope<'_>, requests: bool) -> Result<Vec<InboxRow>, Error> {
         let from = self.inbox_from(Instant::now());
         self.run(StoreOp::InboxRead, |pool| async move {
+            let mut connection = pool.acquire().await?;
             let mut rows = sqlx::query(include_str!("queries/inbox_read.sql"))
                 .bind(super::numbers(wanted.owned))
                 .bind(super::numbers(wanted.reachable))
@@ -124,7 +125,7 @@ impl Database {
                 .bind(LONGEST_REQUEST)
                 .bind(requests)
                 .bind(from.to_utc())
-                .fetch(&pool);
+                .fetch(&mut *connection);
             let (mut read, mut bytes) = (Vec::new(), 0);
             // The others come with the next read. The pool throws away what is still on its way.
             while bytes < READ_BYTES

@@ -11,9 +11,9 @@ use common::{
     time::UnixMicros,
     wire::{Cursor, ListFilter},
 };
-use sqlx::{PgPool, Row, postgres::PgRow};
+use sqlx::{Row, postgres::PgRow};
 
-use super::{Database, Error, StoreOp, rows::TaskRecord};
+use super::{Database, Error, StoreOp, lender::Lender, rows::TaskRecord};
 
 /// The most rows examined for one page of one table: some 10 ms in memory. This stays well within the statement
 /// timeout even if each row is a page read from a slow disk; long histories take longer. A list that finds too little
@@ -141,7 +141,7 @@ struct Bounds<'a> {
 }
 
 async fn part(
-    pool: &PgPool,
+    pool: &Lender,
     table: Table,
     filter: &ListFilter,
     among: &Among<'_>,
@@ -166,7 +166,7 @@ async fn part(
 }
 
 async fn rows(
-    pool: &PgPool,
+    pool: &Lender,
     statement: &'static str,
     filter: &ListFilter,
     names: Option<&Vec<&str>>,

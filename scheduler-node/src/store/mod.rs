@@ -52,6 +52,7 @@ mod conflict;
 mod entrance;
 mod failover;
 mod history;
+mod lender;
 mod migrations;
 mod pace;
 mod places;
@@ -74,7 +75,7 @@ use common::{
     time::UnixMicros,
 };
 use sqlx::{
-    PgPool, Postgres, Row,
+    Postgres, Row,
     postgres::{PgArguments, PgRow},
     query::Query,
 };
@@ -83,6 +84,7 @@ use crate::{by_database::ByDatabase, history::History};
 
 use self::{
     change::{CancelJob, Cancelled, DueTimeJob},
+    lender::Lender,
     pace::Paces,
     pools::Pools,
     replication::Unreplicated,
@@ -254,7 +256,7 @@ impl Database {
 
     /// Runs a statement; there is no other way to run one. The statement uses its own pool, is measured and has a
     /// deadline. An error says what the statement may have done.
-    async fn run<T, F>(&self, op: StoreOp, statement: impl FnOnce(PgPool) -> F + Send) -> Result<T, Error>
+    async fn run<T, F>(&self, op: StoreOp, statement: impl FnOnce(Lender) -> F + Send) -> Result<T, Error>
     where
         F: Future<Output = Result<T, sqlx::Error>> + Send,
     {
@@ -269,7 +271,7 @@ impl Database {
         let error = match self.pools_for(op).await {
             Err(source) => error(Effect::None, Some(source)),
             Ok(pools) => {
-                let statement = statement(PgPool::clone(pools.of(op.pool())));
+                let statement = statement(pools.of(op.pool()).clone());
                 match self.answer(&pools, statement).await {
                     Some(Ok(answer)) => {
                         timer.done();

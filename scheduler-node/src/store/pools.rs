@@ -6,11 +6,11 @@
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     StoreOp,
+    lender::Lender,
     trust::{Doubts, Trust},
     writer::Writer,
 };
@@ -102,9 +102,9 @@ pub struct Connections {
 /// silent in all.
 #[derive(Debug)]
 pub(super) struct Pools {
-    fire: PgPool,
-    write: PgPool,
-    read: PgPool,
+    fire: Lender,
+    write: Lender,
+    read: Lender,
     /// The place of their server in the URL.
     pub(super) server: usize,
     /// Whether the next statement must look for the writer first. Its counts and `ended` are separate on purpose: a
@@ -123,7 +123,7 @@ impl Pools {
     /// Pools to one of several servers are used after a look only.
     pub(super) fn new(writer: &Writer, server: usize) -> Self {
         let ended = CancellationToken::new();
-        let pool = |kind| writer.pool(kind, server, &ended);
+        let pool = |kind| Lender::new(writer.pool(kind, server, &ended));
         Self {
             fire: pool(PoolKind::Fire),
             write: pool(PoolKind::Write),
@@ -178,7 +178,7 @@ impl Pools {
         &self.ended
     }
 
-    pub(super) const fn of(&self, kind: PoolKind) -> &PgPool {
+    pub(super) const fn of(&self, kind: PoolKind) -> &Lender {
         match kind {
             PoolKind::Fire => &self.fire,
             PoolKind::Write => &self.write,
@@ -187,8 +187,7 @@ impl Pools {
     }
 
     pub(super) fn connections(&self, kind: PoolKind) -> Connections {
-        let pool = self.of(kind);
-        Connections { open: pool.size(), idle: pool.num_idle(), most: pool.options().get_max_connections() }
+        self.of(kind).usage()
     }
 
     #[cfg(test)]

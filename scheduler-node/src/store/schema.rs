@@ -6,7 +6,7 @@ use common::{
     ids::{ClusterId, DatabaseId, DatabaseName, ShardId},
     shard::{MOST_SHARDS, ShardRange},
 };
-use sqlx::{Row, migrate::MigrateError};
+use sqlx::{PgExecutor, Row, migrate::MigrateError};
 
 use super::{Database, StoreOp, connect, error::sqlstate, migrations::schema_version, unexpected};
 
@@ -204,7 +204,7 @@ fn has_no_schema(error: &sqlx::Error) -> bool {
     matches!(sqlstate(error).as_deref(), Some("3F000" | "42P01"))
 }
 
-pub(super) async fn read(pool: &sqlx::PgPool) -> Result<Schema, sqlx::Error> {
+pub(super) async fn read<'p>(pool: impl PgExecutor<'p> + Copy) -> Result<Schema, sqlx::Error> {
     let row = sqlx::query(include_str!("queries/schema_read.sql")).fetch_one(pool).await?;
     let id: Option<uuid::Uuid> = if row.try_get("is_identified")? {
         sqlx::query_scalar(include_str!("queries/identity_read.sql")).fetch_optional(pool).await?

@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::time::UnixMicros;
 use futures::future::join_all;
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgConnection;
 
 use super::{
     Database, Error, StoreOp, claim,
+    lender::Lender,
     pools::PoolKind,
     preload, settle,
     submit::{self, KnownRevisions, Sending, Window},
@@ -30,9 +31,8 @@ impl Database {
 }
 
 /// A connection that runs no statement leaves the pool only when all others are taken, so all are taken first.
-async fn warm_all(pool: &PgPool, kind: PoolKind) -> Result<(), sqlx::Error> {
-    let most = pool.options().get_max_connections();
-    let opened = join_all((0..most).map(|_| pool.acquire())).await;
+async fn warm_all(pool: &Lender, kind: PoolKind) -> Result<(), sqlx::Error> {
+    let opened = join_all((0..pool.most()).map(|_| pool.acquire())).await;
     let runs = opened.into_iter().map(async |connection| run_hot(&mut *connection?, kind).await);
     join_all(runs).await.into_iter().collect()
 }

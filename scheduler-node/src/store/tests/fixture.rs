@@ -18,7 +18,11 @@ use sqlx::{
 };
 use tokio::sync::OnceCell;
 
-use crate::store::{Database, PoolKind, Store, StoreMetrics, connect, migrate};
+use crate::store::{
+    Database, PoolKind, Store, StoreMetrics, connect,
+    lender::{Borrowed, Lender},
+    migrate,
+};
 
 pub(crate) const SHARDS: u16 = 128;
 
@@ -69,7 +73,7 @@ impl TestDatabase {
         let pool = pools.of(kind);
         // With all connections open, no statement opens another one, which would begin with the node's limits.
         let mut all = Vec::new();
-        for _ in 0..pool.options().get_max_connections() {
+        for _ in 0..pool.most() {
             let mut connection = acquired(pool).await;
             connection.execute("SET lock_timeout = 0; SET statement_timeout = 0").await.unwrap();
             all.push(connection);
@@ -165,25 +169,18 @@ pub(crate) async fn database() -> TestDatabase {
     sqlx::query(renew).execute(&pool).await.expect("the copy becomes a database of its own");
     let database = open(&url);
     let pools = database.pools.load_full();
-    join_all(PoolKind::ALL.map(|kind| until_one_is_idle(pools.of(kind)))).await;
+    join_all(PoolKind::ALL.map(|kind| open_one(pools.of(kind)))).await;
     TestDatabase { database, pool, url }
 }
 
 /// Opens the first connection of a node's pool, however slow the machine is. A statement that found no connection
 /// would open one itself, and fail if that took longer than two seconds.
-async fn until_one_is_idle(pool: &PgPool) {
-    let idle = async {
-        drop(acquired(pool).await);
-        // It returns to the pool in the background. A statement that came before would open another one.
-        while pool.num_idle() == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(super::LONG, idle).await.expect("the connection returns to its pool");
+async fn open_one(pool: &Lender) {
+    acquired(pool).await.give_back();
 }
 
 /// A connection of a node's pool, for which the pool itself would wait two seconds only.
-async fn acquired(pool: &PgPool) -> PoolConnection<Postgres> {
+async fn acquired(pool: &Lender) -> Borrowed {
     let acquired = async {
         loop {
             if let Ok(connection) = pool.acquire().await {

@@ -19,6 +19,7 @@ mod indexes;
 mod lane;
 mod lane_plans;
 mod late;
+mod lender;
 mod list;
 mod list_plans;
 mod live;

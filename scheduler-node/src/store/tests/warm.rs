@@ -10,7 +10,7 @@ use crate::store::PoolKind;
 async fn planned(test: &fixture::TestDatabase, kind: PoolKind) -> Vec<Vec<bool>> {
     let pools = test.database.pools.load_full();
     let pool = pools.of(kind);
-    let all = join_all((0..pool.options().get_max_connections()).map(|_| pool.acquire())).await;
+    let all = join_all((0..pool.most()).map(|_| pool.acquire())).await;
     let mut sessions = Vec::new();
     for connection in all {
         let mut connection = connection.unwrap();
