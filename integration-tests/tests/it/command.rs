@@ -144,9 +144,7 @@ async fn of_the_api(sandbox: &Sandbox, id: &str) -> Result<Value> {
 async fn a_task_is_run_reported_and_tried_again_by_hand() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
         let (terminal, client) = (Terminal::of(sandbox), sandbox.client(0));
-        // No longer than succeeded tasks are kept: a new database has no partition yet for tasks that are kept for
-        // two weeks.
-        terminal.text(&["queue", "set", "work", "settle=result", "keep_dead_ms=86400000"]).await?;
+        terminal.text(&["queue", "set", "work", "settle=result"]).await?;
         let id = terminal.submitted(&["work", "--delay", "1h", "--max-attempts", "1", "--header", "a=b"]).await?;
         terminal.text(&["run", &id]).await?;
         in_state(&client, &id, "delivered").await?;

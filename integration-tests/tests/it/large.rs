@@ -74,8 +74,8 @@ fn two_million() -> String {
     ))
 }
 
-/// The days of the archive that a node creates at its start: today, the 14 for which dead tasks are kept, one more,
-/// and three to spare.
+/// The days of the archive that a new database has: today, the 14 for which dead tasks are kept, one more, and three
+/// to spare.
 const PARTITIONS: i64 = 19;
 
 /// Runs a statement once the archive's partitions exist.

@@ -127,7 +127,7 @@ impl fmt::Debug for Desk {
 }
 
 /// How often a request looks again for the partition of the archive that its task needs, and the pause between. The
-/// archiver makes those of a new cluster, or of a longer retention, within a second or two.
+/// archiver makes those of a longer retention within a second or two.
 const PARTITION_WAITS: u32 = 25;
 const PARTITION_PAUSE: Duration = Duration::from_millis(200);
 

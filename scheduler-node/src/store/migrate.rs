@@ -13,6 +13,7 @@ use super::{
     error::sqlstate,
     indexes::{self, Effort, Indexes, Progress},
     migrations::{migrations, schema_version},
+    partition,
     schema::{Fit, Misfit, compare, read, read_if_any, refuse_too_many, refuse_unreleased},
     writer::Writer,
 };
@@ -120,6 +121,7 @@ pub async fn migrate(
     let mut indexes = None;
     if from.is_none_or(|from| from <= schema_version()) {
         patiently(async || migrations().run(&pool).await).await.map_err(refused)?;
+        make_partitions(name, &pool).await;
         let built = indexes::build(&pool, Effort::UpTo(indexes::SMALL_BYTES)).await;
         indexes = Some(built.map_err(|error| refused(MigrateError::Execute(error)))?);
     }
@@ -136,6 +138,15 @@ pub async fn migrate(
     let producer = grant(&pool).await.map_err(unreachable)?;
     let (database, to, shards) = (name.clone(), version, first_shards);
     Ok(Migrated { database, id, from, to, shards, cluster, shard_count, producer, indexes })
+}
+
+/// Makes the archive's partitions of the next days where they are missing. Without them the first tasks of a new
+/// cluster could not end before a node had made them. This is no part of a migration, which runs once: a later
+/// `duetime migrate` looks again. It does not fail either, because the nodes make what it leaves.
+async fn make_partitions(name: &DatabaseName, pool: &sqlx::PgPool) {
+    if let Err(error) = partition::make_first(pool).await {
+        tracing::warn!(database = %name, error = &error as &dyn std::error::Error, "could not make the archive's partitions of the next days; the nodes make them");
+    }
 }
 
 /// Refuses to begin in a database that would refuse texts later. One that was begun by an earlier version goes on.

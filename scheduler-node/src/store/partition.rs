@@ -2,9 +2,9 @@
 
 use chrono::{Days, NaiveDate};
 use common::time::UnixMicros;
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, PgExecutor, PgPool, Row};
 
-use super::{Database, Error, Fault, StoreOp};
+use super::{Database, Error, Fault, StoreOp, migrate::DEFAULT_KEEP_DAYS};
 
 /// Days of partitions made beyond the last day that any row may need. A node that cannot make
 /// one for a while loses nothing.
@@ -56,9 +56,8 @@ impl Database {
         let node_today = node_now.to_utc().date_naive();
         let ahead_days = today.signed_duration_since(node_today).num_days();
         let mut turned = Turned { ahead_days, ..Turned::default() };
-        for ahead in 0..=keep_days.saturating_add(1 + SPARE_DAYS) {
-            let Some(day) = today.checked_add_days(Days::new(ahead)) else { break };
-            if present.iter().any(|partition| partition.drop_on == day && partition.link != Link::Detached) {
+        for day in days_ahead(today, keep_days) {
+            if has_day(&present, day) {
                 continue;
             }
             match self.partition_make(day).await {
@@ -108,58 +107,18 @@ impl Database {
     /// Makes the partitions of these days that do not exist yet.
     pub async fn partitions_make(&self, days: &[NaiveDate]) -> Result<(), Error> {
         let (_, present) = self.partitions_read().await?;
-        let is_attached = |day| present.iter().any(|there| there.drop_on == day && there.link != Link::Detached);
-        for day in days.iter().filter(|day| !is_attached(**day)) {
+        for day in days.iter().filter(|day| !has_day(&present, **day)) {
             self.partition_make(*day).await?;
         }
         Ok(())
     }
 
     async fn partitions_read(&self) -> Result<(NaiveDate, Vec<Partition>), Error> {
-        self.run(StoreOp::PartitionRead, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/partition_read.sql")).fetch_all(&pool).await?;
-            let today = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("today")?;
-            let mut partitions = Vec::new();
-            for row in &rows {
-                let Some(name) = row.try_get::<Option<&str>, _>("name")? else { continue };
-                let link = match (row.try_get("detached")?, row.try_get("half_detached")?) {
-                    (true, _) => Link::Detached,
-                    (false, true) => Link::HalfDetached,
-                    (false, false) => Link::Attached,
-                };
-                let day = NaiveDate::parse_from_str(name, PARTITION_NAME);
-                // A name that is no day is a stranger's.
-                partitions.extend(day.ok().map(|drop_on| Partition { drop_on, link }));
-            }
-            Ok((today, partitions))
-        })
-        .await
+        self.run(StoreOp::PartitionRead, |pool| async move { read(&pool).await }).await
     }
 
-    /// Creates the table beside the archive, then attaches it. ATTACH (SHARE UPDATE EXCLUSIVE) waits for no reader
-    /// or writer, but CREATE TABLE .. PARTITION OF would lock the archive against all of them.
     async fn partition_make(&self, day: NaiveDate) -> Result<(), Error> {
-        let name = partition_name(day);
-        let next = day.succ_opt().unwrap_or(NaiveDate::MAX);
-        self.run(StoreOp::PartitionMake, |pool| async move {
-            let create = format!(
-                "CREATE TABLE IF NOT EXISTS duetime.{name} (LIKE duetime.archive INCLUDING ALL);
-                 SELECT duetime.spare_analyze('duetime.{name}')"
-            );
-            match sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await {
-                Err(error) if is_taken(&error) => {}
-                other => _ = other?,
-            }
-            let attach = format!(
-                "ALTER TABLE duetime.archive ATTACH PARTITION duetime.{name} FOR VALUES FROM ('{day}') TO ('{next}')"
-            );
-            match sqlx::raw_sql(AssertSqlSafe(attach)).execute(&pool).await {
-                // Another node was faster: `is already a partition`.
-                Err(sqlx::Error::Database(answer)) if answer.code().as_deref() == Some("42809") => Ok(()),
-                other => other.map(|_| ()),
-            }
-        })
-        .await
+        self.run(StoreOp::PartitionMake, |pool| async move { make(&pool, day).await }).await
     }
 
     /// Detaches the partition concurrently first, so that the DROP locks a table that no statement uses any more.
@@ -180,6 +139,70 @@ impl Database {
         })
         .await
     }
+}
+
+/// Makes the partitions that rows need while no queue keeps them for longer than the default, where they are missing.
+/// Ends at the first lock that it does not get in time: the archiver makes the rest.
+pub(super) async fn make_first(pool: &PgPool) -> Result<(), sqlx::Error> {
+    let (today, present) = read(pool).await?;
+    for day in days_ahead(today, DEFAULT_KEEP_DAYS) {
+        if !has_day(&present, day) {
+            make(pool, day).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Today's date by the database's clock, and the tables of days.
+async fn read<'p>(pool: impl PgExecutor<'p>) -> Result<(NaiveDate, Vec<Partition>), sqlx::Error> {
+    let rows = sqlx::query(include_str!("queries/partition_read.sql")).fetch_all(pool).await?;
+    let today = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("today")?;
+    let mut partitions = Vec::new();
+    for row in &rows {
+        let Some(name) = row.try_get::<Option<&str>, _>("name")? else { continue };
+        let link = match (row.try_get("detached")?, row.try_get("half_detached")?) {
+            (true, _) => Link::Detached,
+            (false, true) => Link::HalfDetached,
+            (false, false) => Link::Attached,
+        };
+        let day = NaiveDate::parse_from_str(name, PARTITION_NAME);
+        // A name that is no day is a stranger's.
+        partitions.extend(day.ok().map(|drop_on| Partition { drop_on, link }));
+    }
+    Ok((today, partitions))
+}
+
+/// Creates the table beside the archive, then attaches it. ATTACH (SHARE UPDATE EXCLUSIVE) waits for no reader or
+/// writer, but CREATE TABLE .. PARTITION OF would lock the archive against all of them.
+async fn make<'p>(pool: impl PgExecutor<'p> + Copy, day: NaiveDate) -> Result<(), sqlx::Error> {
+    let name = partition_name(day);
+    let next = day.succ_opt().unwrap_or(NaiveDate::MAX);
+    let create = format!(
+        "CREATE TABLE IF NOT EXISTS duetime.{name} (LIKE duetime.archive INCLUDING ALL);
+         SELECT duetime.spare_analyze('duetime.{name}')"
+    );
+    match sqlx::raw_sql(AssertSqlSafe(create)).execute(pool).await {
+        Err(error) if is_taken(&error) => {}
+        other => _ = other?,
+    }
+    let attach =
+        format!("ALTER TABLE duetime.archive ATTACH PARTITION duetime.{name} FOR VALUES FROM ('{day}') TO ('{next}')");
+    match sqlx::raw_sql(AssertSqlSafe(attach)).execute(pool).await {
+        // Another node was faster: `is already a partition`.
+        Err(sqlx::Error::Database(answer)) if answer.code().as_deref() == Some("42809") => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+/// The days of the partitions that rows kept for up to `keep_days` need, from today on, and some to spare.
+fn days_ahead(today: NaiveDate, keep_days: u64) -> Vec<NaiveDate> {
+    let ahead = 0..=keep_days.saturating_add(1 + SPARE_DAYS);
+    ahead.map_while(|days| today.checked_add_days(Days::new(days))).collect()
+}
+
+/// Whether the archive has the partition of a day.
+fn has_day(present: &[Partition], day: NaiveDate) -> bool {
+    present.iter().any(|partition| partition.drop_on == day && partition.link != Link::Detached)
 }
 
 /// The name of a day's table, as a format of dates.

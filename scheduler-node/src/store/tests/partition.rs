@@ -3,10 +3,20 @@
 use std::time::Duration;
 
 use chrono::{Days, NaiveDate};
-use sqlx::{Executor, Postgres, pool::PoolConnection};
+use common::task::TaskState;
+use integration_tests::sandbox::shared;
+use sqlx::{Connection, Executor, PgConnection, PgPool, Postgres, pool::PoolConnection};
 
-use super::fixture::{self, TestDatabase};
-use crate::store::partition::Turned;
+use super::{
+    change::{keep, word},
+    claim, failover,
+    fixture::{self, TestDatabase},
+    migrate::last_release,
+    own,
+    settle::finish,
+    submitted,
+};
+use crate::store::{migrate::DEFAULT_KEEP_DAYS, partition::Turned, settle::Finish};
 
 /// Makes the partition of a day that has passed. Returns its name.
 async fn passed(test: &TestDatabase, days_ago: u64) -> String {
@@ -86,6 +96,36 @@ async fn a_day_is_dropped_once_the_clocks_of_the_database_and_of_the_node_both_s
     assert_turned(&turned, 0, 1);
     assert_eq!(turned.ahead_days, -30);
     assert!(!exists(&test, &past).await && !test.database.partition_days().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn tasks_of_a_database_that_was_just_migrated_end_before_a_node_has_turned_the_partitions() {
+    let server = shared::postgres().await.unwrap();
+    let url = server.create_database(&shared::unique("first")).await.unwrap();
+    failover::migrated(&url).await.unwrap();
+    let test = TestDatabase { database: fixture::open(&url), pool: PgPool::connect(&url).await.unwrap(), url };
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 2).await;
+    claim(&test, &ids[..1], &fences).await;
+    let keep_ms = i64::try_from(DEFAULT_KEEP_DAYS).unwrap() * 86_400_000;
+    let dead = Finish { keep_ms, ..finish(ids[0], 1, TaskState::Dead) };
+    assert_eq!(test.database.task_finish(&[dead]).await.unwrap().ids, [ids[0]]);
+    assert_eq!(word(&test.database.task_cancel(ids[1], &keep()).await.unwrap()), "done");
+    // A node makes the same ones.
+    assert_turned(&turn(&test, DEFAULT_KEEP_DAYS).await, 0, 0);
+}
+
+#[tokio::test]
+async fn a_migration_passes_an_archive_that_is_locked_and_the_next_one_makes_its_partitions() {
+    let url = last_release().await;
+    let mut holder = PgConnection::connect(&url).await.unwrap();
+    holder.execute("BEGIN; LOCK TABLE duetime.archive IN SHARE UPDATE EXCLUSIVE MODE").await.unwrap();
+    failover::migrated(&url).await.unwrap();
+    let database = fixture::open(&url);
+    assert!(database.partition_days().await.unwrap().is_empty());
+    holder.execute("COMMIT").await.unwrap();
+    failover::migrated(&url).await.unwrap();
+    assert!(!database.partition_days().await.unwrap().is_empty());
 }
 
 /// The number of busy tables and of their indexes with expressions, and the least and the largest statistics target.

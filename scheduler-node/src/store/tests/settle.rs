@@ -15,7 +15,7 @@ use crate::store::{
     submit::Sending,
 };
 
-fn finish(id: TaskId, attempt: i32, final_state: TaskState) -> Finish {
+pub(super) fn finish(id: TaskId, attempt: i32, final_state: TaskState) -> Finish {
     Finish {
         id,
         attempt: Attempt::new(attempt),
