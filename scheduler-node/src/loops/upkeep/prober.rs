@@ -230,6 +230,11 @@ impl Prober {
 
     /// Before the node counts the database as usable, and so before it owns shards there or says that it is ready.
     async fn warm_up(&self) {
+        // After a long stop of the cluster, the first tasks that end would find no partition.
+        if let Err(error) = self.database.sql.partitions_make_first().await {
+            let error = &error as &dyn std::error::Error;
+            tracing::debug!(database = %self.database.name(), error, "could not make the archive's partitions ahead; the archiver makes them");
+        }
         let began = Instant::now();
         if let Err(error) = self.database.sql.warm_up().await {
             let error = &error as &dyn std::error::Error;

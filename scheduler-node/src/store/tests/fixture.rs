@@ -123,6 +123,15 @@ impl TestDatabase {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
     }
 
+    /// Leaves the archive without any partition, as it is after a long stop of the cluster.
+    pub(crate) async fn drop_partitions(&self) {
+        let drop_all = "DO $$ BEGIN
+            EXECUTE (SELECT 'DROP TABLE ' || string_agg(inhrelid::regclass::text, ', ')
+                       FROM pg_inherits WHERE inhparent = 'duetime.archive'::regclass);
+        END $$";
+        sqlx::raw_sql(drop_all).execute(&self.pool).await.unwrap();
+    }
+
     /// Lets a minute pass for the note of the realm that uses the database.
     pub(crate) async fn silence_realm(&self) {
         let silent = "UPDATE duetime.realm SET seen_at = seen_at - interval '1 min'";

@@ -71,11 +71,7 @@ async fn partitions_are_made_ahead_once_and_dropped_when_their_day_has_passed() 
 #[tokio::test]
 async fn an_archive_without_partitions_gets_those_that_it_needs() {
     let test = fixture::database().await;
-    let drop_all = "DO $$ BEGIN
-        EXECUTE (SELECT 'DROP TABLE ' || string_agg(inhrelid::regclass::text, ', ')
-                   FROM pg_inherits WHERE inhparent = 'duetime.archive'::regclass);
-    END $$";
-    sqlx::raw_sql(drop_all).execute(&test.pool).await.unwrap();
+    test.drop_partitions().await;
     assert!(test.database.partition_days().await.unwrap().is_empty());
     assert_turned(&turn(&test, 1).await, 6, 0);
 }

@@ -50,6 +50,18 @@ async fn a_database_that_left_messages_unwritten_is_shown_for_a_minute_unless_it
 }
 
 #[tokio::test]
+async fn an_archive_without_partitions_gets_them_before_the_node_counts_its_database_as_usable() {
+    let (counter, test) = fresh().await;
+    test.drop_partitions().await;
+    let prober = prober(&counter);
+    let mut guard = Guard::new(prober.realm.clone());
+    let probed = prober.probe(&mut true, &mut false, &mut guard).await;
+    assert!(probed.is_ok(), "the database answers");
+    let days = test.database.partition_days().await.expect("it answers");
+    assert!(!days.is_empty());
+}
+
+#[tokio::test]
 async fn each_reason_why_a_database_cannot_be_used_has_one_line_in_the_log() {
     let log = Log::keep();
     let (counter, _test) = fresh().await;
