@@ -156,7 +156,7 @@ impl SqlIntake {
 
     /// Collects one batch.
     async fn collect(&self, passed: &mut Passed) -> Result<Left, Error> {
-        let _work = at_work();
+        let work = at_work();
         // Without the queues' policies the desk cannot judge any row.
         if !self.books.load().is_read() {
             return Ok(Left::Nothing);
@@ -181,11 +181,14 @@ impl SqlIntake {
         }
         let is_unread = !unknown.is_empty();
         passed.leave_unknown(unknown);
-        self.refuse_judged(refused, passed).await?;
+        // Tables of one database that are locked or full keep no rows of another waiting.
+        let mut failed = self.refuse_judged(refused, passed).await.err();
         if let Some(own) = parts.remove(&(self.index, false)) {
-            self.hand_over(self.index, own, false, passed).await?;
+            failed = failed.or(self.hand_over(self.index, own, false, passed).await.err());
         }
         for ((index, away), tasks) in parts {
+            // Each part may wait for locks of its own.
+            work.beat();
             match self.hand_over(index, tasks, away, passed).await {
                 Ok(()) => {}
                 // The next pass sends the rows to the new place.
@@ -195,6 +198,9 @@ impl SqlIntake {
                     passed.avoided.insert(index, Instant::now());
                 }
             }
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
         let head = rows.first().map(|row| row.id);

@@ -119,6 +119,23 @@ async fn a_refused_row_whose_database_takes_no_writes_keeps_no_other_row_waiting
 }
 
 #[tokio::test]
+async fn rows_of_another_database_leave_an_inbox_whose_own_database_takes_no_tasks() {
+    let (counter, [main, east]) = with_two_databases().await;
+    sqlx::raw_sql(
+        "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+         SELECT duetime.mint(now(), shard), shard, '{\"queue\": \"orders\"}'::jsonb, now() - interval '1 minute'
+           FROM unnest(ARRAY[0, 100]) AS r (shard)",
+    )
+    .execute(&main.pool)
+    .await
+    .unwrap();
+    main.fill_disk("INSERT", "task").await;
+    let error = intake(&counter).collect(&mut Passed::default()).await.expect_err("its own row waits");
+    assert_eq!(error.op, StoreOp::TaskCollect);
+    assert_eq!((main.live().await, east.live().await), (0, 1));
+}
+
+#[tokio::test]
 async fn the_gauges_of_an_inbox_that_cannot_be_read_end_and_begin_again_when_it_can() {
     let (counter, test) = fresh().await;
     let registry = Registry::new();
