@@ -4,6 +4,7 @@
 //! node may collect it. When several nodes do so at the same time, the writes of one count. If this loop stops,
 //! submissions wait in the inbox.
 
+mod copied_queues;
 mod gauges;
 mod looks;
 mod refuse;
@@ -18,7 +19,6 @@ use std::{
 
 use common::{
     ids::{DatabaseName, QueueName, ShardId, TaskId},
-    queue::QueueBook,
     task::{NewTask, TaskState},
     wire::Problem,
 };
@@ -26,6 +26,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::{
+    copied_queues::CopiedQueues,
     looks::{LOOK_AGAIN, LOOK_EVERY, Left, MANY},
     refuse::Aside,
 };
@@ -114,7 +115,7 @@ impl SqlIntake {
     pub async fn run(self, stop: CancellationToken) {
         let inbox = Arc::clone(&self.databases[self.index].inbox);
         let mut passed = Passed::default();
-        let (mut looked, mut forgot, mut copied) = (None, None, None);
+        let (mut looked, mut forgot, mut copied) = (None, None, CopiedQueues::default());
         let mut measured = Instant::now();
         let mut glances = self.source().glances();
         let mut pause = LOOK_AGAIN;
@@ -420,24 +421,6 @@ impl SqlIntake {
         for queue in queues {
             self.metrics.submitted(queue, SOURCE, 1);
         }
-    }
-
-    /// Copies changed queues to this database. `copied`: the queues that it has.
-    async fn copy_queues(&self, copied: &mut Option<Arc<QueueBook>>) -> Result<(), Error> {
-        let _work = at_work();
-        let source = self.source();
-        let book = self.books.load_full();
-        // The first database is the source of the queues.
-        if self.index != DatabaseIndex::HOME
-            && book.is_read()
-            && copied.as_ref().is_none_or(|copied| copied.revision() != book.revision())
-        {
-            let nothing = QueueBook::default();
-            let (changed, gone) = book.since(copied.as_deref().unwrap_or(&nothing));
-            source.queue_copy(&changed, &gone, copied.is_none()).await?;
-            *copied = Some(book);
-        }
-        Ok(())
     }
 
     async fn forget(&self) -> Result<(), Error> {

@@ -279,16 +279,16 @@ impl Database {
         self.returned_ids(StoreOp::ReceivedForget, statement).await.map(|gone| more(&gone))
     }
 
-    /// Writes `changed` into this database's copy of the queues and deletes those in `gone`. With `whole`, it
-    /// deletes every other queue of the copy too.
-    pub async fn queue_copy(&self, changed: &[Arc<Queue>], gone: &[QueueName], whole: bool) -> Result<(), Error> {
+    /// Writes `changed` into this database's copy of the queues, and deletes the queues in `named` from it. With `stay`,
+    /// it deletes all but those.
+    pub async fn queue_copy(&self, changed: &[Arc<Queue>], named: &[QueueName], stay: bool) -> Result<(), Error> {
         let (names, policies): (Vec<&str>, Vec<String>) = changed
             .iter()
             .map(|queue| (queue.name.as_str(), serde_json::to_string(&queue.policy).expect("a policy is JSON")))
             .unzip();
-        let gone: Vec<&str> = gone.iter().map(QueueName::as_str).collect();
+        let named: Vec<&str> = named.iter().map(QueueName::as_str).collect();
         let statement =
-            sqlx::query(include_str!("queries/queue_copy.sql")).bind(names).bind(policies).bind(gone).bind(whole);
+            sqlx::query(include_str!("queries/queue_copy.sql")).bind(names).bind(policies).bind(named).bind(stay);
         self.returned_ids(StoreOp::QueueCopy, statement).await.map(drop)
     }
 }

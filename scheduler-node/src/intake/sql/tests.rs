@@ -1,4 +1,7 @@
-use common::{ids::Epoch, queue::Queue};
+use common::{
+    ids::Epoch,
+    queue::{Queue, QueueBook},
+};
 use prometheus::{Registry, TextEncoder};
 
 use super::*;
@@ -133,6 +136,35 @@ async fn rows_of_another_database_leave_an_inbox_whose_own_database_takes_no_tas
     let error = intake(&counter).collect(&mut Passed::default()).await.expect_err("its own row waits");
     assert_eq!(error.op, StoreOp::TaskCollect);
     assert_eq!((main.live().await, east.live().await), (0, 1));
+}
+
+#[tokio::test]
+async fn a_queue_whose_copy_is_refused_is_one_warning_and_the_others_are_copied() {
+    let log = Log::keep();
+    let (counter, [_main, east]) = with_two_databases().await;
+    let (index, _) = counter.databases.indexed().nth(1).expect("the second database");
+    let intake = SqlIntake { index, ..intake(&counter) };
+    let queues = ["a", "poison", "z"].map(|name| Queue::with_defaults(QueueName::new(name)));
+    counter.books.store(Arc::new(QueueBook::new(2, queues)));
+    let gone = "INSERT INTO duetime.queue (name, policy) VALUES ('gone', '{}')";
+    sqlx::raw_sql(gone).execute(&east.pool).await.unwrap();
+    east.refuse("INSERT", "queue", "name", "poison").await;
+    let mut copied = CopiedQueues::default();
+    let copy = "SELECT name FROM duetime.queue ORDER BY name";
+    for _ in 0..2 {
+        intake.copy_queues(&mut copied).await.unwrap();
+        let names: Vec<String> = sqlx::query_scalar(copy).fetch_all(&east.pool).await.unwrap();
+        assert_eq!(names, ["a", "z"]);
+        assert_eq!(log.count("queues cannot be copied"), 1);
+        assert_eq!(log.count("database=east queue=poison queues=1"), 1);
+        // As if the pause had passed.
+        copied.again_at = copied.again_at.map(|_| Instant::now());
+    }
+    sqlx::raw_sql("DROP FUNCTION public.refuse() CASCADE").execute(&east.pool).await.unwrap();
+    intake.copy_queues(&mut copied).await.unwrap();
+    let names: Vec<String> = sqlx::query_scalar(copy).fetch_all(&east.pool).await.unwrap();
+    assert_eq!(names, ["a", "poison", "z"]);
+    assert_eq!(copied.again_at, None);
 }
 
 #[tokio::test]

@@ -1,11 +1,9 @@
 -- Copies queues into a database that is not their home, so that duetime.submit and duetime.cancel know their policies
 -- there.
--- $1 names; $2 policies (pairwise); $3 the names of deleted queues; $4 whether to delete the queues that are not in
--- $1 too.
+-- $1 names; $2 policies (pairwise); $3 names; $4 whether the queues in $3 stay and all others are deleted, or those in
+-- $3 are.
 WITH gone AS (
-    DELETE FROM duetime.queue AS q
-     WHERE q.name = ANY($3::text[])
-        OR ($4 AND NOT EXISTS (SELECT FROM unnest($1::text[]) AS c (name) WHERE c.name = q.name))
+    DELETE FROM duetime.queue AS q WHERE (q.name = ANY($3::text[])) <> $4
 )
 INSERT INTO duetime.queue AS q (name, policy)
 SELECT c.name, c.policy::jsonb FROM unnest($1::text[], $2::text[]) AS c (name, policy) ORDER BY c.name
