@@ -65,7 +65,7 @@ pub use self::{
     received::{DelayExchange, IntakeSource, Received},
     route::{QueueDeclaration, Route},
     state::BrokerState,
-    worker::{Handed, Reply, Reports, Subject, Task, Worker},
+    worker::{Handed, Reply, ReportRefusal, Reports, Subject, Task, Worker},
 };
 use self::{
     keeper::Keeper,

@@ -33,7 +33,7 @@ use super::{
     channels::{Channels, Lease},
     connection::{ANSWER_WITHIN, Link},
     envelope,
-    error::{Error, answer, is_of_message, reply},
+    error::{ACCESS_REFUSED, Error, answer, is_of_message, reply},
     hold::{MemoryHold, MessageForm},
     login::Login,
     message::{PERSISTENT, json_of},
@@ -99,6 +99,16 @@ pub struct Subject {
     task: ShortString,
     attempt: Option<i64>,
     receipt: Option<String>,
+}
+
+/// What the broker refuses, with the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReportRefusal {
+    /// This very report, now and later.
+    OfReport(String),
+    /// All reports on tasks of the worker's queue, until a person grants the right to send them. Finished work must not
+    /// be done again until then.
+    OfAll(String),
 }
 
 /// Sends reports over one connection. Clones share it.
@@ -265,13 +275,11 @@ impl std::fmt::Debug for Reports {
 }
 
 impl Reports {
-    /// Sends a report to the cluster. `Done`: the broker has put it into the queue of results. `Refused`: the broker
-    /// refuses this very report, now and later. A refusal of all reports on tasks of this queue is `Unknown`: it ends
-    /// once a person has granted the permission, and finished work must not be done again until then.
-    pub async fn send(&self, subject: &Subject, body: &ResultBody) -> Outcome<()> {
+    /// Sends a report to the cluster. `Done`: the broker has put it into the queue of results.
+    pub async fn send(&self, subject: &Subject, body: &ResultBody) -> Outcome<(), ReportRefusal> {
         let report = match Report::new(subject, body) {
             Ok(report) => report,
-            Err(reason) => return Outcome::Refused(reason),
+            Err(reason) => return Outcome::Refused(ReportRefusal::OfReport(reason)),
         };
         // It would take no channel either, and one that does not open costs the connection.
         if self.link.is_blocked() {
@@ -327,7 +335,7 @@ impl Report {
 
     /// Publishes the report over a channel of its own, and waits for its confirm. `has_own_key`: it is on a task of
     /// another queue than the relay's, as a message from elsewhere may ask for.
-    async fn publish(self, mut lease: Lease, has_own_key: bool) -> Outcome<()> {
+    async fn publish(self, mut lease: Lease, has_own_key: bool) -> Outcome<(), ReportRefusal> {
         let Self { key, properties, json } = self;
         let options = BasicPublishOptions { mandatory: true, ..Default::default() };
         let channel = lease.begin();
@@ -337,9 +345,14 @@ impl Report {
             Err(source) => {
                 // The broker has closed the channel, or the connection is gone.
                 drop(lease.discard());
-                let is_refused = reply(&source).is_some_and(|reply| is_of_message(reply, has_own_key));
+                let is_of_report = reply(&source).is_some_and(|reply| is_of_message(reply, has_own_key));
+                let lacks_right = reply(&source).is_some_and(|reply| reply.get_id() == ACCESS_REFUSED);
                 let reason = Error::Refused { doing: "report".to_owned(), source }.explained();
-                return if is_refused { Outcome::Refused(reason) } else { Outcome::Unknown(reason) };
+                return match (is_of_report, lacks_right) {
+                    (true, _) => Outcome::Refused(ReportRefusal::OfReport(reason)),
+                    (false, true) => Outcome::Refused(ReportRefusal::OfAll(reason)),
+                    (false, false) => Outcome::Unknown(reason),
+                };
             }
         };
         lease.give_back();

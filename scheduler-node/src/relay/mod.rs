@@ -10,6 +10,7 @@ mod command;
 mod finished_call;
 mod guard;
 mod identity;
+mod reporting;
 #[cfg(test)]
 mod tests;
 mod works;
@@ -34,10 +35,11 @@ use uuid::Uuid;
 
 use self::{
     finished_call::FinishedCall,
+    reporting::{Barred, answer, end_pauses},
     works::{Key, Known, Works},
 };
 use crate::{
-    broker::{Handed, Login, Reports, Subject, Task, Worker},
+    broker::{Handed, Login, ReportRefusal, Reports, Task, Worker},
     failures::Failures,
 };
 
@@ -50,8 +52,6 @@ pub use self::{
 /// The first and the longest pause between two tries to connect.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// The pause between two tries of a report.
-const REPORT_AGAIN: Duration = Duration::from_secs(1);
 /// The most characters of a failure's reason in a warning: enough for its beginning, and a target chooses the text.
 const REASON_CHARS: usize = 1_000;
 /// The time that unconfirmed reports get after the end of the last call.
@@ -102,6 +102,7 @@ struct Relay {
     answers: JoinSet<(Key, bool)>,
     /// The handle for reports over the present connection.
     reports: watch::Sender<Option<Reports>>,
+    barred: Barred,
     /// The reason of the present outage that the log has. Most tries of an outage fail for the same one.
     logged: Option<String>,
     /// Why the last call failed that counts for the breaker.
@@ -119,6 +120,7 @@ impl Relay {
             places: Arc::new(Semaphore::new(settings.concurrency.into())),
             answers: JoinSet::new(),
             reports: watch::channel(None).0,
+            barred: Arc::new(watch::channel(false).0),
             logged: None,
             fault: String::new(),
             failures: Failures::default(),
@@ -274,7 +276,8 @@ impl Relay {
 
     async fn ended(&mut self, key: Key, ended: FinishedCall) {
         if let Some(subject) = self.works.ended(&key, ended.report.status).await {
-            self.answers.spawn(answer(key, subject, ended.report, self.reports.subscribe()));
+            let (reports, barred) = (self.reports.subscribe(), Arc::clone(&self.barred));
+            self.answers.spawn(answer(key, subject, ended.report, reports, barred));
         }
     }
 
@@ -322,6 +325,8 @@ impl Relay {
         if tokio::time::timeout(grace, ended).await.is_err() {
             tracing::warn!(calls = self.calls.len(), "cut calls off; their tasks are delivered again");
         }
+        // The right to report may have been granted in the pauses.
+        end_pauses(&self.barred);
         let answered = async {
             while let Some(reported) = self.answers.join_next().await {
                 self.reported(reported).await;
@@ -354,7 +359,7 @@ async fn call(
             if let (Some(subject), Some(current)) = (&handed.subject, current) {
                 // The next report makes up for a lost one.
                 let sent = current.send(subject, &ResultBody::new(ReportStatus::Running)).await;
-                if let Outcome::Refused(_) = sent {
+                if let Outcome::Refused(ReportRefusal::OfReport(_)) = sent {
                     return std::future::pending().await;
                 }
             }
@@ -367,40 +372,6 @@ async fn call(
     let report = &ended.report;
     tracing::debug!(task = handed.id, attempt = handed.attempt, status = ?report.status, code = report.status_code, said = report.status_msg, "called");
     ended
-}
-
-/// Sends a report over the present connection, again and again until it is confirmed (`true`) or refused.
-async fn answer(
-    key: Key,
-    subject: Subject,
-    report: ResultBody,
-    reports: watch::Receiver<Option<Reports>>,
-) -> (Key, bool) {
-    let mut is_logged = false;
-    loop {
-        let current = reports.borrow().clone();
-        let sent = match current {
-            Some(current) => current.send(&subject, &report).await,
-            None => Outcome::Unknown("there is no connection".to_owned()),
-        };
-        let reason = match sent {
-            Outcome::Done(()) => return (key, true),
-            Outcome::Refused(reason) => {
-                tracing::warn!(
-                    task = key.task,
-                    attempt = key.attempt,
-                    reason,
-                    "a report is refused; its message is rejected"
-                );
-                return (key, false);
-            }
-            Outcome::Unknown(reason) => reason,
-        };
-        if !std::mem::replace(&mut is_logged, true) {
-            tracing::warn!(task = key.task, attempt = key.attempt, reason, "a report is unconfirmed; retrying");
-        }
-        tokio::time::sleep(REPORT_AGAIN).await;
-    }
 }
 
 async fn reached(instant: Option<Instant>) {

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::{
     broker::{
-        Source,
+        Source, Subject,
         tests::bench::{Bench, Hand, LONG},
     },
     working_set::failures::tests::Log,
@@ -131,6 +131,7 @@ async fn a_relay_that_may_not_report_keeps_finished_tasks_until_it_may_and_does_
     let all = async { tokio::join!(relay, test) };
     timeout(LONG, Box::pin(all)).await.expect("the relay reports each task, and stops");
     assert_eq!(log.count("its message is rejected"), 0);
+    assert!(log.count("reports are confirmed again") > 0);
     assert_eq!(std::fs::read_to_string(file.path()).unwrap().lines().count(), TASKS, "each is done once");
     assert_eq!(hand.depth(QUEUE).await, 0, "each message is acked");
 }
