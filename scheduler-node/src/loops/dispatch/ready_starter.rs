@@ -11,6 +11,7 @@ mod doubt;
 mod failing;
 mod floor;
 mod gains;
+mod progress;
 #[cfg(test)]
 mod tests;
 
@@ -34,7 +35,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{doubt::Doubt, failing::Failing};
+pub use self::progress::QueueProgress;
+
+use self::doubt::Doubt;
 use super::{
     claims::{ClaimHandler, TRY_AGAIN},
     dispatcher::Pace,
@@ -46,7 +49,7 @@ use crate::{
     store::{
         Database, Effect, Error, Fault, Places, Statements, StoreOp,
         claim::Claimed,
-        lane::{LaneEnd, LaneEnds, Pick, STARTED_AHEAD, STARTED_FAR_AHEAD, Walks},
+        lane::{Pick, STARTED_AHEAD, STARTED_FAR_AHEAD, Walks},
     },
     supervise::at_work,
     working_set::{lanes::Lanes, ready_queues::LOOKS_IN_FLIGHT, set_aside::Kind},
@@ -92,25 +95,6 @@ pub struct ReadyStarter<S = Arc<Database>> {
     pub places: Places,
     pub progress: Arc<Mutex<HashMap<QueueName, QueueProgress>>>,
 }
-
-/// The state of a queue between two looks.
-#[derive(Clone, Debug, Default)]
-pub struct QueueProgress {
-    ends: LaneEnds,
-    /// For each priority, where a walk began that is still on its way round and has found no task to start.
-    rounds: [Option<LaneStart>; LEVELS],
-    /// Only for a queue with a rate.
-    bucket: Option<Bucket>,
-    /// A pick with an unknown outcome; the queue rests until it is over.
-    doubt: Option<Doubt>,
-    /// When the first of the tasks comes due that the last walks found too early to be started.
-    comes_due: Option<UnixMicros>,
-    /// The looks that failed.
-    failing: Failing,
-}
-
-/// The lane before which a walk began. `None`: the first lane of all.
-type LaneStart = Option<LaneEnd>;
 
 impl<S: Statements> ReadyStarter<S> {
     pub async fn run(mut self, stop: CancellationToken) {
@@ -447,43 +431,12 @@ fn is_refusal(error: &Error) -> bool {
     error.effect == Effect::None && matches!(error.fault(), Fault::Data | Fault::Bug)
 }
 
-impl QueueProgress {
-    fn took(&mut self, started: usize) {
-        if let Some(bucket) = &mut self.bucket {
-            bucket.take(started);
-        }
-    }
-
-    /// Notes where walks ended. A walk that used up its steps and found nothing goes on at once, until it comes
-    /// round to where it began.
-    fn walked(&mut self, walks: Walks, wanted: Levels, taken: Levels) {
-        self.comes_due = self.comes_due.into_iter().chain(walks.comes_due).min();
-        for (level, end) in walks.ends.into_iter().enumerate().filter(|(level, _)| wanted[*level] > 0) {
-            let before = self.ends[level].clone();
-            let after = end.or_else(|| before.clone());
-            let is_on_its_way = walks.cut[level] && taken[level] == 0;
-            self.rounds[level] = match self.rounds[level].take() {
-                _ if !is_on_its_way => None,
-                Some(start) if passes(&before, &start, &after) => None,
-                Some(start) => Some(start),
-                None => Some(before),
-            };
-            self.ends[level] = after;
-        }
-    }
-}
-
 fn count_levels(deliveries: &[Delivery], taken: &mut Levels) {
     for delivery in deliveries {
         if let Some(count) = usize::try_from(delivery.priority - 1).ok().and_then(|level| taken.get_mut(level)) {
             *count += 1;
         }
     }
-}
-
-/// Whether a walk from `before` to `after`, less than once round, passes `start`.
-fn passes(before: &LaneStart, start: &LaneStart, after: &LaneStart) -> bool {
-    if before < after { before < start && start <= after } else { before < start || start <= after }
 }
 
 /// The result of a look.

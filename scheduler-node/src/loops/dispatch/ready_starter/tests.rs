@@ -10,10 +10,13 @@ use common::{
     shard::route::bound_to,
 };
 
-use super::*;
+use super::{progress::LaneStart, *};
 use crate::{
     loops::tests::{Loops, ids_of},
-    store::tests::{fixture, node},
+    store::{
+        lane::LaneEnd,
+        tests::{fixture, node},
+    },
     supervise::spawn_child,
     working_set::{failures::tests::Log, owned_shards::Stop},
 };
