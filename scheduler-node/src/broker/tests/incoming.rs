@@ -13,9 +13,10 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::{
-    super::{Incoming, Source, connection::ANSWER_WITHIN, consumer::PREFETCH},
+    super::{Incoming, Source, consumer::PREFETCH},
     bench::{Bench, Hand, LONG, batch, outgoing, route},
 };
+use crate::failures::tests::Log;
 
 /// The columns of a queue's list that count what waits and what is without an answer.
 const READY_AND_HELD: [&str; 2] = ["messages_ready", "messages_unacknowledged"];
@@ -249,17 +250,23 @@ async fn the_second_consumer_comes_again_once_the_messages_of_the_last_one_are_a
 }
 
 /// RabbitMQ and a database may fail together, so the queue answers at some time of the database's outage.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+///
+/// On one thread, because only the log of this thread shows that the node has given up its first try.
+#[tokio::test]
 async fn a_queue_that_kept_silent_is_asked_for_more_again() {
-    let mut bench = Bench::new().await;
+    let (log, mut bench) = (Log::keep(), Bench::new().await);
     let hand = bench.hand().await;
     let mut held = hold_usual(&mut bench, &hand).await;
     // As if the queue had no leader.
     let process = |verb: &str| [format!("sys:{verb}('{}_{RESULTS}')", bench.vhost)];
     bench.rabbit.eval(&process("suspend")).await.unwrap();
     bench.broker.hold_more(true);
-    // The node has given up its first try by now.
-    tokio::time::sleep(2 * ANSWER_WITHIN).await;
+    let given_up = async {
+        while log.count("more of a queue cannot be read") == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(LONG, given_up).await.expect("the node gives up its first try");
     bench.rabbit.eval(&process("resume")).await.unwrap();
     for _ in 0..MORE {
         held.push(bench.next().await);
