@@ -71,17 +71,27 @@ async fn a_cancel_says_what_it_promises_and_repeats_it() {
 #[tokio::test]
 async fn a_cancel_waits_for_the_partition_of_the_archive_that_is_being_made() {
     let (counter, test) = fresh().await;
-    let policy = serde_json::from_str(r#"{"keep_succeeded_ms":2592000000}"#).expect("30 days");
+    // Rows that are deleted count although their statements fail.
+    let count_deleted = "CREATE SEQUENCE public.deleted;
+        CREATE FUNCTION public.count_deleted() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+        BEGIN PERFORM nextval('public.deleted'); RETURN OLD; END $$;
+        CREATE TRIGGER count_deleted BEFORE DELETE ON duetime.task
+            FOR EACH ROW EXECUTE FUNCTION public.count_deleted()";
+    sqlx::raw_sql(count_deleted).execute(&test.pool).await.unwrap();
+    let policy = serde_json::from_str(r#"{"keep_succeeded_ms":5184000000}"#).expect("60 days");
     counter.desk.queue_put(QueueName::new("long"), policy).await.expect("there is room");
     let id = counter.desk.submit(request(r#"{"queue":"long","delay_ms":60000}"#)).await.expect("accepted").id;
     let today = crate::clock::now().to_utc().date_naive();
-    let days: Vec<_> = (28..34).filter_map(|days| today.checked_add_days(chrono::Days::new(days))).collect();
+    let days: Vec<_> = (61..63).filter_map(|days| today.checked_add_days(chrono::Days::new(days))).collect();
     let make = async {
-        // By then the cancel has found none.
-        tokio::time::sleep(super::super::PARTITION_PAUSE).await;
+        // A cancel that is refused has deleted the row twice: beside others, and alone. The third time it comes again.
+        let tries = "SELECT last_value FROM public.deleted";
+        while sqlx::query_scalar::<_, i64>(tries).fetch_one(&test.pool).await.unwrap() < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         test.database.partitions_make(&days).await
     };
-    let (cancelled, made) = tokio::join!(counter.desk.cancel(id), make);
+    let (cancelled, made) = tokio::join!(counter.desk.cancel(id), soon("the cancel comes again", make));
     made.expect("the partitions are made");
     assert_eq!(cancelled.expect("it has waited").outcome, CancelOutcome::Cancelled);
 }
