@@ -1,4 +1,5 @@
 use common::cluster::{AssignmentRecord, OwnerRecord};
+use etcd_client::PutOptions;
 
 use super::*;
 use crate::{
@@ -85,8 +86,8 @@ async fn most_of_the_nodes_vanishing_together_freezes_the_assignment_for_a_while
     let (one, two, three) = (world.start("one").await, world.start("two").await, world.start("three").await);
     balanced(&[&one, &two, &three]).await;
     let before = one.owned();
-    two.crash();
-    three.crash();
+    // Leases that run out by themselves may do so further apart than the master gathers lost nodes.
+    tokio::join!(two.vanish(), three.vanish());
     eventually("the killed nodes are no members", || one.view().members.len() == 1).await;
     eventually("the one that is left is master", || one.is_master()).await;
     eventually("it reports the freeze", || one.frozen_until.borrow().is_some()).await;
@@ -181,25 +182,45 @@ async fn keys_that_were_copied_from_another_etcd_keep_no_node_out() {
     assert_eq!(one.view().members.len(), 1);
 }
 
+/// Nodes that notice the same at most so far apart have noticed it together: the master waits for two seconds.
+const TOGETHER: Duration = Duration::from_millis(1_500);
+
+/// Lets one node after another notice what it reaches. Returns whether they did so together.
+async fn notice(nodes: &[&TestNode], fitness: &MemberFitness) -> bool {
+    let mut longest = Duration::ZERO;
+    for node in nodes {
+        let begun = Instant::now();
+        // Further apart than the master gathers changes of the membership.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        node.fitness.send_replace(fitness.clone());
+        let shows = |view: &ClusterView| view.member(&node.me).is_some_and(|member| member.unfit == fitness.unfit);
+        eventually("it is shown", || shows(&nodes[0].view())).await;
+        longest = longest.max(begun.elapsed());
+    }
+    longest < TOGETHER
+}
+
 #[tokio::test]
 async fn an_outage_that_all_nodes_share_moves_no_shard_and_neither_does_its_end() {
     let world = World::shared().await;
     let (one, two, three) = (world.start("one").await, world.start("two").await, world.start("three").await);
     let nodes = [&one, &two, &three];
-    balanced(&nodes).await;
-    let before = epochs(&nodes);
-    let unfit = MemberFitness { unfit: [main_database()].into(), ..fit() };
-    for fitness in [unfit, fit()] {
-        for node in nodes {
-            // The nodes notice it one after another, further apart than the master gathers changes of the membership.
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            node.fitness.send_replace(fitness.clone());
-            let shows = |view: &ClusterView| view.member(&node.me).is_some_and(|member| member.unfit == fitness.unfit);
-            eventually("it is shown", || shows(&one.view())).await;
+    for _ in 0..5 {
+        balanced(&nodes).await;
+        let before = epochs(&nodes);
+        let mut are_together = true;
+        for unfit in [BTreeSet::from([main_database()]), BTreeSet::new()] {
+            are_together &= notice(&nodes, &MemberFitness { unfit, ..fit() }).await;
+            tokio::time::sleep(TTL).await;
+            let moved = "a shard moved between nodes that reach the same";
+            assert!(!are_together || epochs(&nodes) == before, "{moved}: {before:?} -> {:?}", epochs(&nodes));
         }
-        tokio::time::sleep(TTL).await;
-        assert_eq!(epochs(&nodes), before, "a shard moved between nodes that reach the same");
+        if are_together {
+            return;
+        }
+        // The machine stood still in between, so a node alone seemed to have lost its way, or to have found it again.
     }
+    panic!("the nodes notice it too far apart each time");
 }
 
 #[tokio::test]
@@ -229,21 +250,22 @@ async fn a_fence_taken_too_late_is_given_up() {
 
 #[tokio::test]
 async fn what_another_has_taken_is_dropped_at_once() {
-    let (etcd, _) = own_etcd(1).await;
-    let world = World::on(etcd.endpoints());
+    let world = World::shared().await;
     let one = world.start("one").await;
     balanced(&[&one]).await;
     let shard = ShardId::new(3);
-    one.coordination.owner_remove(shard, &one.me).await.unwrap();
-    let lease = one.coordination.lease_grant().await.unwrap();
-    let other = node("other");
-    // The node registers again quickly: the first of the two has the shard.
-    let taken = one.coordination.owner_create(shard, &other, None, lease).await.unwrap();
-    if taken.is_some() {
-        eventually("it is dropped", || !one.owned().contains_key(&shard)).await;
-        one.coordination.lease_revoke(lease).await.unwrap();
-    }
+    let before = one.owned()[&shard];
+    let mut client = etcdctl(&world.endpoints).await;
+    // The lease is longer than the test, which does not renew it.
+    let lease = client.lease_grant(600, None).await.unwrap().id();
+    // In one step: between two, the node could register again before the other.
+    let taken = serde_json::to_vec(&OwnerRecord { node: node("other"), epoch: None }).unwrap();
+    let options = PutOptions::new().with_lease(lease);
+    client.put(format!("{}/owners/{}", world.prefix, shard.number()), taken, Some(options)).await.unwrap();
+    eventually("it is dropped", || !one.owned().contains_key(&shard)).await;
+    client.lease_revoke(lease).await.unwrap();
     balanced(&[&one]).await;
+    assert!(one.owned()[&shard] > before);
 }
 
 #[tokio::test]
