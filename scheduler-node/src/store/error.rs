@@ -199,6 +199,12 @@ impl Error {
         is_of_statement && matches!(answer.code().as_deref(), Some("58030" | "58P01"))
     }
 
+    /// Whether a row of the statement may be at fault as well as the schema or the server: what looks like a bug, and
+    /// a block or a file that cannot be read. Neighbours that pass tell them apart.
+    pub fn puts_rows_in_doubt(&self) -> bool {
+        self.fault() == Fault::Bug || self.is_unreadable_file()
+    }
+
     /// Whether the statement concerns a shard that is in another database by now. It changed nothing.
     pub fn is_moved(&self) -> bool {
         self.fault() == Fault::Moved

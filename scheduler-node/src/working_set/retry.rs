@@ -4,6 +4,9 @@
 //! nothing about the neighbours, so the batch is split until the refused row stands alone. The caller sets that row
 //! aside (see [`super::set_aside`]). What looks like a bug is either of the two, and time tells them apart.
 //!
+//! A block or a file that the server cannot read is an outage, unless a neighbour passes: then a row may be at fault,
+//! as with what looks like a bug. A caller that takes rows in doubt gets such a row back.
+//!
 //! A row that another transaction holds may stay so for minutes. A loop that writes tasks takes it out of the batch and
 //! tries it again later.
 
@@ -31,9 +34,9 @@ const BUG_TRIES: u32 = 8;
 /// aside.
 const BUG_TRIES_ALONE: u32 = 120;
 
-/// The rows of a batch that fail alone with what looks like a bug, while no row has passed, after which the rest of the
-/// batch is left as it is. In a trouble of the server every row fails, and a statement for each would only add to it.
-const BUGS_ALONE: usize = 16;
+/// The rows of a batch that fail alone and are in doubt, while no row has passed, after which the rest of the batch is
+/// left as it is. In a trouble of the server every row fails, and a statement for each would only add to it.
+const DOUBTS_ALONE: usize = 16;
 
 /// The parts in doubt after which the rest of a batch is not divided any more where it meets contention, by a caller
 /// that takes rows in doubt. Each statement waits 2 s for a lock. If all of 1,000 rows go into a locked partition, that
@@ -60,9 +63,9 @@ pub struct Done<'a, I, T> {
     pub held: Vec<&'a I>,
     /// The rows that are left of an outage. Some of them may be written. Empty without a limit of patience.
     pub away: Vec<&'a I>,
-    /// The parts that fail with what looks like a bug, or again and again by contention that no lock of their rows
-    /// explains, each with its error. The rows, the server or another transaction are at fault. Empty after
-    /// [`until_done`], which refuses a row of the first kind.
+    /// The parts that fail with what looks like a bug or cannot be read, or again and again by contention that no lock
+    /// of their rows explains, each with its error. The rows, the server or another transaction are at fault. Empty
+    /// after [`until_done`], which refuses a row of the first kind.
     pub doubtful: Vec<(&'a [I], Error)>,
 }
 
@@ -138,9 +141,9 @@ where
 /// As [`until_done`], but leaves out the rows that another transaction holds. `held` finds out after contention, for
 /// each row of a part; an empty answer means none. So one lock costs the batch one wait. Rows in doubt go back to the
 /// caller too, so that one costs the others some seconds and not minutes (see [`super::suspects`]). These are rows that
-/// fail as with a bug, and rows that meet a lock on more than themselves, such as on a partition of the archive.
-/// `patience`: after an outage of this time the rest goes back to the caller; `None`: it waits for the end of the
-/// outage.
+/// fail as with a bug or cannot be read, and rows that meet a lock on more than themselves, such as on a partition of
+/// the archive. `patience`: after an outage of this time the rest goes back to the caller; `None`: it waits for the end
+/// of the outage.
 pub async fn until_done_or_held<'a, I, T, F, H>(
     what: &str,
     items: &'a [I],
@@ -203,7 +206,9 @@ where
         }
         let others_pass = !done.answers.is_empty();
         let in_doubt = done.doubtful.iter().filter(|(_, error)| error.is_contention()).count();
-        match next(error.fault(), failures + 1, part.len(), others_pass, gives_back, in_doubt) {
+        let may_be_a_row = gives_back && (others_pass || done.doubtful.len() < DOUBTS_ALONE);
+        let fault = if may_be_a_row && error.is_unreadable_file() { Fault::Bug } else { error.fault() };
+        match next(fault, failures + 1, part.len(), others_pass, gives_back, in_doubt) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
             Next::Doubt => done.doubtful.push((part, error)),
             // The first half is divided down to its rows before the second: that a lock delays many shows soon.
@@ -224,8 +229,8 @@ where
 }
 
 /// Tries each of `items` once; a refusal splits the batch. For loops that come back to the remaining rows by
-/// themselves. What looks like a bug splits the batch too, but its row is left: the fault may be that of the schema or
-/// the server (see [`super::suspects`]).
+/// themselves. What looks like a bug or cannot be read splits the batch too, but its row is left: the fault may be that
+/// of the schema or the server (see [`super::suspects`]).
 pub async fn try_each<'a, I, T, F>(items: &'a [I], write: impl Fn(&'a [I]) -> F) -> Tried<'a, I, T>
 where
     F: Future<Output = Result<T, Error>>,
@@ -234,7 +239,7 @@ where
     if items.is_empty() {
         return tried;
     }
-    let mut bugs_alone = 0;
+    let mut doubts_alone = 0;
     // Both halves are written before the first is split, so that a half without a fault passes early.
     let mut parts = vec![(items, write(items).await)];
     while let Some((part, written)) = parts.pop() {
@@ -247,17 +252,17 @@ where
         };
         let is_alone = part.len() == 1;
         let is_split = match error.fault() {
-            Fault::Outage | Fault::Contention | Fault::Moved => false,
             Fault::Data if is_alone => {
                 tried.refused.push(Refused { item: &part[0], error });
                 continue;
             }
             Fault::Data => true,
-            Fault::Bug => {
-                bugs_alone += usize::from(is_alone);
+            _ if error.puts_rows_in_doubt() => {
+                doubts_alone += usize::from(is_alone);
                 let others_pass = !tried.answers.is_empty() || parts.iter().any(|(_, written)| written.is_ok());
-                !is_alone && (others_pass || bugs_alone < BUGS_ALONE)
+                !is_alone && (others_pass || doubts_alone < DOUBTS_ALONE)
             }
+            Fault::Outage | Fault::Contention | Fault::Moved | Fault::Bug => false,
         };
         if is_split {
             let [before, after] = halves(part);

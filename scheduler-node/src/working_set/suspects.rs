@@ -1,8 +1,10 @@
-//! Rows whose statement fails for them alone, with an error that looks like a bug.
+//! Rows whose statement fails for them alone, with an error that looks like a bug, or because the server cannot read a
+//! block or a file.
 //!
 //! Either such a row is at fault, or the schema or the server is for a while: a table was renamed, or a migration is
 //! under way. So the row is tried again for some time. It is refused if it fails for longer than a trouble of the
-//! server lasts, and much sooner if other rows pass.
+//! server lasts, and much sooner if other rows pass. What cannot be read is an outage while no other row passes, and
+//! refuses none then.
 
 use std::{
     collections::BTreeMap,
@@ -106,7 +108,7 @@ impl Suspects {
     /// Moves the rows of `tried` that are at fault from those that are left to those that are refused. `op`: the
     /// statement that was tried. `written`: the rows that an answer shows as written. A statement skips a row that
     /// another transaction holds, if only one that has just failed and is not rolled back yet. Such a row has neither
-    /// passed nor failed.
+    /// passed nor failed. While a disk fails for all rows, those that cannot be read are no suspects.
     fn judge<'a, I, T, W: IntoIterator<Item = TaskId>>(
         &self,
         op: StoreOp,
@@ -116,8 +118,9 @@ impl Suspects {
     ) -> Tried<'a, I, T> {
         let others_pass = self.note_written(op, tried.answers.iter().flat_map(written));
         for (part, error) in std::mem::take(&mut tried.left) {
+            let is_suspect = error.fault() == Fault::Bug || (others_pass && error.is_unreadable_file());
             match part {
-                [item] if error.fault() == Fault::Bug && self.is_at_fault(op, id(item), others_pass) => {
+                [item] if is_suspect && self.is_at_fault(op, id(item), others_pass) => {
                     tried.refused.push(Refused { item, error });
                 }
                 part => tried.left.push((part, error)),

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::{AVOIDED, HELD_AGAIN, Passed, SqlIntake};
 use crate::{
-    store::{Error, Fault, StoreOp, inbox::InboxRow},
+    store::{Error, StoreOp, inbox::InboxRow},
     working_set::{
         database::{DatabaseIndex, LEFT_ALONE},
         retry::Refused,
@@ -101,7 +101,7 @@ impl Passed {
         others
     }
 
-    /// Leaves rows alone for a moment whose write failed as with a bug, and returns them. Any other failure is to end
+    /// Leaves rows alone for a moment whose write puts them in doubt, and returns them. Any other failure is to end
     /// the pass, and so is this one unless `others_pass`: the server may be at fault.
     pub(super) fn leave<I>(
         &mut self,
@@ -111,11 +111,11 @@ impl Passed {
     ) -> (Vec<TaskId>, Option<Error>) {
         let (mut suspects, mut failed) = (Vec::new(), None);
         for (part, error) in left {
-            let is_bug = error.fault() == Fault::Bug;
-            if is_bug {
+            let is_doubt = error.puts_rows_in_doubt();
+            if is_doubt {
                 suspects.extend(part.iter().map(&id));
             }
-            if !(is_bug && others_pass) {
+            if !(is_doubt && others_pass) {
                 failed = Some(error);
             }
         }

@@ -428,7 +428,7 @@ fn is_limited(policy: &QueuePolicy) -> bool {
 
 /// Whether the statement certainly did nothing, perhaps because of one of its rows.
 fn is_refusal(error: &Error) -> bool {
-    error.effect == Effect::None && matches!(error.fault(), Fault::Data | Fault::Bug)
+    error.effect == Effect::None && (error.fault() == Fault::Data || error.puts_rows_in_doubt())
 }
 
 fn count_levels(deliveries: &[Delivery], taken: &mut Levels) {

@@ -223,7 +223,7 @@ impl Archiver {
                 searches.end(&search, &expired, database_now, now);
             }
             let expired = match expired {
-                Err(error) if matches!(error.fault(), Fault::Data | Fault::Bug) => {
+                Err(error) if error.fault() == Fault::Data || error.puts_rows_in_doubt() => {
                     self.expire_apart(&shards, from, &keep, refused).await?
                 }
                 expired => {

@@ -165,7 +165,7 @@ impl<S: Statements> Releaser<S> {
                 halved = halved.or(Some(error));
                 continue;
             }
-            let is_outage = error.fault() == Fault::Outage;
+            let is_outage = error.fault() == Fault::Outage && !error.puts_rows_in_doubt();
             failed = failed.or(Some(error));
             if is_outage {
                 break;

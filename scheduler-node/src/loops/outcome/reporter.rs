@@ -218,6 +218,10 @@ impl<S: Statements> Reporter<S> {
         let end = |part: &[TaskId]| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect());
         let ended = |answers: &Vec<(TaskId, Reported)>| finished(answers);
         let (_, tried) = database.suspects.try_each(StoreOp::TaskStanding, ids, |id| *id, end, ended).await;
+        let is_at_fault = |again: &Error, error: &Error| {
+            let is_unreadable = again.is_unreadable_file() && error.is_unreadable_file();
+            is_unreadable || matches!(again.fault(), Fault::Data | Fault::Bug)
+        };
         let mut open = Vec::new();
         for Refused { item: id, error } in tried.refused {
             match database.sql.task_standing(&[*id]).await.as_deref().map(<[_]>::first) {
@@ -226,7 +230,7 @@ impl<S: Statements> Reporter<S> {
                         open.push((vec![*id], error));
                     }
                 }
-                Err(again) if !matches!(again.fault(), Fault::Data | Fault::Bug) => open.push((vec![*id], error)),
+                Err(again) if !is_at_fault(again, &error) => open.push((vec![*id], error)),
                 Ok(None) | Err(_) => database.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
             }
         }

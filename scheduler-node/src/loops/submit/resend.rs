@@ -32,7 +32,7 @@ pub(super) enum Known<T> {
 
 /// Sends `tasks` again, whose first sending failed, until they are known to be durable or known not to be, within
 /// bounds. After a sending with an unknown end, the next begins only when the time of the earlier one is over. A
-/// task that the database refuses is separated from its neighbours, and so is one that fails as with a bug: its sender
+/// task that the database refuses is separated from its neighbours, and so is one in doubt, as with a bug: its sender
 /// may send it again, in case the server is at fault. `first` is the kind of the failed sending. Returns the result of
 /// each part, in the order of the tasks.
 pub(super) async fn until_known<'a, T, F>(
@@ -47,7 +47,7 @@ where
 {
     let (started, database) = (Instant::now(), &node_database.sql);
     let mut known: Vec<(&[NewTask], Known<T>)> = Vec::new();
-    let mut has_bug_alone = false;
+    let mut has_doubt_alone = false;
     // The first part is the last of the list.
     let mut parts = vec![(tasks, first, window, Err(error))];
     while let Some((part, sending, window, sent)) = parts.pop() {
@@ -63,14 +63,14 @@ where
             continue;
         }
         let refused = error.fault() == Fault::Data;
-        let is_bug = error.fault() == Fault::Bug && error.effect == Effect::None;
+        let is_doubt = error.puts_rows_in_doubt() && error.effect == Effect::None;
         let others_pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)))
             || parts.iter().any(|(_, _, _, sent)| sent.is_ok());
         // If a task fails alone and none has passed, the server may be at fault.
         // Fewer tasks may be written within the time of a statement.
         let is_slow = error.is_out_of_time();
-        let is_split = refused || is_slow || (is_bug && (others_pass || !has_bug_alone));
-        has_bug_alone |= is_bug && part.len() == 1;
+        let is_split = refused || is_slow || (is_doubt && (others_pass || !has_doubt_alone));
+        has_doubt_alone |= is_doubt && part.len() == 1;
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
         let late = started.elapsed() > RESOLVE_DEADLINE;
         let next = match (error.effect, unknown) {

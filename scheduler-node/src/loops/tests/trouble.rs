@@ -6,6 +6,9 @@ use super::*;
 /// The SQLSTATE of a damaged row.
 const DAMAGED: &str = "XX001";
 
+/// The SQLSTATE of a block that the server cannot read.
+const UNREADABLE: &str = "58030";
+
 /// Waits until a row is at fault. Without company since its first failure that takes two minutes.
 async fn until_at_fault<F: Future<Output = bool>>(is_at_fault: impl Fn() -> F) {
     let deadline = Instant::now() + 4 * LONG;
@@ -69,6 +72,22 @@ async fn submissions_in_sql_that_fail_as_with_a_bug_keep_no_other_waiting_and_ar
     let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     until_at_fault(|| async { sqlx::query_scalar::<_, i64>(refused).fetch_one(&loops.test.pool).await.unwrap() > 0 })
         .await;
+}
+
+#[tokio::test]
+async fn a_submission_in_sql_that_meets_an_unreadable_block_is_refused_only_beside_others_that_pass() {
+    let loops = Loops::new().await;
+    loops.test.fail_with(UNREADABLE, "INSERT", "task", "queue", POISON).await;
+    loops.execute("SELECT duetime.submit('poison', '1')").await;
+    spawn_child(loops.sql_intake().run(CancellationToken::new()));
+    until(|| async { loops.test.refusals().await > 1 }).await;
+    assert_eq!(loops.database().suspects.count(), 0, "the disk may fail for every row");
+    let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
+    until_at_fault(|| async {
+        loops.execute("SELECT duetime.submit('orders', '1')").await;
+        sqlx::query_scalar::<_, i64>(refused).fetch_one(&loops.test.pool).await.unwrap() > 0
+    })
+    .await;
 }
 
 #[tokio::test]

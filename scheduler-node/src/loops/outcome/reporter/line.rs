@@ -245,7 +245,7 @@ impl<S: Statements> Reporter<S> {
             Ok(_) => return Fate::Settled { is_kept },
             // A row at fault refuses any form of a report.
             Err(again)
-                if again.fault() == Fault::Data || (again.fault(), error.fault()) == (Fault::Bug, Fault::Bug) => {}
+                if again.fault() == Fault::Data || (again.puts_rows_in_doubt() && error.puts_rows_in_doubt()) => {}
             Err(_) => return Fate::Open { bare, is_kept },
         }
         let Some(attempt) = event.attempt() else { return Fate::Settled { is_kept } };
