@@ -25,6 +25,9 @@ pub(crate) enum ReceiveOutcome {
     Refused(Problem),
     /// The message is not stored, or its outcome is unknown: it has to come again.
     Again(String),
+    /// The message is not stored, because the database fails for it alone, as with a bug. `others_pass`: it stored
+    /// others meanwhile, so the message is at fault more likely than the server.
+    InDoubt { why: String, others_pass: bool },
 }
 
 impl Desk {
@@ -64,6 +67,7 @@ fn outcome(answered: Result<Answered, Problem>) -> ReceiveOutcome {
         Ok((_, Ok(Accepted::Stored(_)))) => ReceiveOutcome::Durable,
         Ok((_, Ok(Accepted::Keyed(put)))) => refusal::put(put).map_or_else(untaken, |_| ReceiveOutcome::Durable),
         Ok((_, Err(error @ SubmitError::Refused(_)))) => ReceiveOutcome::Refused(error.into()),
+        Ok((_, Err(SubmitError::InDoubt { why, others_pass }))) => ReceiveOutcome::InDoubt { why, others_pass },
         Ok((_, Err(error))) => ReceiveOutcome::Again(error.to_string()),
         Err(problem) => untaken(problem),
     }

@@ -45,9 +45,10 @@ fn unstored(error: &SubmitError) -> Problem {
             let detail = format!("the task was not accepted, send it again later: {why}");
             return Problem::unavailable(detail).retry_after(AGAIN_AFTER_S);
         }
-        SubmitError::Unavailable(_) | SubmitError::Moved(_) | SubmitError::Elsewhere(_) => {
-            "the task could not be made durable and was not accepted; send it again"
-        }
+        SubmitError::Unavailable(_)
+        | SubmitError::InDoubt { .. }
+        | SubmitError::Moved(_)
+        | SubmitError::Elsewhere(_) => "the task could not be made durable and was not accepted; send it again",
         SubmitError::Unknown(_) => {
             "the outcome is unknown: the database stopped answering while it stored the task; if you send it again, \
              the task may exist twice"

@@ -2,7 +2,8 @@
 //!
 //! Many messages share one insert, and several inserts are under way at a time. A message that cannot be a task is
 //! set aside with the reason. A message whose task was not stored, or may not have been, is given back after a
-//! pause. If this loop stops, messages wait at the broker.
+//! pause. One that fails alone as with a bug is kept here, tried once more after a while, and set aside if it fails
+//! again: given back, it would come before all others for ever. If this loop stops, messages wait at the broker.
 
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use crate::{
         failures::Failures,
         retry::{Refused, until_done},
         set_aside::{Kept, Kind, SetAside, for_log, why},
+        suspects::BESIDE_OTHERS,
     },
 };
 
@@ -62,6 +64,24 @@ fn is_known(source: &IntakeSource, rules: &RuleSet) -> bool {
         IntakeSource::Submit => true,
         IntakeSource::Delay(exchange) => rules.route(exchange).is_some(),
     }
+}
+
+/// The messages of a batch that are not stored, each with the reason.
+#[derive(Default)]
+struct Unstored {
+    /// Those that cannot be tasks.
+    unfit: Vec<(Received, String)>,
+    /// Those that must be delivered again.
+    again: Vec<(Received, String)>,
+    /// Those for which alone the database fails, as with a bug.
+    in_doubt: Vec<InDoubt>,
+}
+
+struct InDoubt {
+    received: Received,
+    why: String,
+    /// Whether the database stored others meanwhile.
+    others_pass: bool,
 }
 
 /// Why a message cannot be a task. A node may die after the commit and before its ack: the message comes again then,
@@ -103,8 +123,8 @@ impl AmqpIntake {
                 count = received.recv_many(&mut batch, BATCH) => if count == 0 { break },
                 () = stop.cancelled() => break,
             }
-            let (this, asides) = (self.clone(), Arc::clone(&asides));
-            spawn_child(async move { this.receive(batch, pass, &asides).await });
+            let (this, asides, stop) = (self.clone(), Arc::clone(&asides), stop.clone());
+            spawn_child(async move { this.receive(batch, pass, &asides, &stop).await });
         }
         let all = u32::try_from(PASSES).expect("a small number");
         let _ = passes.acquire_many(all).await;
@@ -138,7 +158,13 @@ impl AmqpIntake {
 
     /// Stores the tasks of a batch. A batch with messages to set aside ends its pass before that, so that the next
     /// tasks do not wait for it; `asides` bounds how many batches do so at a time.
-    async fn receive(&self, batch: Vec<Received>, pass: OwnedSemaphorePermit, asides: &Semaphore) {
+    async fn receive(
+        &self,
+        batch: Vec<Received>,
+        pass: OwnedSemaphorePermit,
+        asides: &Arc<Semaphore>,
+        stop: &CancellationToken,
+    ) {
         let _work = at_work();
         let (troubled, whole): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
         let (mut batch, mut barred) = (Vec::new(), Vec::new());
@@ -148,28 +174,12 @@ impl AmqpIntake {
                 Some(why) => barred.push((received, why)),
             }
         }
-        let mut again = Vec::new();
-        let rules = self.delay_rules.now();
-        let (batch, unknown): (Vec<Received>, Vec<Received>) =
-            batch.into_iter().partition(|received| is_known(&received.source, &rules));
-        again.extend(unknown.into_iter().map(|received| (received, NO_RULE.to_owned())));
-        let route = |received: &Received| match &received.source {
-            IntakeSource::Submit => None,
-            IntakeSource::Delay(exchange) => rules.route(exchange),
-        };
-        let messages: Vec<_> = batch.iter().map(|received| (route(received), &received.message)).collect();
-        let taken = self.desk.receive(&messages).await;
-        fail::fail_point!("after_receive", |_| std::process::abort());
-        let mut unfit = Vec::new();
-        for (received, taken) in batch.into_iter().zip(taken) {
-            match taken {
-                ReceiveOutcome::Durable => received.ack.ack().await,
-                ReceiveOutcome::Refused(problem) => {
-                    let why = explained(&problem, &received.message);
-                    unfit.push((received, why));
-                }
-                ReceiveOutcome::Again(why) => again.push((received, why)),
-            }
+        let Unstored { mut unfit, mut again, in_doubt } = self.store(batch).await;
+        let (suspects, others): (Vec<_>, Vec<_>) = in_doubt.into_iter().partition(|one| one.others_pass);
+        again.extend(others.into_iter().map(|one| (one.received, one.why)));
+        if !suspects.is_empty() {
+            let (this, asides, stop) = (self.clone(), Arc::clone(asides), stop.clone());
+            spawn_child(async move { this.try_apart(suspects, &asides, &stop).await });
         }
         for received in troubled {
             unfit.extend(self.reject_if_cut(received).await);
@@ -192,6 +202,63 @@ impl AmqpIntake {
         let until = Instant::now() + ASIDE_WITHIN;
         let _turn = tokio::time::timeout_at(until.into(), asides.acquire()).await;
         let again = self.set_all_aside(unfit, until).await;
+        if !again.is_empty() {
+            self.give_back(again).await;
+        }
+    }
+
+    /// Stores the tasks of messages, and acks those that are stored.
+    async fn store(&self, batch: Vec<Received>) -> Unstored {
+        let mut unstored = Unstored::default();
+        let rules = self.delay_rules.now();
+        let (batch, unknown): (Vec<Received>, Vec<Received>) =
+            batch.into_iter().partition(|received| is_known(&received.source, &rules));
+        unstored.again.extend(unknown.into_iter().map(|received| (received, NO_RULE.to_owned())));
+        let route = |received: &Received| match &received.source {
+            IntakeSource::Submit => None,
+            IntakeSource::Delay(exchange) => rules.route(exchange),
+        };
+        let messages: Vec<_> = batch.iter().map(|received| (route(received), &received.message)).collect();
+        let taken = self.desk.receive(&messages).await;
+        fail::fail_point!("after_receive", |_| std::process::abort());
+        for (received, taken) in batch.into_iter().zip(taken) {
+            match taken {
+                ReceiveOutcome::Durable => received.ack.ack().await,
+                ReceiveOutcome::Refused(problem) => {
+                    let why = explained(&problem, &received.message);
+                    unstored.unfit.push((received, why));
+                }
+                ReceiveOutcome::Again(why) => unstored.again.push((received, why)),
+                ReceiveOutcome::InDoubt { why, others_pass } => {
+                    unstored.in_doubt.push(InDoubt { received, why, others_pass });
+                }
+            }
+        }
+        unstored
+    }
+
+    /// Tries messages once more, each by itself, after the time in which a trouble of the server ends. One that fails
+    /// again as with a bug is set aside. The prefetch bounds how many wait here. After `stop` they come again by
+    /// themselves, once the connection is closed.
+    async fn try_apart(&self, suspects: Vec<InDoubt>, asides: &Semaphore, stop: &CancellationToken) {
+        if stop.run_until_cancelled(tokio::time::sleep(BESIDE_OTHERS)).await.is_none() {
+            return;
+        }
+        let _turn = asides.acquire().await;
+        let work = at_work();
+        let (mut unfit, mut again) = (Vec::new(), Vec::new());
+        for InDoubt { received, .. } in suspects {
+            work.beat();
+            let unstored = self.store(vec![received]).await;
+            unfit.extend(unstored.unfit);
+            again.extend(unstored.again);
+            for InDoubt { received, why, .. } in unstored.in_doubt {
+                let why = format!("the database fails for this task and stores others: {why}");
+                self.set_aside.note(Kind::Submission, &format!("{:?}", received.source), &why);
+                unfit.push((received, why));
+            }
+        }
+        again.extend(self.set_all_aside(unfit, Instant::now() + ASIDE_WITHIN).await);
         if !again.is_empty() {
             self.give_back(again).await;
         }

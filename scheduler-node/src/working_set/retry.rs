@@ -36,7 +36,7 @@ const BUG_TRIES_ALONE: u32 = 120;
 
 /// The rows of a batch that fail alone and are in doubt, while no row has passed, after which the rest of the batch is
 /// left as it is. In a trouble of the server every row fails, and a statement for each would only add to it.
-const DOUBTS_ALONE: usize = 16;
+pub const DOUBTS_ALONE: usize = 16;
 
 /// The parts in doubt after which the rest of a batch is not divided any more where it meets contention, by a caller
 /// that takes rows in doubt. Each statement waits 2 s for a lock. If all of 1,000 rows go into a locked partition, that

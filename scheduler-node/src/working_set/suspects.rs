@@ -23,7 +23,7 @@ use crate::{
 
 /// A row that fails for this long while others pass is at fault. Some rows need a table that the others do not, so this
 /// is longer than a table is away.
-const BESIDE_OTHERS: Duration = Duration::from_secs(10);
+pub const BESIDE_OTHERS: Duration = Duration::from_secs(10);
 
 /// A row that fails for this long while no row passes is refused all the same: it must not be tried for ever. Where
 /// several fail, the server is at fault more likely, so it is this long for each of them.

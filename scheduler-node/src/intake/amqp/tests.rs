@@ -35,8 +35,12 @@ fn intake(counter: &Counter, bench: &Bench) -> AmqpIntake {
 
 /// A message for the queue `mails`, with this further header.
 fn to_mails(name: &str, value: &str) -> BasicProperties {
+    to("mails", name, value)
+}
+
+fn to(queue: &str, name: &str, value: &str) -> BasicProperties {
     let mut headers = FieldTable::default();
-    for (name, value) in [("duetime-queue", "mails"), (name, value)] {
+    for (name, value) in [("duetime-queue", queue), (name, value)] {
         headers.insert(name.into(), AMQPValue::LongString(value.into()));
     }
     BasicProperties::default().with_headers(headers)
@@ -88,6 +92,33 @@ async fn messages_that_cannot_be_tasks_have_one_line_in_the_log_of_no_great_leng
     until_said(&log, "`duetime-on-duplicate`", 1).await;
     assert_eq!(log.count("set messages aside that cannot be tasks"), 1);
     assert!(log.longest() < 8 << 10, "{}", log.longest());
+    stop.cancel();
+    tokio::time::timeout(LONG, running).await.expect("the intake ends").unwrap();
+}
+
+#[tokio::test]
+async fn a_message_that_fails_alone_as_with_a_bug_is_set_aside_after_a_while_and_not_returned() {
+    let log = Log::keep();
+    let (counter, test) = fresh().await;
+    test.fail_with("42703", "INSERT", "task", "queue", "poison").await;
+    let bench = Bench::new().await;
+    let (received, stop) = (bench.broker.received(), CancellationToken::new());
+    let hand = bench.hand().await;
+    for queue in ["poison", "mails"] {
+        hand.publish(SUBMIT, b"{}", to(queue, "duetime-delay-ms", "60000")).await;
+    }
+    let both_wait = async {
+        while received.len() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LONG, both_wait).await.expect("both arrive, and share one insert");
+    let intake = intake(&counter, &bench);
+    let set_aside = intake.set_aside.clone();
+    let running = spawn_child(intake.run(received, stop.clone()));
+    until_said(&log, "set aside a message that cannot be a task", 1).await;
+    assert_eq!((test.live().await, set_aside.count(Kind::Submission)), (1, 1));
+    assert_eq!(log.count("returned submitted messages to the broker"), 0);
     stop.cancel();
     tokio::time::timeout(LONG, running).await.expect("the intake ends").unwrap();
 }

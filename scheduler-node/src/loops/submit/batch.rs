@@ -41,6 +41,9 @@ pub enum SubmitError {
     /// The task can never be stored: the database refuses its values.
     #[error("the database refuses it: {0}")]
     Refused(String),
+    /// The database fails for this task alone, as with a bug: the task or the server is at fault.
+    #[error("it was not stored: {why}")]
+    InDoubt { why: String, others_pass: bool },
     /// The task was admitted or got its shard by rules of its queue that are no longer in force. It is handed back.
     #[error("it was not stored: the rules of its queue for submissions changed")]
     Moved(Box<NewTask>),

@@ -10,7 +10,7 @@ use crate::{
         Effect, Error, Fault, Statements,
         submit::{EXECUTED_WITHIN, Sending, Window},
     },
-    working_set::{database::NodeDatabase, set_aside::Kind},
+    working_set::{database::NodeDatabase, retry::DOUBTS_ALONE, set_aside::Kind},
 };
 
 /// The pause between two sendings of a batch.
@@ -47,7 +47,7 @@ where
 {
     let (started, database) = (Instant::now(), &node_database.sql);
     let mut known: Vec<(&[NewTask], Known<T>)> = Vec::new();
-    let mut has_doubt_alone = false;
+    let mut doubts_alone = 0;
     // The first part is the last of the list.
     let mut parts = vec![(tasks, first, window, Err(error))];
     while let Some((part, sending, window, sent)) = parts.pop() {
@@ -66,11 +66,11 @@ where
         let is_doubt = error.puts_rows_in_doubt() && error.effect == Effect::None;
         let others_pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)))
             || parts.iter().any(|(_, _, _, sent)| sent.is_ok());
-        // If a task fails alone and none has passed, the server may be at fault.
+        // If several tasks fail alone and none has passed, the server may be at fault.
         // Fewer tasks may be written within the time of a statement.
         let is_slow = error.is_out_of_time();
-        let is_split = refused || is_slow || (is_doubt && (others_pass || !has_doubt_alone));
-        has_doubt_alone |= is_doubt && part.len() == 1;
+        let is_split = refused || is_slow || (is_doubt && (others_pass || doubts_alone < DOUBTS_ALONE));
+        doubts_alone += usize::from(is_doubt && part.len() == 1);
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
         let late = started.elapsed() > RESOLVE_DEADLINE;
         let next = match (error.effect, unknown) {
@@ -94,12 +94,23 @@ where
             if !is_refused {
                 note_unstored(node_database, part.len(), &error);
             }
-            known.push((part, Known::Failed(unstored(&error, is_refused, unknown))));
+            known.push((part, Known::Failed(unstored(&error, part.len() == 1, unknown))));
             continue;
         }
         let sending = if unknown { Sending::Again } else { sending };
         tokio::time::sleep(pause).await;
         parts.push((part, sending, next, send(part, sending, next).await));
+    }
+    beside_others(known)
+}
+
+/// Tells the tasks in doubt whether others of the batch passed.
+fn beside_others<T>(mut known: Vec<(&[NewTask], Known<T>)>) -> Vec<(&[NewTask], Known<T>)> {
+    let pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)));
+    for (_, known) in &mut known {
+        if let Known::Failed(SubmitError::InDoubt { others_pass, .. }) = known {
+            *others_pass = pass;
+        }
     }
     known
 }
@@ -130,11 +141,12 @@ pub(super) fn handed_back<T>(part: &[NewTask]) -> impl Iterator<Item = Result<T,
     part.iter().map(|task| Err(SubmitError::Elsewhere(Box::new(task.clone()))))
 }
 
-fn unstored(error: &Error, refused: bool, unknown: bool) -> SubmitError {
-    match (refused, unknown) {
-        (true, _) => SubmitError::Refused(error.reason()),
-        (false, true) => SubmitError::Unknown(error.to_string()),
-        (false, false) => match error.not_replicated() {
+fn unstored(error: &Error, is_alone: bool, unknown: bool) -> SubmitError {
+    match (error.fault(), is_alone, unknown) {
+        (Fault::Data, true, _) => SubmitError::Refused(error.reason()),
+        (_, _, true) => SubmitError::Unknown(error.to_string()),
+        (Fault::Bug, true, false) => SubmitError::InDoubt { why: error.reason(), others_pass: false },
+        (_, _, false) => match error.not_replicated() {
             Some(why) => SubmitError::Unreplicated(why),
             None => SubmitError::Unavailable(error.to_string()),
         },
