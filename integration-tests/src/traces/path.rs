@@ -57,7 +57,8 @@ pub(super) fn check(streams: &[Stream]) -> Verdict {
         return Verdict::Undecided;
     }
     let state = search.model.init_states().swap_remove(0);
-    let mut open = vec![Point { done: vec![0; streams.len()], free: 0, in_doubt: false, state }];
+    let begin = Point { done: vec![0; streams.len()], free: 0, in_doubt: false, state };
+    let mut open = vec![search.past_free_lines(begin)];
     let mut visited: HashSet<Point> = open.iter().cloned().collect();
     let mut furthest = open[0].clone();
     while let Some(point) = open.pop() {
@@ -72,6 +73,7 @@ pub(super) fn check(streams: &[Stream]) -> Verdict {
             if visited.len() >= VISITED {
                 return Verdict::Undecided;
             }
+            let next = search.past_free_lines(next);
             if search.holds(&next.state) && visited.insert(next.clone()) {
                 open.push(next);
             }
@@ -125,6 +127,23 @@ impl<'a> Search<'a> {
         Self { streams, bounds, model: Claims::within(bounds), owners }
     }
 
+    /// The point after all lines that are next in their streams and forbid nothing: submissions, and doubts, which only
+    /// allow more. A path that has them later is also one that has them at once, so no other place is searched.
+    fn past_free_lines(&self, mut point: Point) -> Point {
+        for (number, stream) in self.streams.iter().enumerate() {
+            while let Some(line) = stream.events.get(point.done[number]) {
+                match line.event {
+                    Event::Submitted => {}
+                    Event::Doubt => point.in_doubt = true,
+                    Event::DispatchDoubt => point.free |= 1 << stream.node,
+                    _ => break,
+                }
+                point.done[number] += 1;
+            }
+        }
+        point
+    }
+
     fn is_end(&self, point: &Point) -> bool {
         self.streams.iter().zip(&point.done).all(|(stream, done)| *done == stream.events.len())
     }
@@ -160,11 +179,6 @@ impl<'a> Search<'a> {
         for (node, _, number, event) in heads {
             let mut after = point.clone();
             after.done[number] += 1;
-            match event {
-                Event::Doubt => after.in_doubt = true,
-                Event::DispatchDoubt => after.free |= 1 << node,
-                _ => {}
-            }
             let states = self.by_line(&point.state, point.in_doubt, node, event);
             next.extend(states.into_iter().map(|state| Point { state, ..after.clone() }));
         }
@@ -175,6 +189,7 @@ impl<'a> Search<'a> {
         let same = || vec![state.clone()];
         let one = |state: Option<State>| state.into_iter().collect();
         match event {
+            // Passed already.
             Event::Submitted | Event::Doubt | Event::DispatchDoubt => same(),
             Event::Claimed { attempt, epoch } if state.nodes[node].epoch == epoch => {
                 one(self.taken(state, node, Kind::Claim, attempt))
