@@ -160,7 +160,7 @@ fn epochs_of(starts: &[Start], lines: &BTreeMap<usize, Vec<usize>>) -> Vec<i64> 
 }
 
 /// The place of the first line after which the node may have taken steps without one.
-fn doubt(start: &Start) -> Option<usize> {
+pub(super) fn doubt(start: &Start) -> Option<usize> {
     let told = start.lines.iter().position(|line| line.step.leaves_doubt());
     told.or_else(|| (!start.is_whole).then_some(start.lines.len()))
 }

@@ -1,4 +1,4 @@
-use super::{check_starts, read, read::Start};
+use super::{Checked, check_starts, read, read::Start};
 
 /// A task of shard 7.
 const TASK: &str = "018f0000-0000-7000-8000-000000000007";
@@ -198,6 +198,32 @@ fn a_gap_leaves_steps_unknown_and_an_undamaged_file_does_not() {
     let whole = start("a", true, &[OWNED, CLAIMED, "confirmed attempt=1"]);
     refused(&[whole], "next: Confirmed(1)");
     accepted(&[start("a", true, &[OWNED, CLAIMED, "gap lost=1", "confirmed attempt=1"])]);
+}
+
+#[test]
+fn a_run_with_too_many_undecided_tasks_is_refused_and_one_in_doubt_may_have_more() {
+    for (tasks, undecided, in_doubt, holds) in [
+        (1_000, 10, false, true),
+        (1_000, 11, false, false),
+        (1_000, 250, true, true),
+        (1_000, 251, true, false),
+        // Too few to be a share.
+        (10, 5, false, true),
+        (10, 6, true, false),
+    ] {
+        let checked = Checked { tasks, undecided, in_doubt, ..Checked::default() };
+        assert_eq!(checked.decided().is_ok(), holds, "{undecided} of {tasks}, in doubt: {in_doubt}");
+    }
+}
+
+#[test]
+fn a_run_is_in_doubt_after_a_kill_or_a_gap_and_no_other() {
+    for (is_running, last, in_doubt) in
+        [(true, "submitted", false), (false, "submitted", true), (true, "gap lost=1", true)]
+    {
+        let checked = check_starts(&[start("a", is_running, &[OWNED, "submitted", last])]).unwrap();
+        assert_eq!(checked.in_doubt, in_doubt, "{last}, running: {is_running}");
+    }
 }
 
 /// A history of these lines.
