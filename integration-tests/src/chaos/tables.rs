@@ -22,11 +22,15 @@ const LISTENS_ON: Duration = Duration::from_secs(3);
 
 const ROWS: &str = "
 SELECT live, id::text AS task, shard, queue, state::text AS state, attempt,
-       (extract(epoch FROM due_at) * 1000000)::bigint AS due_us, key, partition_key, version, payload
-  FROM (SELECT true AS live, id, shard, queue, state, attempt, due_at, key, partition_key, version, payload
+       (extract(epoch FROM due_at) * 1000000)::bigint AS due_us,
+       (extract(epoch FROM claimed_at) * 1000000)::bigint AS claimed_us,
+       (extract(epoch FROM finished_at) * 1000000)::bigint AS finished_us, key, partition_key, version, payload
+  FROM (SELECT true AS live, id, shard, queue, state, attempt, due_at, claimed_at, NULL::timestamptz AS finished_at,
+               key, partition_key, version, payload
           FROM duetime.task
         UNION ALL
-        SELECT false, id, shard, queue, state, attempt, due_at, key, partition_key, version, payload
+        SELECT false, id, shard, queue, state, attempt, due_at, claimed_at, finished_at,
+               key, partition_key, version, payload
           FROM duetime.archive) AS known";
 
 /// The schedule has caught up when a task of it has arrived that was due at most this long ago: it fires each second.
@@ -97,6 +101,8 @@ async fn read(stage: &Stage, database: usize) -> Result<Vec<Row>> {
                 state: row.try_get("state")?,
                 attempt: u32::try_from(row.try_get::<i32, _>("attempt")?)?,
                 due_us: row.try_get("due_us")?,
+                claimed_us: row.try_get("claimed_us")?,
+                finished_us: row.try_get("finished_us")?,
                 key: row.try_get("key")?,
                 partition_key: row.try_get("partition_key")?,
                 version: row.try_get("version")?,

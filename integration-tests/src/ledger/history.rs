@@ -37,6 +37,11 @@ pub struct Row {
     pub state: String,
     pub attempt: u32,
     pub due_us: i64,
+    /// When it was claimed last, and when it ended, by the clock of its database. Absent from older files.
+    #[serde(default)]
+    pub claimed_us: Option<i64>,
+    #[serde(default)]
+    pub finished_us: Option<i64>,
     pub key: Option<String>,
     pub partition_key: Option<String>,
     pub version: i64,

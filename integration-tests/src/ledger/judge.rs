@@ -37,6 +37,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     judge_copies(history, grace_us, &mut verdict);
     order::judge_order(history, &by_number, &clocks, &mut verdict);
     order::judge_dependencies(history, grace_us, &by_number, &mut verdict);
+    order::judge_claims(history, &mut verdict);
     for ((shard, epoch), owners) in &history.owners {
         if owners.len() > 1 {
             verdict.owners.add(|| format!("shard {shard} in epoch {epoch}: {owners:?}"));

@@ -152,3 +152,24 @@ fn a_task_that_may_lapse_may_expire() {
     story.ledger.may_lapse(number);
     story.ends_with(vec![with_state(row(number), "expired")]).assert_holds();
 }
+
+/// The verdict on a task that was claimed at 2 s, and that depends on one with this row.
+fn claimed_after(prepare: impl Fn(&Story), other: impl Fn(Row) -> Row) -> Verdict {
+    let story = Story::new();
+    prepare(&story);
+    let [first, second] = [story.finished(), story.finished()];
+    story.ledger.expect_after(1, &[0]);
+    story.ends_with(vec![other(first), Row { claimed_us: Some(2_000_000), ..second }])
+}
+
+#[test]
+fn a_task_that_was_claimed_before_the_success_of_what_it_depends_on_is_a_violation() {
+    let finished_at = |finished_us| move |row: Row| Row { finished_us: Some(finished_us), ..row };
+    let other_clock = |story: &Story| story.ledger.clock_ahead([0].into(), Duration::from_secs(1));
+    claimed_after(|_| {}, finished_at(2_000_000)).assert_holds();
+    only(&claimed_after(|_| {}, finished_at(2_000_001)), |verdict| &mut verdict.order);
+    only(&claimed_after(|_| {}, |row| Row { state: "dead".into(), ..row }), |verdict| &mut verdict.order);
+    claimed_after(other_clock, finished_at(2_000_001)).assert_holds();
+    // The row of an older file.
+    claimed_after(|_| {}, |row| row).assert_holds();
+}

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::{
     super::{
         Number, Verdict,
-        history::{Delivery, History, Reply, Retries},
+        history::{Delivery, History, Reply, Retries, Row},
     },
     clocks::Clocks,
     touches_window,
@@ -56,7 +56,8 @@ fn ending_attempt_us(history: &History, arrived: &[&Delivery]) -> Option<i64> {
 }
 
 /// How much later than its dependent a task may be read that succeeded with its confirm. RabbitMQ had both in order,
-/// but two connections of consumers read them, and a busy machine holds one of them up for less.
+/// but two connections of consumers read them, and a busy machine holds one of them up for less. One such moment meets
+/// all tasks of its time, so their share would tell nothing. [`judge_claims`] needs no excuse.
 const READ_LATE_US: i64 = 2_000_000;
 
 /// A task with dependencies arrives after the attempt with which each of them succeeded: its last. One that succeeds
@@ -87,6 +88,26 @@ pub(super) fn judge_dependencies(
                     .order
                     .add(|| format!("task {number} arrived before task {other}, which it depends on, had succeeded"));
             }
+        }
+    }
+}
+
+/// A task is claimed after all that it depends on has succeeded. Both are on one shard, so the clock of one database
+/// tells, unless it was set. No slow reader and no broker in trouble changes that.
+pub(super) fn judge_claims(history: &History, verdict: &mut Verdict) {
+    let rows: HashMap<Number, &Row> = history.rows.iter().filter_map(|row| Some((row.number?, row))).collect();
+    for (entry, number) in history.entries.iter().zip(0..) {
+        let Some((row, claimed_us)) = rows.get(&number).and_then(|row| Some((row, row.claimed_us?))) else { continue };
+        if history.ahead.iter().any(|one| one.shards.contains(&row.shard)) {
+            continue;
+        }
+        let has_succeeded = |other: &Row| {
+            other.state == "succeeded" && other.finished_us.is_none_or(|finished_us| finished_us <= claimed_us)
+        };
+        for other in entry.after.iter().filter(|other| !rows.get(*other).is_some_and(|row| has_succeeded(row))) {
+            verdict.order.add(|| {
+                format!("task {number} was claimed at {claimed_us}, before the success of task {other} that it needs")
+            });
         }
     }
 }
