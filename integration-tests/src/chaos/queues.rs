@@ -15,7 +15,7 @@ use super::stage::Stage;
 use crate::{
     clock::now_ms,
     consumer::{Answer, Consumer, Script, Step},
-    ledger::{Delivery, Retries, attempts_of},
+    ledger::{Delivery, Retries, attempts_of, fixed_wait_of},
 };
 
 /// Settled by the confirm, rejected now and then, with results, submitted in SQL and over AMQP: queues without a limit,
@@ -125,6 +125,9 @@ async fn attach(
     stage.sandbox.put_queues(&[(queue, policy.clone())]).await?;
     stage.ledger().retries(queue, Retries::of(policy));
     stage.ledger().max_attempts(queue, attempts_of(policy));
+    if let Some(wait_ms) = fixed_wait_of(policy) {
+        stage.ledger().waits(queue, wait_ms);
+    }
     let number = stage.ledger().submitting(queue, now_ms());
     let script: Script = Arc::new(script);
     let task = json!({ "queue": queue, "payload": { "n": number, "warm_up": true } });

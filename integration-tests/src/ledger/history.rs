@@ -134,6 +134,11 @@ pub fn attempts_of(policy: &Value) -> u32 {
     policy["max_attempts"].as_u64().and_then(|most| u32::try_from(most).ok()).unwrap_or(USUAL_ATTEMPTS)
 }
 
+/// The wait before a further attempt of a task of a queue with this policy, in milliseconds; `None`: it varies.
+pub fn fixed_wait_of(policy: &Value) -> Option<i64> {
+    policy["retry"]["delay_ms"].as_i64()
+}
+
 /// A schedule whose tasks have no number: its interval, and the span of time in which it was certainly in force.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fires {
@@ -244,6 +249,8 @@ pub(super) struct History {
     pub(super) retries: BTreeMap<String, Retries>,
     /// The attempts of each task, by queue.
     pub(super) attempts: BTreeMap<String, u32>,
+    /// The wait before a further attempt, in milliseconds, by queue.
+    pub(super) waits: BTreeMap<String, i64>,
     /// Queues of one schedule each.
     pub(super) fires: BTreeMap<String, Fires>,
     pub(super) rows: Vec<Row>,

@@ -142,6 +142,10 @@ pub(super) enum Event {
         queue: String,
         most: u32,
     },
+    QueueWait {
+        queue: String,
+        wait_ms: i64,
+    },
     Fires {
         queue: String,
         every_us: i64,
@@ -250,6 +254,7 @@ impl History {
             Event::Works(work) => self.works.push(work),
             Event::Retries { queue, retries } => drop(self.retries.insert(queue, retries)),
             Event::QueueAttempts { queue, most } => drop(self.attempts.insert(queue, most)),
+            Event::QueueWait { queue, wait_ms } => drop(self.waits.insert(queue, wait_ms)),
             Event::Fires { queue, every_us, from_us } => {
                 self.fires.insert(queue, Fires { every_us, from_us, until_us: None });
             }

@@ -37,7 +37,7 @@ use tokio::time::Instant;
 
 use crate::clock::now_us;
 use history::{Answer, Answered, History, Work};
-pub use history::{Delivery, Fault, Reply, Retries, Row, Window, attempts_of};
+pub use history::{Delivery, Fault, Reply, Retries, Row, Window, attempts_of, fixed_wait_of};
 use journal::Event;
 pub use verdict::{Lateness, Verdict};
 
@@ -210,6 +210,12 @@ impl Ledger {
     /// A task of the queue has so many attempts: it dies after the last of them, or when its consumer discards it.
     pub fn max_attempts(&self, queue: &str, most: u32) {
         self.record(Event::QueueAttempts { queue: queue.to_owned(), most });
+    }
+
+    /// A further attempt of the queue's tasks is due so long after the failure of the one before, and no sooner. No
+    /// client may run or change these tasks, and no report may ask for another time.
+    pub fn waits(&self, queue: &str, wait_ms: i64) {
+        self.record(Event::QueueWait { queue: queue.to_owned(), wait_ms });
     }
 
     /// Opens the window of a fault that is about to be injected.

@@ -95,6 +95,43 @@ fn silence_until_the_deadline_is_a_cause_where_a_report_is_due() {
     }
 }
 
+#[test]
+fn an_attempt_that_is_due_before_the_wait_after_a_failure_is_over_is_a_violation() {
+    // Of the second attempt: when the first one was rejected, if it was, and when this one is due.
+    for (retries, rejected_ms, after_ms, holds) in [
+        (REJECT, Some(50), 250, true),
+        (REJECT, Some(50), 249, false),
+        // After silence. A rejection that came too late is no cause.
+        (RESULT, None, 5_200, true),
+        (RESULT, None, 5_199, false),
+        (RESULT, Some(5_100), 5_200, true),
+    ] {
+        let story = Story::of(retries);
+        story.ledger.waits("q", 200);
+        let number = story.task();
+        story.arrives(number, 1, DUE_MS);
+        if let Some(rejected_ms) = rejected_ms {
+            story.answers(number, 1, Reply::Rejected, DUE_MS + rejected_ms);
+        }
+        story.arrives_again(number, after_ms);
+        if holds {
+            story.ledger.judge().assert_holds();
+        } else {
+            only(&story.ledger.judge(), |verdict| &mut verdict.attempts);
+        }
+        // By another clock.
+        story.ledger.record(Event::ClockAhead { shards: [3].into(), ahead_us: 0, at_us: 0 });
+        story.ledger.judge().assert_holds();
+    }
+}
+
+#[test]
+fn a_policy_with_a_fixed_wait_says_how_long_it_is() {
+    assert_eq!(fixed_wait_of(&serde_json::json!({ "retry": { "kind": "fixed", "delay_ms": 200 } })), Some(200));
+    assert_eq!(fixed_wait_of(&serde_json::json!({ "retry": { "kind": "immediate" } })), None);
+    assert_eq!(fixed_wait_of(&serde_json::json!({})), None);
+}
+
 /// The verdict on a second attempt after the deadline of a first one, whose success was kept then.
 fn again_after_a_success_kept_at(kept_ms: i64, prepare: impl Fn(&Story, Number)) -> Verdict {
     let story = Story::of(RESULT);

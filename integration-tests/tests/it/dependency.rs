@@ -28,6 +28,7 @@ async fn consume(sandbox: &mut Sandbox) -> Result<()> {
             Answer(vec![Step::Wait(Duration::from_millis(20)), Step::Report(json!({ "status": status })), Step::Ack])
         };
         sandbox.consume(queue, &policy, script).await?;
+        sandbox.ledger.waits(queue, 100);
     }
     // A success without a report releases dependents too.
     sandbox.consume_and_ack("ship", &json!({ "settle": "confirm" })).await?;

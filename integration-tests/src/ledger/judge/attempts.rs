@@ -15,7 +15,7 @@ use super::{
 const IN_TIME_PART: i64 = 5;
 
 /// Attempts begin at 1, have no gap, and stay within the limit. Each arrives for the first time after the one before
-/// it has, and has a cause.
+/// it has, has a cause, and is due after the wait of its queue.
 pub(super) fn judge_attempts(
     number: Number,
     entry: &Entry,
@@ -44,6 +44,8 @@ pub(super) fn judge_attempts(
                 verdict.attempts.add(|| format!("task {number}: attempt {attempt} arrived before the one it follows"));
             } else if before.attempt + 1 == *attempt && !has_cause(entry, before, first, history) {
                 verdict.attempts.add(|| format!("task {number}: attempt {attempt} has no cause: {first:?}"));
+            } else if before.attempt + 1 == *attempt && is_too_soon(entry, before, first, history) {
+                verdict.attempts.add(|| format!("task {number}: attempt {attempt} is due too soon: {first:?}"));
             } else if let Some(success) = lost_success(entry, &firsts, (before, first), history, grace_us) {
                 verdict.attempts.add(|| format!("task {number}: attempt {attempt} follows the success of {success}"));
             }
@@ -79,6 +81,24 @@ fn was_silent(before: &Delivery, next: &Delivery, deadline_us: i64, history: &Hi
     let ahead_us = history.ahead.iter().map(|one| one.ahead_us).max().unwrap_or(0);
     let apart_us = before.due_ms.zip(next.due_ms).map(|(before_ms, next_ms)| (next_ms - before_ms) * 1_000);
     apart_us.is_none_or(|apart_us| apart_us >= deadline_us - ahead_us)
+}
+
+/// Whether `next` is due before the wait after the failure of `before` is over. A failure follows the record of an
+/// answer that can cause it, or the deadline, which begins with the due time or later. Headers are cut to milliseconds,
+/// so the answer is too. Once the clock of a database was set, the two cannot be compared.
+fn is_too_soon(entry: &Entry, before: &Delivery, next: &Delivery, history: &History) -> bool {
+    let Some(wait_ms) = history.waits.get(&entry.queue) else { return false };
+    let Some((before_ms, next_ms)) = before.due_ms.zip(next.due_ms) else { return false };
+    if history.ahead.iter().any(|one| one.from_us <= next.at_us) {
+        return false;
+    }
+    let failures = history.replies_to(&before.message_id).iter().filter(|one| one.reply.may_fail());
+    let answered_ms = failures.map(|one| one.at_us.div_euclid(1_000)).min();
+    let silent_until_ms = match history.retries.get(&entry.queue) {
+        Some(Retries::AfterFailureOrSilence { deadline_us }) => Some(before_ms + deadline_us / 1_000),
+        _ => None,
+    };
+    answered_ms.into_iter().chain(silent_until_ms).min().is_some_and(|failed_ms| next_ms < failed_ms + wait_ms)
 }
 
 /// The earlier attempt whose success must have ended the task before `next`: RabbitMQ has confirmed its report in good
