@@ -35,7 +35,7 @@ struct Stream {
     play: fn(Turn) -> BoxFuture<'static, ()>,
 }
 
-const STREAMS: [Stream; 13] = [
+const STREAMS: [Stream; 14] = [
     Stream { name: "plain", share: 60, play: |turn| Box::pin(single::batch(turn)) },
     Stream { name: "reject", share: 120, play: |turn| Box::pin(single::rejected(turn)) },
     Stream { name: "result", share: 120, play: |turn| Box::pin(single::reported(turn)) },
@@ -45,6 +45,7 @@ const STREAMS: [Stream; 13] = [
     Stream { name: "fragile", share: 30, play: |turn| Box::pin(single::fragile(turn)) },
     Stream { name: "narrow", share: 10, play: |turn| Box::pin(single::narrow(turn)) },
     Stream { name: "cancel", share: 80, play: |turn| Box::pin(changes::cancelled(turn)) },
+    Stream { name: "between", share: 30, play: |turn| Box::pin(changes::cancelled_between(turn)) },
     Stream { name: "move", share: 60, play: |turn| Box::pin(changes::moved(turn)) },
     Stream { name: "bulk", share: 20, play: |turn| Box::pin(changes::bulk(turn)) },
     Stream { name: "keys", share: 60, play: |turn| Box::pin(keys::play(turn)) },

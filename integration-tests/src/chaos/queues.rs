@@ -29,6 +29,10 @@ pub(super) const ORDERED: &str = "ordered";
 pub(super) const LIMITED: &str = "limited";
 pub(super) const RATED: &str = "rated";
 pub(super) const CANCELLED: &str = "cancelled";
+/// The first attempt of each task fails, and the task is cancelled at about the time of the second one.
+pub(super) const FAILS_FIRST: &str = "fails-first";
+/// Well above the time by which a task is claimed ahead: a cancel finds it unclaimed.
+pub(super) const FAILS_FIRST_WAIT_MS: i64 = 1_000;
 pub(super) const KEYED: &str = "keyed";
 pub(super) const BULK: &str = "bulk";
 /// Its RabbitMQ queue is deleted now and then.
@@ -71,6 +75,10 @@ pub(super) async fn make(stage: &Arc<Stage>) -> Result<()> {
     let retry = json!({ "kind": "fixed", "delay_ms": 200 });
     let reject = json!({ "settle": "reject", "max_attempts": 5, "timeout_ms": 5_000, "retry": retry });
     attach(stage, "reject", &reject, |delivery| if fails(delivery, 7) { Answer::reject() } else { Answer::ack() })
+        .await?;
+    let patient = json!({ "kind": "fixed", "delay_ms": FAILS_FIRST_WAIT_MS });
+    let fails_first = json!({ "settle": "reject", "max_attempts": 5, "timeout_ms": 5_000, "retry": patient });
+    attach(stage, FAILS_FIRST, &fails_first, |one| if fails(one, 1) { Answer::reject() } else { Answer::ack() })
         .await?;
     let result = json!({ "settle": "result", "timeout_ms": HASTY_MS, "retry": retry });
     for (queue, nth) in [("result", 5), (STEPS[0], 3), (STEPS[1], 4), (FRAGILE, 9)] {

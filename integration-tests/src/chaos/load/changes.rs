@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{TASKS, Turn};
 use crate::{
-    chaos::queues::{BULK, CANCELLED},
+    chaos::queues::{BULK, CANCELLED, FAILS_FIRST, FAILS_FIRST_WAIT_MS},
     client::Failure,
     ledger::Number,
 };
@@ -16,9 +16,19 @@ const CANCELS_AT_MOST: u64 = 20;
 
 pub(super) async fn cancelled(mut turn: Turn) {
     let due_ms = turn.due_in(300, 1_500);
-    let (number, task) = turn.task(CANCELLED, due_ms, &Value::Null);
+    cancel_around(turn, CANCELLED, due_ms, due_ms).await;
+}
+
+/// The cancel comes at about the time of the second attempt.
+pub(super) async fn cancelled_between(mut turn: Turn) {
+    let due_ms = turn.due_in(300, 1_500);
+    cancel_around(turn, FAILS_FIRST, due_ms, due_ms + FAILS_FIRST_WAIT_MS).await;
+}
+
+async fn cancel_around(mut turn: Turn, queue: &str, due_ms: i64, around_ms: i64) {
+    let (number, task) = turn.task(queue, due_ms, &Value::Null);
     let Some(id) = turn.submit(number, &task).await else { return };
-    turn.until(due_ms).await;
+    turn.until(around_ms).await;
     let path = format!("{TASKS}/{id}");
     let answer: Result<Value, Failure> = turn.call(Method::DELETE, &path, &Value::Null).await;
     match answer {
