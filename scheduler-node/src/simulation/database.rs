@@ -25,7 +25,7 @@ use crate::{
     clock,
     store::{
         Asked, DatabaseClock, Effect, Error, Statements, StoreOp,
-        claim::{Claimed, LOOK_AGAIN_AFTER},
+        claim::{Claimed, LOOK_AGAIN_AFTER, TAKEOVER_LOOK_BACK},
         depend::{ReleaseCheck, Succeeded},
         lane::{LaneCounts, Pick, Walks},
         preload::Key,
@@ -240,8 +240,9 @@ impl Statements for SimulatedDatabase {
             if world.is(Mutant::NoSweeper) {
                 return Vec::new();
             }
-            let until = world.now().plus(LOOK_AGAIN_AFTER);
-            world.state().table.left_claimed(&fences, until, most_per_shard)
+            let now = world.now();
+            let (from, until) = (now.minus(TAKEOVER_LOOK_BACK), now.plus(LOOK_AGAIN_AFTER));
+            world.state().table.left_claimed(&fences, from, until, most_per_shard)
         })
         .await
     }

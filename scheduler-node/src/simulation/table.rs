@@ -84,13 +84,19 @@ impl Table {
         }
     }
 
-    /// The tasks that owners before `fences` have left claimed.
-    pub fn left_claimed(&self, fences: &BTreeMap<ShardId, Epoch>, until: UnixMicros, most: i64) -> Vec<TaskId> {
+    /// The tasks that owners before `fences` have left claimed, of those that wake from `from` until `until`.
+    pub fn left_claimed(
+        &self,
+        fences: &BTreeMap<ShardId, Epoch>,
+        from: UnixMicros,
+        until: UnixMicros,
+        most: i64,
+    ) -> Vec<TaskId> {
         let shards: Vec<ShardId> = fences.keys().copied().collect();
         let is_left = |row: &Row| {
             row.state == TaskState::Dispatching && row.claim_epoch.is_some_and(|epoch| epoch < fences[&row.id.shard()])
         };
-        let rows = self.preload(&shards, UnixMicros::FIRST, until, most);
+        let rows = self.preload(&shards, from, until, most);
         rows.iter().filter(|row| is_left(row)).map(|row| row.id).collect()
     }
 

@@ -24,6 +24,10 @@ use super::{Database, Error, StoreOp, preload::Key};
 /// confirm deadline, so an owner that still waits is never overtaken by its own rescue.
 pub const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(45);
 
+/// How far back a takeover looks for claimed rows whose look-again time has passed. A takeover mostly comes before that
+/// time. After a longer outage, these rows are read in their turn, with all that is overdue.
+pub const TAKEOVER_LOOK_BACK: Duration = Duration::from_secs(60);
+
 /// The answer to a claim.
 #[derive(Debug)]
 pub struct Claimed {
@@ -85,7 +89,7 @@ impl Database {
     }
 
     /// Lists the tasks that the previous owner left claimed in newly acquired shards, at
-    /// most `most_per_shard` of each.
+    /// most `most_per_shard` of each. Leaves out those that woke longer ago than [`TAKEOVER_LOOK_BACK`].
     pub async fn task_takeover(
         &self,
         fences: &BTreeMap<ShardId, Epoch>,
@@ -96,7 +100,8 @@ impl Database {
             .bind(shards)
             .bind(epochs)
             .bind(most_per_shard)
-            .bind(interval(LOOK_AGAIN_AFTER));
+            .bind(interval(LOOK_AGAIN_AFTER))
+            .bind(interval(TAKEOVER_LOOK_BACK));
         self.returned_ids(StoreOp::TaskTakeover, takeover).await
     }
 

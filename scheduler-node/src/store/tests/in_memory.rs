@@ -25,7 +25,7 @@ use crate::{
     },
     store::{
         change::{Guarded, Keep},
-        claim::{Claimed, LOOK_AGAIN_AFTER},
+        claim::{Claimed, LOOK_AGAIN_AFTER, TAKEOVER_LOOK_BACK},
         lane::{LaneEnds, Pick},
         settle::{Deliver, Extend, Finish, Report, Retry},
         submit::Sending,
@@ -279,7 +279,8 @@ impl Both {
         assert_eq!(sorted(real.iter().map(|key| key.id).collect()), sorted(keys.iter().map(|row| row.id).collect()));
         let epochs: BTreeMap<ShardId, Epoch> = self.table.fences.clone();
         let real = self.test.database.task_takeover(&epochs, 1_000).await.unwrap();
-        let left = self.table.left_claimed(&epochs, now.plus(LOOK_AGAIN_AFTER), 1_000);
+        let (from, until) = (now.minus(TAKEOVER_LOOK_BACK), now.plus(LOOK_AGAIN_AFTER));
+        let left = self.table.left_claimed(&epochs, from, until, 1_000);
         assert_eq!(sorted(real), sorted(left));
         let standing = self.test.database.task_standing(&self.ids).await.unwrap();
         let states: BTreeMap<TaskId, TaskState> = standing.into_iter().map(|row| (row.id, row.state)).collect();

@@ -324,6 +324,17 @@ async fn what_the_former_owner_left_claimed_is_taken_over_beside_a_shard_that_ca
     reads.heap_until_it_has(2).await;
 }
 
+#[tokio::test]
+async fn what_the_former_owner_claimed_long_ago_comes_up_with_what_is_overdue() {
+    let mut reads = Reads::new().await;
+    reads.write_overdue(1, 1).await;
+    let claimed = "UPDATE duetime.task SET state = 'dispatching', attempt = 1, claim_epoch = 0, claimed_at = wake_at";
+    sqlx::raw_sql(claimed).execute(&reads.test.pool).await.unwrap();
+    let taken = reads.test.database.shard_acquire(&[SHARD], &node("b")).await.unwrap().into_iter().collect();
+    assert_eq!(reads.test.database.task_takeover(&taken, 100).await.unwrap(), [], "it would pass all that is overdue");
+    reads.heap_until_it_has(1).await;
+}
+
 /// The first keys of the shard can be read, those behind them cannot.
 #[tokio::test]
 async fn a_shard_that_cannot_be_read_on_keeps_no_other_from_being_read_on() {
