@@ -261,6 +261,20 @@ async fn an_inbox_of_many_rows_is_read_by_its_index() {
     }
 }
 
+/// Otherwise each search reads all rows that are kept.
+#[tokio::test]
+async fn a_search_for_rows_to_forget_reads_old_ones_only() {
+    let test = fixture::database().await;
+    let mut connection = fixture::planned(&test.pool).await;
+    for (sql, types, values, bound) in [
+        (include_str!("../queries/inbox_forget.sql"), "interval, bigint", "'1 d', 1000", "refused_at <"),
+        (include_str!("../queries/received_forget.sql"), "text, interval, bigint", "'a', '1 d', 1000", "received_at <"),
+    ] {
+        let plan = super::explain::plan(&mut connection, sql, types, values).await;
+        assert!(plan.lines().any(|line| line.contains("Index Cond:") && line.contains(bound)), "{plan}");
+    }
+}
+
 #[tokio::test]
 async fn what_waits_for_others_begins_as_waiting_and_a_circle_stays_in_the_inbox() {
     let test = fixture::database().await;
