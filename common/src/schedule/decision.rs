@@ -30,8 +30,8 @@ const MOST_OVERDUE: Duration = Duration::from_secs(30);
 /// statement of 6 MiB.
 pub(crate) const MAX_MADE_UP: usize = 100;
 
-/// The most missed fire times that are counted one by one, which takes two milliseconds. A longer run counts as this
-/// many.
+/// The most missed fire times that are counted one by one, which takes two milliseconds. The count of a longer run
+/// leaves some out.
 const MAX_MISSED_COUNTED: u64 = 10_000;
 
 /// The state of a schedule.
@@ -224,7 +224,7 @@ impl FireDecision {
         let catch_up = Duration::from_millis(u64::try_from(rules.catch_up_ms).unwrap_or(0));
         let earliest = now.minus(catch_up);
         let after = |at: UnixMicros| calendar.next_after(at.max(since));
-        let mut next_at = self.state.next_at;
+        let (mut next_at, mut newest) = (self.state.next_at, None);
         let mut due = VecDeque::new();
         while let Some(at) = next_at.filter(|at| *at <= until) {
             if at < earliest {
@@ -240,10 +240,22 @@ impl FireDecision {
                 due.pop_front();
                 self.missed += 1;
             }
-            next_at = after(at);
+            // Computing all fire times of a week could keep this thread from all else for seconds.
+            next_at = after(if self.missed < MAX_MISSED_COUNTED {
+                at
+            } else {
+                at.max(*newest.get_or_insert_with(|| before_newest(calendar, until)))
+            });
         }
         (due, next_at.filter(|_| paused_at.is_none()))
     }
+}
+
+/// The moment after which come the last [`MAX_MADE_UP`] fire times up to `until`; the first of all if there are fewer.
+fn before_newest(calendar: &Calendar, until: UnixMicros) -> UnixMicros {
+    let next = calendar.next_after(until);
+    let oldest = next.and_then(|next| calendar.last_times(next, MAX_MADE_UP).get(MAX_MADE_UP - 1).copied());
+    oldest.map_or(UnixMicros::FIRST, |oldest| oldest.minus(Duration::from_micros(1)))
 }
 
 #[cfg(test)]

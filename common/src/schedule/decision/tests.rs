@@ -106,11 +106,18 @@ fn what_was_missed_is_made_up_when_it_is_not_too_old() {
 
 #[test]
 fn of_very_many_the_newest_are_made_up_and_counting_is_bounded() {
-    let turn = take(&rules(Overlap::Allow, 1, 3_600_000), standing(1), false, 1_000_000);
-    assert_eq!(turn.fires.len(), MAX_MADE_UP);
-    assert_eq!(turn.fires.last().map(|fire| fire.at), Some(at(1_000_003)));
-    assert!(turn.missed >= MAX_MISSED_COUNTED && turn.missed < 20_000, "{}", turn.missed);
-    assert_eq!(turn.state.next_at, Some(at(1_000_004)));
+    let newest: Vec<i64> = (1_000_004 - i64::try_from(MAX_MADE_UP).unwrap()..1_000_004).collect();
+    let cron = When::Cron { cron: "* * * * * *".to_owned(), time_zone: "UTC".to_owned() };
+    // Most are too old to be made up, or half of them are, or none is.
+    for catch_up_ms in [3_600_000, 500_000_000, 2_000_000_000] {
+        let every = rules(Overlap::Allow, 1, catch_up_ms);
+        for rules in [Rules { when: cron.clone(), ..every.clone() }, every] {
+            let turn = take(&rules, standing(1), false, 1_000_000);
+            assert_eq!(seconds(&turn), newest);
+            assert!(turn.missed >= MAX_MISSED_COUNTED && turn.missed < 20_000, "{}", turn.missed);
+            assert_eq!((turn.state.next_at, turn.state.since), (Some(at(1_000_004)), at(1_000_003)));
+        }
+    }
 }
 
 #[test]
