@@ -369,6 +369,15 @@ fn sparse<T>(column: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
     if column.iter().all(Option::is_none) { Vec::new() } else { column }
 }
 
+/// A column of a batch without NULL, for a statement that takes the first value for each row beyond the column's end.
+/// If all rows have the same value, it is sent and unpacked once.
+fn uniform<T: PartialEq>(mut column: Vec<T>) -> Vec<T> {
+    if column.windows(2).all(|pair| pair[0] == pair[1]) {
+        column.truncate(1);
+    }
+    column
+}
+
 fn numbers(shards: &[ShardId]) -> Vec<i32> {
     shards.iter().map(|shard| shard.number().into()).collect()
 }

@@ -17,7 +17,7 @@ use super::{
     conflict::{row_exists, without},
     depend::Succeeded,
     glance::from_or_head,
-    sparse,
+    sparse, uniform,
 };
 use crate::history::Step;
 
@@ -342,13 +342,13 @@ fn listed(states: &[TaskState]) -> Cow<'static, str> {
 
 pub(super) fn finish_query(text: &'static str, tasks: &[Finish]) -> Query<'static, Postgres, PgArguments> {
     let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
-    let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
-    let finals: Vec<_> = tasks.iter().map(|task| task.final_state.text()).collect();
-    let was: Vec<_> = tasks.iter().map(|task| listed(task.was)).collect();
-    let keep: Vec<_> = tasks.iter().map(|task| task.keep_ms).collect();
+    let attempts = uniform(tasks.iter().map(|task| task.attempt.number()).collect());
+    let finals = uniform(tasks.iter().map(|task| task.final_state.text()).collect());
+    let was = uniform(tasks.iter().map(|task| listed(task.was)).collect());
+    let keep = uniform(tasks.iter().map(|task| task.keep_ms).collect());
     let results = sparse(tasks.iter().map(|task| task.report.result.clone()));
     let codes = sparse(tasks.iter().map(|task| task.report.status_code));
-    let deadlines: Vec<_> = tasks.iter().map(|task| task.at_deadline).collect();
+    let deadlines = uniform(tasks.iter().map(|task| task.at_deadline).collect());
     let messages = sparse(tasks.iter().map(|task| task.report.status_msg.clone()));
     let entries = sparse(tasks.iter().map(|task| task.entry.clone()));
     sqlx::query(text)

@@ -21,7 +21,7 @@ use super::{
     Database, Error, StoreOp,
     claim::LOOK_AGAIN_AFTER,
     conflict::{row_exists, without},
-    sparse,
+    sparse, uniform,
 };
 
 /// The statement of a first sending, whose ids were made a moment ago. See [`super::conflict`].
@@ -168,7 +168,7 @@ pub(super) fn submit_query<'a>(
     epochs: &[Option<Epoch>],
     known: KnownRevisions,
 ) -> Query<'a, Postgres, PgArguments> {
-    let mut columns = Columns::of(tasks);
+    let mut columns = Columns::of(tasks).shortened();
     let envelopes = std::mem::take(&mut columns.envelopes);
     let epochs = sparse(epochs.iter().map(|epoch| epoch.map(Epoch::number)));
     columns
@@ -232,6 +232,23 @@ impl<'a> Columns<'a> {
             envelopes: sparse(
                 tasks.iter().map(|task| task.envelope.as_ref().map(|envelope| json(serde_json::to_string(envelope)))),
             ),
+        }
+    }
+
+    /// The columns for `task_submit.sql`, which takes one value for all rows: see [`super::uniform`].
+    fn shortened(mut self) -> Self {
+        // The statement reads no due time of a task that is due at once.
+        if self.now.iter().all(|now| *now) {
+            self.due_at.truncate(1);
+        }
+        Self {
+            queues: uniform(self.queues),
+            due_at: uniform(self.due_at),
+            priorities: uniform(self.priorities),
+            content_types: uniform(self.content_types),
+            versions: uniform(self.versions),
+            now: uniform(self.now),
+            ..self
         }
     }
 

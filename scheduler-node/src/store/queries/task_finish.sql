@@ -8,16 +8,19 @@
 -- skips a row that another transaction locks, so an application's open transaction delays its own task and no other.
 -- $1 ids; $2 attempts; $3 final states; $4 the states that the task may be in; $5 ms for which it is kept;
 -- $6 results; $7 history entries; $8 status codes; $9 status messages; $10 whether a deadline ends it (pairwise).
--- Each of $6 to $9 may be empty: NULL for each row.
+-- Each of $6 to $9 may be empty: NULL for each row. Each of $2 to $5, and $10, may have one value for all rows.
 -- It first runs without the clause for ends that exist. If there is one, it fails and changes nothing, and runs again
 -- as it stands here (store/conflict.rs).
 -- The history keeps the newest 100 entries, as in task_retry.
 -- Returns the ids that moved, and the name and partition key of each task with a key that succeeded: others may wait
 -- for it.
 WITH fact AS MATERIALIZED (
-    SELECT * FROM unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[], $9::text[],
-                         $10::boolean[])
-        AS f (id, attempt, final, was, keep_ms, result, entry, status_code, status_msg, at_deadline)
+    SELECT a.id, coalesce(a.attempt, ($2::int[])[1]) AS attempt, coalesce(a.final, ($3::text[])[1]) AS final,
+           coalesce(a.was, ($4::text[])[1]) AS was, coalesce(a.keep_ms, ($5::bigint[])[1]) AS keep_ms,
+           a.result, a.entry, a.status_code, a.status_msg, coalesce(a.at_deadline, ($10::boolean[])[1]) AS at_deadline
+      FROM unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[], $9::text[],
+                  $10::boolean[])
+        AS a (id, attempt, final, was, keep_ms, result, entry, status_code, status_msg, at_deadline)
 ), free AS MATERIALIZED (
     SELECT t.id FROM fact AS f JOIN duetime.task AS t ON t.id = f.id WHERE f.at_deadline FOR UPDATE OF t SKIP LOCKED
 ), gone AS (

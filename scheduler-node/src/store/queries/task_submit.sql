@@ -18,15 +18,20 @@
 -- wakes.
 -- $1..$16 and $20 the columns; $17 whether the batch is sent again; $18 epochs presented (pairwise); $19 the
 -- look-again time; $21 the revision of the queues that the claiming node knows; $22 and $23 the time window; $24 the
--- revision of the routes. An array of an optional column, or of epochs, may be empty: NULL for each row.
+-- revision of the routes. An array of an optional column, or of epochs, may be empty: NULL for each row. Each of $3, $4,
+-- $5, $7, $15 and $16 may have one value for all rows: `unnest` fills it up with NULL, which none of them contains.
 -- Returns "now", the time, the fences held, the queues that have turned, and those whose rules have changed.
 WITH fresh AS MATERIALIZED (
-    SELECT * FROM unnest(
-        $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
-        $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[],
-        $18::bigint[], $20::text[]
-    ) AS f (id, shard, queue, due_at, priority, payload, content_type, headers,
-            partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now, epoch, envelope)
+    SELECT a.id, a.shard, coalesce(a.queue, ($3::text[])[1]) AS queue, coalesce(a.due_at, ($4::timestamptz[])[1]) AS due_at,
+           coalesce(a.priority, ($5::smallint[])[1]) AS priority, a.payload, coalesce(a.content_type, ($7::text[])[1]) AS content_type,
+           a.headers, a.partition_key, a.max_attempts, a.timeout_ms, a.retry, a.expires_at, a.key,
+           coalesce(a.version, ($15::bigint[])[1]) AS version, coalesce(a.now, ($16::boolean[])[1]) AS now, a.epoch, a.envelope
+      FROM unnest(
+           $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
+           $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[],
+           $18::bigint[], $20::text[])
+        AS a (id, shard, queue, due_at, priority, payload, content_type, headers,
+              partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now, epoch, envelope)
 ), turned AS MATERIALIZED (
     SELECT q.queue FROM duetime.queue_turn AS q WHERE q.revision > $21
 ), moved AS MATERIALIZED (

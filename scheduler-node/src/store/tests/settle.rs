@@ -46,6 +46,27 @@ async fn a_finished_task_is_in_the_archive_and_nowhere_else() {
     assert!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Dead)]).await.unwrap().ids.is_empty());
 }
 
+/// A column that is equal in all ends of a batch is sent as one value.
+#[tokio::test]
+async fn a_batch_of_ends_stores_what_they_share_and_what_differs() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 5).await;
+    claim(&test, &ids, &fences).await;
+    let succeeded = |id| finish(id, 1, TaskState::Succeeded);
+    let dead = Finish { keep_ms: 3 * 86_400_000, was: &[TaskState::Dispatching], ..finish(ids[4], 1, TaskState::Dead) };
+    let other_attempt = Finish { attempt: Attempt::new(2), ..succeeded(ids[3]) };
+    let equal = [succeeded(ids[0]), succeeded(ids[1])];
+    assert_eq!(test.database.task_finish(&equal).await.unwrap().ids.len(), 2);
+    let different = [succeeded(ids[2]), other_attempt, dead];
+    assert_eq!(test.database.task_finish(&different).await.unwrap().ids.len(), 2);
+    assert_eq!(state_of(&test.pool, ids[3]).await.as_deref(), Some("dispatching"), "it is in another attempt");
+    let kept = "SELECT state::text, drop_on - (finished_at AT TIME ZONE 'UTC')::date, count(*) FROM duetime.archive
+                 GROUP BY 1, 2 ORDER BY 1, 2";
+    let kept: Vec<(String, i32, i64)> = sqlx::query_as(kept).fetch_all(&test.pool).await.unwrap();
+    assert_eq!(kept, [("dead".to_owned(), 4, 1), ("succeeded".to_owned(), 2, 3)]);
+}
+
 #[tokio::test]
 async fn a_late_confirm_of_an_older_attempt_changes_nothing() {
     let test = fixture::database().await;

@@ -1,7 +1,7 @@
 //! Writing new tasks.
 
 use common::{
-    ids::{Attempt, ShardId},
+    ids::{Attempt, QueueName, ShardId},
     retry::RetryPolicy,
     task::{Envelope, NewTask},
     time::UnixMicros,
@@ -99,6 +99,37 @@ async fn a_batch_stores_the_optional_fields_of_all_its_tasks_of_some_and_of_none
     assert_eq!(stored(&test, &[plain(), plain()]).await, [nothing.clone(), nothing.clone()]);
     assert_eq!(stored(&test, &[plain(), full()]).await, [nothing.clone(), whole.clone()]);
     assert_eq!(stored(&test, &[full(), plain()]).await, [whole, nothing]);
+}
+
+/// A column that is equal in all tasks of a batch is sent as one value.
+#[tokio::test]
+async fn a_batch_stores_the_fields_that_all_its_tasks_share_and_those_that_differ() {
+    let test = fixture::database().await;
+    let at = |micros, queue: &str, priority, content_type: &str| {
+        changed(new_task(fixture::fresh_id()), |task| {
+            (task.due_now, task.due_at) = (false, UnixMicros::new(micros));
+            (task.queue, task.priority) = (QueueName::new(queue), priority);
+            task.content.content_type = content_type.into();
+        })
+    };
+    let plain = || at(4_000_000_000_000_000, "orders", 3, "application/json");
+    let other = || at(4_100_000_000_000_000, "mail", 5, "text/plain");
+    let at_once = || changed(other(), |task| task.due_now = true);
+    for batch in [
+        vec![plain(), plain()],
+        vec![plain(), plain(), other()],
+        vec![other(), plain(), plain()],
+        vec![at_once(), plain()],
+        vec![at_once(), at_once()],
+    ] {
+        test.database.task_submit(&batch, Sending::First).await.unwrap();
+        for task in &batch {
+            let read = test.database.task_read(task.id).await.unwrap().expect("it was submitted");
+            assert_eq!((&read.queue, read.priority), (&task.queue, task.priority));
+            assert_eq!(read.content_type, task.content.content_type);
+            assert_eq!(read.due_at == task.due_at, !task.due_now, "{:?}", read.due_at);
+        }
+    }
 }
 
 #[tokio::test]
