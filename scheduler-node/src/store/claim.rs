@@ -182,16 +182,18 @@ pub(super) fn interval(duration: Duration) -> PgInterval {
 }
 
 fn read(rows: &[PgRow], presented: usize, sent_at: Instant) -> Result<Claimed, sqlx::Error> {
-    let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-    let fences: i64 = first.try_get("fences")?;
+    // Of the answer to a claim or a rescue, one row says what holds for the whole; of the answer to a pick, each does.
+    let says = |row: &&PgRow| super::optional_moment(row, "now").is_ok_and(|now| now.is_some());
+    let whole = rows.iter().rfind(says).ok_or(sqlx::Error::RowNotFound)?;
+    let fences: i64 = whole.try_get("fences")?;
     let mut claimed = Claimed {
         sent_at,
-        now: super::moment(first, "now")?,
+        now: super::moment(whole, "now")?,
         deliveries: Vec::with_capacity(rows.len()),
         held_back: Vec::new(),
         passed: Vec::new(),
         refused: usize::try_from(fences).unwrap_or(0) < presented,
-        turned: first.try_get("turned")?,
+        turned: whole.try_get("turned")?,
     };
     for row in rows {
         match row.try_get::<Option<&str>, _>("fate")? {

@@ -17,9 +17,9 @@
 -- $1 ids, $2 their shards and $3 the epochs presented (pairwise); $4 how far ahead of its due time a task is claimed;
 -- $5 the look-again time, after which a node looks at a claimed task again; $6 closed queues; $7 the revision of the
 -- queues that the claiming node knows.
--- Returns at least one row: the number of fences held, the database's time, whether any queue has turned since $7,
--- and the tasks (id NULL: none) with their fate. A task is `taken`, `held` (now `ready`) or `passed`: still to be
--- woken, with its state and wake time.
+-- Returns the tasks with their fate. A task is `taken`, `held` (now `ready`) or `passed`: still to be woken, with its
+-- state and wake time. One row, the only one with a time, has no task: the number of fences held, the database's time,
+-- and whether any queue has turned since $7.
 WITH presented AS MATERIALIZED (
     SELECT a.id, a.shard, a.epoch FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a (id, shard, epoch)
 ), turned AS MATERIALIZED (
@@ -50,11 +50,11 @@ WITH presented AS MATERIALIZED (
            wake_at = CASE WHEN a.held THEN t.wake_at ELSE clock_timestamp() + $5 END
       FROM free AS a
      WHERE t.id = a.id
-    RETURNING t.id, CASE WHEN t.state = 'ready' THEN 'held' ELSE 'taken' END AS fate, t.state::text AS state, t.wake_at, t.claim_epoch,
-              t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
-              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.envelope
+    RETURNING t.id, CASE WHEN t.state = 'ready' THEN 'held' ELSE 'taken' END AS fate, t.attempt, t.attempts_base,
+              t.queue, t.due_at, t.priority, t.payload, t.content_type, t.headers, t.key, t.partition_key, t.version,
+              t.max_attempts, t.timeout_ms, t.redeliveries, t.envelope
 ), passed AS (
-    SELECT t.id, 'passed', t.state::text, t.wake_at, t.claim_epoch
+    SELECT t.state::text, t.wake_at, t.claim_epoch, t.id, 'passed'
       FROM asked AS a
       JOIN duetime.task AS t ON t.id = a.id
      WHERE (SELECT count(*) FROM free) < (SELECT count(*) FROM asked)          -- only if a row was skipped
@@ -62,9 +62,12 @@ WITH presented AS MATERIALIZED (
        AND t.state::text <> 'ready'
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp() OR t.state::text <> 'scheduled')
 )
-SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, EXISTS (SELECT FROM turned) AS turned, c.*
-  FROM (SELECT 1) AS always
-  LEFT JOIN (
-       SELECT * FROM claimed
-        UNION ALL
-       SELECT p.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM passed AS p) AS c ON true
+SELECT NULL::bigint AS fences, NULL::timestamptz AS now, NULL::boolean AS turned,
+       NULL::text AS state, NULL::timestamptz AS wake_at, NULL::bigint AS claim_epoch, c.*
+  FROM claimed AS c
+ UNION ALL
+SELECT NULL, NULL, NULL, p.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+  FROM passed AS p
+ UNION ALL
+SELECT (SELECT count(*) FROM fence), clock_timestamp(), EXISTS (SELECT FROM turned),
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL

@@ -24,9 +24,10 @@
 -- after it has given up on an answer, and a statement that was held up on its way must not come in after that count.
 -- $16 how far ahead of its due time a task is started; $17 the due time before which no task is ready (NULL: any may
 -- be). The statement passes index entries before it without a look at their rows, or not at all in the lane `-`.
--- Returns at least one row, as task_claim.sql does; `ends`: where each priority's walk ended, as "priority shard
--- lane"; `cut`: the priorities whose walks ended before they had come round; `comes_due`: of the lanes whose first
--- task is due later, the earliest due time.
+-- Returns the tasks, or one row without a task. Each row says how many fences were held, the database's time, and
+-- whether the queue has turned since $12; `ends`: where each priority's walk ended, as "priority shard lane"; `cut`:
+-- the priorities whose walks ended before they had come round; `comes_due`: of the lanes whose first task is due
+-- later, the earliest due time.
 WITH RECURSIVE fence AS MATERIALIZED (
     SELECT s.id, s.epoch
       FROM duetime.shard AS s

@@ -4,7 +4,7 @@
 -- meanwhile does not come back. The statement never makes a row cancellable again, and skips a row that another
 -- transaction locks.
 -- $1 ids, $2 their shards and $3 the epochs presented (pairwise); $4 the look-again time.
--- Returns at least one row, as task_claim.sql does.
+-- Returns the rows that task_claim.sql returns.
 WITH presented AS MATERIALIZED (
     SELECT a.id, a.shard, a.epoch FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a (id, shard, epoch)
 ), fence AS MATERIALIZED (
@@ -29,11 +29,11 @@ WITH presented AS MATERIALIZED (
            redeliveries = t.redeliveries + 1
       FROM free AS a
      WHERE t.id = a.id
-    RETURNING t.id, 'taken' AS fate, t.state::text AS state, t.wake_at, t.claim_epoch,
-              t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
-              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.envelope
+    RETURNING t.id, 'taken' AS fate, t.attempt, t.attempts_base,
+              t.queue, t.due_at, t.priority, t.payload, t.content_type, t.headers, t.key, t.partition_key, t.version,
+              t.max_attempts, t.timeout_ms, t.redeliveries, t.envelope
 ), passed AS (
-    SELECT t.id, 'passed', t.state::text, t.wake_at, t.claim_epoch
+    SELECT t.state::text, t.wake_at, t.claim_epoch, t.id, 'passed'
       FROM asked AS a
       JOIN duetime.task AS t ON t.id = a.id
      WHERE (SELECT count(*) FROM free) < (SELECT count(*) FROM asked)          -- only if a row was skipped
@@ -41,9 +41,12 @@ WITH presented AS MATERIALIZED (
        AND t.state::text <> 'ready'
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp() OR t.state::text <> 'scheduled')
 )
-SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, false AS turned, c.*
-  FROM (SELECT 1) AS always
-  LEFT JOIN (
-       SELECT * FROM claimed
-        UNION ALL
-       SELECT p.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM passed AS p) AS c ON true
+SELECT NULL::bigint AS fences, NULL::timestamptz AS now, NULL::boolean AS turned,
+       NULL::text AS state, NULL::timestamptz AS wake_at, NULL::bigint AS claim_epoch, c.*
+  FROM claimed AS c
+ UNION ALL
+SELECT NULL, NULL, NULL, p.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+  FROM passed AS p
+ UNION ALL
+SELECT (SELECT count(*) FROM fence), clock_timestamp(), false,
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
