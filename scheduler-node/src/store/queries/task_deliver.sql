@@ -5,4 +5,5 @@
 UPDATE duetime.task AS t
    SET state = 'delivered', delivered_at = clock_timestamp(), wake_at = clock_timestamp() + f.timeout_ms * interval '1 ms'
   FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS f (id, attempt, timeout_ms)
- WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text = 'dispatching'     -- cast: see task_claim
+ WHERE t.id = f.id AND t.attempt = f.attempt
+   AND CASE WHEN t.state = 'dispatching' THEN true ELSE false END     -- CASE: see task_claim

@@ -5,5 +5,6 @@ UPDATE duetime.task AS t
    SET state = 'running', wake_at = clock_timestamp() + f.timeout_ms * interval '1 ms',
        progress = coalesce(f.progress, t.progress), worker = coalesce(f.worker, t.worker)
   FROM unnest($1::uuid[], $2::int[], $3::bigint[], $4::smallint[], $5::text[]) AS f (id, attempt, timeout_ms, progress, worker)
- WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text IN ('dispatching', 'delivered', 'running')  -- cast: see task_claim
+ WHERE t.id = f.id AND t.attempt = f.attempt
+   AND CASE WHEN t.state IN ('dispatching', 'delivered', 'running') THEN true ELSE false END     -- CASE: see task_claim
 RETURNING t.id

@@ -19,7 +19,7 @@ WITH presented AS MATERIALIZED (
     SELECT t.id, a.epoch
       FROM asked AS a
       JOIN duetime.task AS t ON t.id = a.id
-     WHERE t.state::text = 'dispatching'     -- the cast keeps the planner off task_wake
+     WHERE CASE WHEN t.state = 'dispatching' THEN true ELSE false END     -- CASE: see task_claim
        FOR NO KEY UPDATE OF t SKIP LOCKED
 ), claimed AS (
     UPDATE duetime.task AS t

@@ -19,7 +19,8 @@ UPDATE duetime.task AS t
        delivered_at = NULL,
        history = jsonb_path_query_array(coalesce(t.history, '[]'), '$[last - 98 to last]') || f.entry::jsonb
   FROM fact AS f LEFT JOIN free AS n ON n.id = f.id
- WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text IN ('dispatching', 'delivered', 'running')  -- cast: see task_claim
+ WHERE t.id = f.id AND t.attempt = f.attempt
+   AND CASE WHEN t.state IN ('dispatching', 'delivered', 'running') THEN true ELSE false END     -- CASE: see task_claim
    AND NOT t.stopping
    AND (t.max_attempts IS NULL OR t.attempt - t.attempts_base < t.max_attempts)
    AND (NOT f.at_deadline OR t.wake_at <= clock_timestamp())

@@ -98,6 +98,11 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
                     "{ids}, {attempts}, {texts}, {texts}, {longs}, '{{}}', '{{}}', '{{}}', '{{}}', array_fill(false, ARRAY[{n}])"
                 ),
             ),
+            (
+                include_str!("../queries/task_extend.sql"),
+                "uuid[], int[], bigint[], smallint[], text[]",
+                format!("{ids}, {attempts}, {longs}, '{{}}', '{{}}'"),
+            ),
             (include_str!("../queries/task_standing.sql"), "uuid[]", ids.clone()),
             (include_str!("../queries/task_held.sql"), "uuid[]", ids.clone()),
             (

@@ -11,7 +11,9 @@ const UNCLAIMED_CAST: How = Itself("t.state::TEXT IN ('waiting', 'scheduled', 'r
 const UNCLAIMED_STATED: &str = "`waiting`, `scheduled` or `ready`";
 const UNEXPIRED: How = Itself("(t.expires_at > clock_timestamp()) IS NOT FALSE");
 const UNEXPIRED_STATED: &str = "expiry has not passed";
-const IN_FLIGHT: How = Itself("t.state::TEXT IN ('dispatching', 'delivered', 'running')");
+const IN_FLIGHT: How = Itself("CASE WHEN t.state IN ('dispatching', 'delivered', 'running') THEN true ELSE false END");
+const DISPATCHING: &str = "CASE WHEN t.state = 'dispatching' THEN true ELSE false END";
+const SCHEDULED: &str = "CASE WHEN t.state = 'scheduled' THEN true ELSE false END";
 const HANDED_OVER: &str = "it has been handed over or may have been";
 const ATTEMPT: How = Itself("t.attempt = f.attempt");
 const SKIPS_AT_DEADLINE: How = Locked("free", "f.at_deadline");
@@ -34,7 +36,7 @@ const CLAIMS: &[Gate] = &[
             guard(FENCE_STATED, EPOCH),
             guard("touches tasks of these shards only", OF_FENCES),
             guard("skips a row that another transaction locks", Locked("free", "t.id = a.id")),
-            guard("cancelled, moved or finished meanwhile", Locked("free", "t.state::TEXT = 'scheduled'")),
+            guard("cancelled, moved or finished meanwhile", Locked("free", SCHEDULED)),
             guard("how far ahead of its due time", Locked("free", "t.wake_at <= clock_timestamp() + $4")),
             guard("cancelled, moved or finished meanwhile", Locked("free", NOT_EXPIRED)),
             guard(
@@ -72,7 +74,7 @@ const CLAIMS: &[Gate] = &[
             guard("the fence as in task_claim.sql", SHARD),
             guard("the fence as in task_claim.sql", EPOCH),
             guard("the fence as in task_claim.sql", OF_FENCES),
-            guard("still `dispatching`", Locked("free", "t.state::TEXT = 'dispatching'")),
+            guard("still `dispatching`", Locked("free", DISPATCHING)),
             guard("skips a row that another transaction locks", Locked("free", "t.id = a.id")),
             guard("still `dispatching`", Itself("t.id = a.id")),
         ],
@@ -128,7 +130,7 @@ const SETTLES: &[Gate] = &[
         "task_deliver.sql",
         TASK_UPDATE,
         "state",
-        &[guard("this attempt", ATTEMPT), guard("still `dispatching`", Itself("t.state::TEXT = 'dispatching'"))],
+        &[guard("this attempt", ATTEMPT), guard("still `dispatching`", Itself(DISPATCHING))],
     ),
     gate("task_extend.sql", TASK_UPDATE, "state", &[guard("this attempt", ATTEMPT), guard(HANDED_OVER, IN_FLIGHT)]),
     gate(
