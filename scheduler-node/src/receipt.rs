@@ -23,29 +23,51 @@ pub type Receipts = watch::Receiver<Option<Arc<ReceiptKeys>>>;
 #[derive(Debug, Default)]
 pub struct ReceiptKeys {
     /// The key that makes receipts. A cluster without keys makes none.
-    pub making: Option<SecretSlice<u8>>,
+    pub making: Option<ReceiptKey>,
     /// The keys whose receipts are genuine. Several allow a change of keys while tasks are out.
-    pub accepted: Vec<SecretSlice<u8>>,
+    pub accepted: Vec<ReceiptKey>,
+}
+
+/// One key.
+#[derive(Clone, Debug)]
+pub struct ReceiptKey {
+    secret: SecretSlice<u8>,
+    /// A receipt that has taken in the key and the domain. A receipt for a message begins as a copy of it, so these are
+    /// hashed once for all messages.
+    begun: Hmac<Sha256>,
+}
+
+impl ReceiptKey {
+    pub fn secret(&self) -> &[u8] {
+        self.secret.expose_secret()
+    }
+
+    fn mac(&self, of: MessageId) -> Hmac<Sha256> {
+        let mut mac = self.begun.clone();
+        mac.update(of.to_string().as_bytes());
+        mac
+    }
+}
+
+impl From<Vec<u8>> for ReceiptKey {
+    fn from(secret: Vec<u8>) -> Self {
+        let mut begun = Hmac::<Sha256>::new_from_slice(&secret).expect("HMAC takes keys of any length");
+        begun.update(DOMAIN);
+        Self { secret: secret.into(), begun }
+    }
 }
 
 impl ReceiptKeys {
     pub fn receipt(&self, of: MessageId) -> Option<String> {
-        let mac = mac(self.making.as_ref()?, of);
+        let mac = self.making.as_ref()?.mac(of);
         Some(URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
     }
 
     pub fn is_genuine(&self, of: MessageId, receipt: &str) -> bool {
         let Ok(bytes) = URL_SAFE_NO_PAD.decode(receipt) else { return false };
         // Each comparison takes constant time.
-        self.accepted.iter().any(|key| mac(key, of).verify_slice(&bytes).is_ok())
+        self.accepted.iter().any(|key| key.mac(of).verify_slice(&bytes).is_ok())
     }
-}
-
-fn mac(key: &SecretSlice<u8>, of: MessageId) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key.expose_secret()).expect("HMAC takes keys of any length");
-    mac.update(DOMAIN);
-    mac.update(of.to_string().as_bytes());
-    mac
 }
 
 #[cfg(test)]
@@ -55,7 +77,7 @@ mod tests {
     use super::*;
     use crate::store::tests::fixture::fresh_id;
 
-    fn key(byte: u8) -> SecretSlice<u8> {
+    fn key(byte: u8) -> ReceiptKey {
         vec![byte; 32].into()
     }
 

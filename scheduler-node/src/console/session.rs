@@ -7,9 +7,11 @@
 //! A reader of the database finds those keys and the hashes of tokens there, but cannot make a session.
 
 use common::{time::UnixMicros, wire::Problem};
-use secrecy::{ExposeSecret, SecretSlice};
 
-use crate::{receipt::Receipts, seal::Seal};
+use crate::{
+    receipt::{ReceiptKey, Receipts},
+    seal::Seal,
+};
 
 /// A working day: a person who forgets to sign out is signed out by the next morning.
 pub(super) const SESSION_S: i64 = 12 * 60 * 60;
@@ -46,8 +48,8 @@ impl Sessions {
     }
 }
 
-fn seal(key: &SecretSlice<u8>) -> Seal {
-    Seal::new(key.expose_secret(), PURPOSE, &[])
+fn seal(key: &ReceiptKey) -> Seal {
+    Seal::new(key.secret(), PURPOSE, &[])
 }
 
 fn unread() -> Problem {

@@ -20,7 +20,6 @@ use axum::{
 };
 use common::{access::Scope, limit::Limit};
 use prometheus::Registry;
-use secrecy::SecretSlice;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tower::ServiceExt;
@@ -31,7 +30,7 @@ use crate::{
     desk::tests::{Counter, fresh},
     http::{self, Authenticator, HttpMetrics, Shares},
     oidc::Provider,
-    receipt::ReceiptKeys,
+    receipt::{ReceiptKey, ReceiptKeys},
     store::tests::fixture::TestDatabase,
 };
 
@@ -117,7 +116,7 @@ fn browser_before(
 
 /// The keys as every node of one cluster reads them, the newest first.
 fn keys(bytes: &[u8]) -> Option<Arc<ReceiptKeys>> {
-    let key = |byte: &u8| SecretSlice::from(vec![*byte; 32]);
+    let key = |byte: &u8| ReceiptKey::from(vec![*byte; 32]);
     Some(Arc::new(ReceiptKeys { making: bytes.first().map(key), accepted: bytes.iter().map(key).collect() }))
 }
 

@@ -1,7 +1,6 @@
 //! The keys that sign receipts.
 
 use common::ids::{Attempt, MessageId};
-use secrecy::ExposeSecret;
 use sqlx::Executor;
 
 use super::fixture;
@@ -14,7 +13,7 @@ async fn a_new_key_is_accepted_before_it_is_used_and_the_key_before_it_until_the
     let test = fixture::database().await;
     let about = MessageId { id: fixture::fresh_id(), attempt: Attempt::new(1) };
     let first = test.database.receipt_keys().await.unwrap();
-    assert_eq!((first.accepted.len(), first.accepted[0].expose_secret().len()), (1, 32));
+    assert_eq!((first.accepted.len(), first.accepted[0].secret().len()), (1, 32));
     let receipt = first.receipt(about).expect("a migrated database has a key");
 
     test.pool.execute(ROTATE).await.unwrap();
