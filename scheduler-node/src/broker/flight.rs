@@ -9,12 +9,18 @@
 
 use std::{
     collections::HashSet,
+    future::poll_fn,
+    pin::Pin,
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
 };
 
 use common::outcome::Outcome;
-use futures::{FutureExt, future::join_all};
+use futures::{
+    FutureExt,
+    future::{MaybeDone, maybe_done},
+};
 use lapin::{
     Channel, Confirmation, PublisherConfirm,
     options::BasicPublishOptions,
@@ -68,6 +74,24 @@ async fn send_one(
     let confirm =
         channel.basic_publish(address.exchange.clone(), routing_key, options, outgoing.body(), properties).await;
     (confirm, Instant::now())
+}
+
+/// Begins all sends in their order, then waits for one after the other. They end in about this order, so nothing needs
+/// to keep which of them can go on.
+async fn begin_in_order<F: Future>(mut sends: Vec<Pin<Box<MaybeDone<F>>>>) -> Vec<F::Output> {
+    poll_fn(|context| {
+        for send in &mut sends {
+            let _ = send.as_mut().poll(context);
+        }
+        Poll::Ready(())
+    })
+    .await;
+    let mut ends = Vec::with_capacity(sends.len());
+    for mut send in sends {
+        send.as_mut().await;
+        ends.extend(send.as_mut().take_output());
+    }
+    ends
 }
 
 /// Whether one of these messages must not be sent any more. The others are looked at again with it, which keeps their
@@ -168,9 +192,9 @@ impl Flight {
     async fn send(&mut self, channel: &Channel, address: &Address, batch: &[Outgoing], range: std::ops::Range<usize>) {
         self.begun = range.end;
         *self.awaited.0.lock() = Some((range.start, Instant::now()));
-        let sending = batch[range.clone()].iter().map(|outgoing| send_one(channel, address, outgoing));
-        let sent = join_all(sending).await;
-        for (index, (confirm, at)) in range.zip(sent) {
+        let send = |outgoing| Box::pin(maybe_done(send_one(channel, address, outgoing)));
+        let sends: Vec<_> = batch[range.clone()].iter().map(send).collect();
+        for (index, (confirm, at)) in range.zip(begin_in_order(sends).await) {
             match confirm {
                 Ok(confirm) => {
                     let message = &mut self.messages[index];
@@ -333,6 +357,27 @@ mod tests {
         }
         flight.returned = returned.iter().map(|index| batch[*index].delivery.message_id().to_string()).collect();
         flight.judge(&batch).into_iter().map(|of| of.outcome).collect()
+    }
+
+    #[tokio::test]
+    async fn all_messages_of_a_batch_begin_in_their_order_before_one_is_waited_for() {
+        let (begun, last_began) = (Mutex::new(Vec::new()), tokio::sync::Notify::new());
+        let send = |index: usize| {
+            let (begun, last_began) = (&begun, &last_began);
+            async move {
+                begun.lock().push(index);
+                match index {
+                    0 => last_began.notified().await,
+                    99 => last_began.notify_one(),
+                    _ => {}
+                }
+                index
+            }
+        };
+        let sends: Vec<_> = (0..100).map(|index| Box::pin(maybe_done(send(index)))).collect();
+        let ends = begin_in_order(sends).await;
+        assert_eq!(ends, (0..100).collect::<Vec<_>>());
+        assert_eq!(ends, *begun.lock());
     }
 
     fn is_unknown(outcome: &Outcome<(), NotTaken>) -> bool {
