@@ -92,8 +92,12 @@ impl Metrics {
         self.with_label(queue, |label| self.submitted.with_label_values(&[label, source]).inc_by(tasks));
     }
 
-    pub fn late_by(&self, queue: &QueueName, seconds: f64) {
-        self.with_label(queue, |label| self.lateness.with_label_values(&[label]).observe(seconds));
+    /// Notes by how many seconds each of some messages left late.
+    pub fn late_by(&self, queue: &QueueName, seconds: impl IntoIterator<Item = f64>) {
+        self.with_label(queue, |label| {
+            let lateness = self.lateness.with_label_values(&[label]);
+            seconds.into_iter().for_each(|late| lateness.observe(late));
+        });
     }
 
     /// Begins the series of a queue at 0, because an increase shows only in a series that existed before.

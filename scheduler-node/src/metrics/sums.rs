@@ -69,14 +69,14 @@ mod tests {
         let metrics = Metrics::register(&Registry::new()).expect("a fresh registry takes them");
         assert_eq!(metrics.lateness(), Lateness::default());
         for _ in 0..98 {
-            metrics.late_by(&QueueName::new("a"), 0.000_9);
+            metrics.late_by(&QueueName::new("a"), [0.000_9]);
         }
         for _ in 0..2 {
-            metrics.late_by(&QueueName::new("b"), 0.04);
+            metrics.late_by(&QueueName::new("b"), [0.04]);
         }
         let lateness = metrics.lateness();
         assert_eq!((lateness.published, lateness.p50_s, lateness.p99_s), (100, Some(0.001), Some(0.05)));
-        metrics.late_by(&QueueName::new("b"), 1e9);
+        metrics.late_by(&QueueName::new("b"), [1e9]);
         assert_eq!(quantile(&[(1.0, 1), (2.0, 1)], 2, 1.0), Some(2.0), "beyond the last bucket");
     }
 

@@ -108,7 +108,7 @@ fn every_series_whose_labels_are_known_beforehand_is_there_from_the_start() {
 #[test]
 fn a_queue_seen_for_the_first_time_gets_all_its_series_at_once() {
     let (registry, metrics) = at_the_start();
-    metrics.late_by(&QueueName::new("orders"), 0.002);
+    metrics.late_by(&QueueName::new("orders"), [0.002]);
     for name in [
         "duetime_lateness_seconds",
         "duetime_publishes_total",
@@ -165,9 +165,7 @@ fn queues_beyond_the_bound_share_one_label_and_those_before_keep_theirs() {
 fn one_millisecond_and_a_hundred_can_be_read_off_the_lateness() {
     assert!(LATENESS_BUCKETS_S.is_sorted_by(|a, b| a < b));
     let (registry, metrics) = at_the_start();
-    for late_s in [0.001, 0.001_1, 0.1, 0.100_1] {
-        metrics.late_by(&QueueName::new("orders"), late_s);
-    }
+    metrics.late_by(&QueueName::new("orders"), [0.001, 0.001_1, 0.1, 0.100_1]);
     let family = family(&registry, "duetime_lateness_seconds");
     let orders = family.get_metric().iter().find(|metric| metric.get_label()[0].value() == "orders").unwrap();
     let within = |edge_s: f64| {
@@ -181,7 +179,7 @@ fn one_millisecond_and_a_hundred_can_be_read_off_the_lateness() {
 #[test]
 fn promtool_finds_nothing_to_say_about_them() {
     let (registry, metrics) = at_the_start();
-    metrics.late_by(&QueueName::new("orders"), 0.002);
+    metrics.late_by(&QueueName::new("orders"), [0.002]);
     let promtool = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(Stdio::piped())
@@ -222,7 +220,7 @@ fn a_deleted_queue_leaves_no_series_and_its_label_to_another() {
     (0..QUEUE_LABELS).for_each(|number| metrics.begin_queue(&queue(number)));
     metrics.begin_alerting_queue(&queue(0), 5);
     metrics.submitted(&queue(0), "http", 1);
-    metrics.late_by(&queue(0), 0.1);
+    metrics.late_by(&queue(0), [0.1]);
     metrics.end_queue(&queue(0));
     metrics.end_queue(&QueueName::new(OTHER));
     assert!(!text(&registry).contains("\"q0\""), "{}", text(&registry));

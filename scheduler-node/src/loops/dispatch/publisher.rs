@@ -263,11 +263,12 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let (returned, published) = self.take_returned(policy, places, published, are_repeats);
         let mut confirmed: BTreeMap<DatabaseIndex, Vec<Confirmed>> = BTreeMap::new();
         let mut open: Vec<(DatabaseIndex, TaskId)> = Vec::new();
+        let mut late = Vec::new();
         let messages = published.len();
         for one in published {
             let place = &places[&one.id];
             if let (Some(sent_at), false) = (one.sent_at, place.redelivered) {
-                self.metrics.late_by(queue, sent_at.saturating_duration_since(place.publish_at).as_secs_f64());
+                late.push(sent_at.saturating_duration_since(place.publish_at).as_secs_f64());
             }
             if let Outcome::Done(()) = one.outcome {
                 let (trace_id, span_id) = traces::ids(place.hop.map(|hop| hop.context));
@@ -279,6 +280,9 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 seeded!(UnclaimOnNack, self.unclaim(place.database, &one).await);
                 open.push((place.database, one.id));
             }
+        }
+        if !late.is_empty() {
+            self.metrics.late_by(queue, late);
         }
         let all = returned.len() + messages;
         if self.is_up() && self.is_left(queue, places, exchange) {
@@ -351,11 +355,16 @@ fn held_before_publish() -> Option<Duration> {
 
 /// Hands claimed tasks to the publisher. If the publisher is gone, the node stops in disorder, and the next owner
 /// publishes them.
-pub async fn hand_over(publisher: &mpsc::Sender<Dispatch>, dispatches: impl IntoIterator<Item = Dispatch>) {
-    for dispatch in dispatches {
-        if publisher.send(dispatch).await.is_err() {
-            return;
-        }
+pub async fn hand_over(
+    publisher: &mpsc::Sender<Dispatch>,
+    dispatches: impl IntoIterator<Item = Dispatch, IntoIter: ExactSizeIterator>,
+) {
+    let mut dispatches = dispatches.into_iter();
+    while dispatches.len() > 0 {
+        // Room for all of them, or for as many as there can be room for.
+        let most = dispatches.len().min(publisher.max_capacity());
+        let Ok(room) = publisher.reserve_many(most).await else { return };
+        room.zip(&mut dispatches).for_each(|(place, dispatch)| place.send(dispatch));
     }
 }
 

@@ -431,6 +431,21 @@ async fn a_database_that_does_not_end_an_unfit_task_keeps_no_other_from_its_publ
     assert_eq!(loops.test.state_of(id).await.as_deref(), Some("dead"), "its end had to wait for nothing else");
 }
 
+#[tokio::test]
+async fn more_messages_than_there_is_room_for_are_handed_over_in_their_order() {
+    let (claimed, mut dispatches) = mpsc::channel(3);
+    let messages: Vec<Dispatch> = (0..10).map(|_| dispatch("orders", Instant::now())).collect();
+    let ids: Vec<TaskId> = messages.iter().map(|one| one.delivery.id).collect();
+    let receive = async {
+        for id in ids {
+            assert_eq!(dispatches.recv().await.map(|one: Dispatch| one.delivery.id), Some(id));
+        }
+    };
+    tokio::join!(hand_over(&claimed, messages), receive);
+    drop(dispatches);
+    hand_over(&claimed, [dispatch("orders", Instant::now())]).await;
+}
+
 /// Publishes a burst, and a message a span later, to a broker that never answers. Returns how many messages left with
 /// that one, and how long after its due moment. `None`: the burst was too long ago for the rate to count it.
 async fn after_a_burst(loops: &Loops, queue: &Queue) -> Option<(usize, Duration)> {
