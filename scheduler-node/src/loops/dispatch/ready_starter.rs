@@ -12,6 +12,7 @@ mod failing;
 mod floor;
 mod gains;
 mod progress;
+mod reads;
 #[cfg(test)]
 mod tests;
 
@@ -37,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::progress::QueueProgress;
 
-use self::doubt::Doubt;
+use self::{doubt::Doubt, reads::Reads};
 use super::{
     claims::{ClaimHandler, TRY_AGAIN},
     dispatcher::Pace,
@@ -76,9 +77,6 @@ const LOOKED_AT_AHEAD: Duration = Duration::from_millis(50);
 /// reading it.
 const TURNED_EVERY: Duration = Duration::from_millis(5);
 
-/// The interval between two reads of the queues with waiting tasks, which find what an owner before left.
-const READ_EVERY: Duration = Duration::from_secs(5);
-
 /// The longest rest of a queue after a look that ran out of time.
 const LONGEST_REST: Duration = Duration::from_secs(30);
 
@@ -101,7 +99,7 @@ impl<S: Statements> ReadyStarter<S> {
         let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
         let mut children = JoinSet::new();
         let mut openings = self.lanes.openings();
-        let mut read_at = clock::instant();
+        let mut reads = Reads::new(clock::instant());
         let (mut claimable, mut owned, mut known) = (Arc::<[ShardId]>::default(), BTreeMap::new(), 0);
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
@@ -111,14 +109,11 @@ impl<S: Statements> ReadyStarter<S> {
             let now = clock::instant();
             if is_open {
                 self.forget_deleted(&mut known);
-                let has_moved = self.has_moved(&mut claimable);
-                if has_moved {
+                if self.has_moved(&mut claimable) {
                     self.follow_gains(&mut owned);
+                    reads.ask(now);
                 }
-                if has_moved || now >= read_at {
-                    read_at = now + READ_EVERY;
-                    self.read_waiting().await;
-                }
+                self.begin_read(&mut reads, now);
                 while let Some((queue, is_news)) = ready_queues.begin(now) {
                     let permit = Arc::clone(&looks).acquire_owned().await.expect("the semaphore is never closed");
                     let (this, work) = (self.clone(), at_work());
@@ -137,10 +132,12 @@ impl<S: Statements> ReadyStarter<S> {
                 () = stop.cancelled() => break,
                 answer = self.broker.changed() => if answer.is_err() { return },
                 Ok(()) = openings.changed() => ready_queues.room_in_all(clock::instant()),
+                Some(read) = reads.ended() => self.end_read(&mut reads, read),
                 () = sooner, if is_open => {}
                 () = tokio::time::sleep_until(next.min(now + LONGEST_SLEEP).into()) => {}
             }
         }
+        drop(reads);
         while children.join_next().await.is_some() {}
     }
 
@@ -156,16 +153,6 @@ impl<S: Statements> ReadyStarter<S> {
         let book = self.books.load();
         if std::mem::replace(known, book.revision()) != book.revision() {
             self.progress.lock().retain(|queue, progress| progress.doubt.is_some() || book.find(queue).is_some());
-        }
-    }
-
-    async fn read_waiting(&self) {
-        let _work = at_work();
-        match self.claims.database.sql.ready_queues().await {
-            Ok(queues) => self.claims.database.ready_queues.add(queues, clock::instant()),
-            Err(error) => {
-                tracing::debug!(database = %self.claims.database.name(), error = &error as &dyn std::error::Error, "could not read which queues wait for room")
-            }
         }
     }
 

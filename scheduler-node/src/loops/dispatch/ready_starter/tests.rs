@@ -1,3 +1,5 @@
+mod reads;
+
 use std::collections::BTreeSet;
 
 use common::{
