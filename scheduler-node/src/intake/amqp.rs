@@ -247,8 +247,17 @@ impl AmqpIntake {
         let _turn = asides.acquire().await;
         let work = at_work();
         let (mut unfit, mut again) = (Vec::new(), Vec::new());
-        for InDoubt { received, .. } in suspects {
+        for InDoubt { received, why, .. } in suspects {
             work.beat();
+            // With its connection it comes again by itself.
+            if received.ack.is_lost() {
+                continue;
+            }
+            // Once one has to come again, the database is away.
+            if stop.is_cancelled() || !again.is_empty() {
+                again.push((received, why));
+                continue;
+            }
             let unstored = self.store(vec![received]).await;
             unfit.extend(unstored.unfit);
             again.extend(unstored.again);

@@ -96,6 +96,9 @@ struct Passed {
     avoided: BTreeMap<DatabaseIndex, Instant>,
     /// Rows that the database neither moves nor marks as refused, or that are held, and those behind them.
     aside: BTreeMap<TaskId, Aside>,
+    /// Whether the next read leaves out the rows of the inbox's own database. They failed, and may have filled the
+    /// batch: the rows of other databases wait behind them.
+    skips_own: bool,
 }
 
 /// Rows that did not become tasks.
@@ -165,6 +168,7 @@ impl SqlIntake {
         passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
         passed.aside.retain(|_, aside| aside.until > Instant::now());
         let rows = self.read(passed).await?;
+        passed.skips_own = false;
         let (mut refused, mut unknown) = (Vec::new(), Vec::new());
         // By database, and whether the row goes there by way of the notes of arrivals.
         let mut parts: BTreeMap<(DatabaseIndex, bool), Vec<NewTask>> = BTreeMap::new();
@@ -194,6 +198,7 @@ impl SqlIntake {
                 Ok(()) => {}
                 // The next pass sends the rows to the new place.
                 Err(error) if error.is_moved() => self.databases.places().want(),
+                Err(error) if error.database == *self.source().name() => failed = failed.or(Some(error)),
                 Err(error) => {
                     self.logged(Err::<(), _>(error));
                     passed.avoided.insert(index, Instant::now());
@@ -201,6 +206,7 @@ impl SqlIntake {
             }
         }
         if let Some(error) = failed {
+            passed.skips_own = rows.len() == BATCH;
             return Err(error);
         }
         // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
@@ -225,7 +231,10 @@ impl SqlIntake {
         let reachable: Vec<ShardId> = self
             .databases
             .indexed()
-            .filter(|(index, database)| fitness.is_fit(database.name()) && !passed.avoided.contains_key(index))
+            .filter(|(index, database)| {
+                let is_left_out = passed.avoided.contains_key(index) || (passed.skips_own && *index == self.index);
+                fitness.is_fit(database.name()) && !is_left_out
+            })
             .flat_map(|(index, _)| map.in_database(index))
             .collect();
         let aside: Vec<TaskId> = passed.aside.keys().copied().collect();
@@ -319,7 +328,7 @@ impl SqlIntake {
         // A cancelled row that the database refuses to keep is deleted all the same: it is cancelled.
         let done: Vec<TaskId> = cancelled.iter().map(|task| task.id).filter(|id| !left.contains(id)).collect();
         self.source().inbox_delete(&done).await?;
-        let (_, failed) = passed.leave(tried.left, !tried.answers.is_empty(), |task| task.id);
+        let (_, failed) = passed.leave(tried.left, !tried.answers.is_empty(), refuse::keyed);
         failed.map_or(Ok(others), Err)
     }
 
@@ -341,7 +350,7 @@ impl SqlIntake {
         self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
         self.note(made.iter().map(|task| &task.queue));
         let refused: Vec<_> = tried.refused.iter().map(|refused| self.refused(refused)).collect();
-        let (waiting, failed) = passed.leave(tried.left, others_pass, |task| task.id);
+        let (waiting, failed) = passed.leave(tried.left, others_pass, refuse::keyed);
         if source.is_none() && failed.is_none() {
             passed.leave_held(tasks, |id| made_ids.contains(id) || refused.iter().any(|(of, _)| of == id));
         }
@@ -376,7 +385,7 @@ impl SqlIntake {
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         self.look_at_new(database, &collected).await;
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
-        let (suspects, failed) = passed.leave(tried.left, others_pass, |task| task.id);
+        let (suspects, failed) = passed.leave(tried.left, others_pass, refuse::keyed);
         if failed.is_none() {
             let outcomes: BTreeMap<TaskId, PutOutcome> =
                 collected.iter().map(|one| (one.id, one.put.outcome)).collect();

@@ -126,11 +126,13 @@ impl Database {
                 .bind(requests)
                 .bind(from.to_utc())
                 .fetch(&mut *connection);
-            let (mut read, mut bytes) = (Vec::new(), 0);
+            let (mut read, mut bytes, mut is_whole) = (Vec::new(), 0, false);
             // The others come with the next read. The pool throws away what is still on its way.
-            while bytes < READ_BYTES
-                && let Some(row) = rows.try_next().await?
-            {
+            while bytes < READ_BYTES {
+                let Some(row) = rows.try_next().await? else {
+                    is_whole = true;
+                    break;
+                };
                 let request: Option<String> = row.try_get("request")?;
                 bytes += request.as_ref().map_or(0, String::len);
                 read.push(InboxRow {
@@ -140,6 +142,10 @@ impl Database {
                     leaving: row.try_get("leaving")?,
                     is_last: row.try_get::<bool, _>("is_last")? || bytes >= READ_BYTES,
                 });
+            }
+            drop(rows);
+            if is_whole {
+                connection.give_back();
             }
             Ok(read)
         })

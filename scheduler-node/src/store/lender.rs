@@ -53,6 +53,12 @@ struct Lent {
     since: Instant,
 }
 
+impl Kept {
+    fn take_old(&mut self) -> Vec<Lent> {
+        self.connections.extract_if(.., |lent| lent.is_old()).collect()
+    }
+}
+
 impl Lent {
     fn is_old(&self) -> bool {
         self.since.elapsed() > LENT_ON_AT_MOST
@@ -106,8 +112,13 @@ impl Lender {
         self.pool.options().get_max_connections()
     }
 
+    /// The usage of the pool. Gives back what was kept for too long, as a pool without statements would not.
     pub(super) fn usage(&self) -> Connections {
-        let kept = self.kept.lock().connections.len();
+        let (back, kept) = {
+            let mut kept = self.kept.lock();
+            (kept.take_old(), kept.connections.len())
+        };
+        drop(back);
         Connections { open: self.pool.size(), idle: self.pool.num_idle() + kept, most: self.most() }
     }
 
@@ -128,7 +139,7 @@ impl Lender {
 
     fn keep(&self, lent: Lent) {
         let mut kept = self.kept.lock();
-        let mut back: Vec<Lent> = kept.connections.extract_if(.., |lent| lent.is_old()).collect();
+        let mut back = kept.take_old();
         if kept.waiting == 0 && !lent.is_old() && !self.pool.is_closed() {
             kept.connections.push(lent);
         } else {

@@ -173,6 +173,7 @@ where
     let mut done = Done::default();
     let mut parts: VecDeque<(&[I], u32)> = VecDeque::from([(items, 0)]);
     let (mut pause, mut logged, mut away_since) = (FIRST_PAUSE, false, None);
+    let mut unreadable_parts = 0;
     while let Some((part, failures)) = parts.pop_front() {
         if part.is_empty() {
             continue;
@@ -206,7 +207,9 @@ where
         }
         let others_pass = !done.answers.is_empty();
         let in_doubt = done.doubtful.iter().filter(|(_, error)| error.is_contention()).count();
-        let may_be_a_row = gives_back && (others_pass || done.doubtful.len() < DOUBTS_ALONE);
+        // The split goes level by level: of many parts that all fail, none is divided down to its rows.
+        unreadable_parts += usize::from(error.is_unreadable_file() && failures + 1 >= BUG_TRIES);
+        let may_be_a_row = gives_back && (others_pass || unreadable_parts <= 2 * DOUBTS_ALONE);
         let fault = if may_be_a_row && error.is_unreadable_file() { Fault::Bug } else { error.fault() };
         match next(fault, failures + 1, part.len(), others_pass, gives_back, in_doubt) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),

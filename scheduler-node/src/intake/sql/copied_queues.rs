@@ -83,10 +83,10 @@ impl SqlIntake {
                 failed = Some(error);
             }
         }
-        self.tell_refused(&refused, copied);
         if let Some(error) = failed {
             return Err(error);
         }
+        self.tell_refused(&refused, copied);
         let deleted = match copied.book {
             None => {
                 let all: Vec<QueueName> = book.iter().map(|queue| queue.name.clone()).collect();
@@ -125,8 +125,8 @@ impl SqlIntake {
     }
 }
 
-/// Whether the database refuses the statement. What looks like a bug counts too: it may be the fault of one queue, or
-/// of the schema for a while.
+/// Whether the database refuses the statement. What looks like a bug or cannot be read counts too: it may be the fault
+/// of one queue, or of the schema or the disk for a while.
 fn is_refusal(error: &Error) -> bool {
-    matches!(error.fault(), Fault::Data | Fault::Bug)
+    error.fault() == Fault::Data || error.puts_rows_in_doubt()
 }

@@ -101,27 +101,33 @@ impl Passed {
         others
     }
 
-    /// Leaves rows alone for a moment whose write puts them in doubt, and returns them. Any other failure is to end
-    /// the pass, and so is this one unless `others_pass`: the server may be at fault.
+    /// Leaves rows alone for a moment whose write puts them in doubt, and returns them. Later rows with their keys wait
+    /// behind them. Any other failure is to end the pass, and so is this one unless `others_pass`: the server may be at
+    /// fault.
     pub(super) fn leave<I>(
         &mut self,
         left: Vec<(&[I], Error)>,
         others_pass: bool,
-        id: impl Fn(&I) -> TaskId,
+        row: impl Fn(&I) -> (TaskId, Option<TaskKey>),
     ) -> (Vec<TaskId>, Option<Error>) {
         let (mut suspects, mut failed) = (Vec::new(), None);
         for (part, error) in left {
             let is_doubt = error.puts_rows_in_doubt();
             if is_doubt {
-                suspects.extend(part.iter().map(&id));
+                suspects.extend(part.iter().map(&row));
             }
             if !(is_doubt && others_pass) {
                 failed = Some(error);
             }
         }
-        self.leave_alone(suspects.iter().copied(), SUSPECT_AGAIN);
-        (suspects, failed)
+        let ids = suspects.iter().map(|(id, _)| *id).collect();
+        self.put_aside(suspects, Instant::now() + SUSPECT_AGAIN);
+        (ids, failed)
     }
+}
+
+pub(super) fn keyed(task: &NewTask) -> (TaskId, Option<TaskKey>) {
+    (task.id, key_of(task))
 }
 
 fn key_of(task: &NewTask) -> Option<TaskKey> {
@@ -204,7 +210,7 @@ impl SqlIntake {
             database.set_aside.keep(&database.sql, Kind::Inbox, Kept::task(*id), &why(&error)).await;
             passed.leave_alone([*id], LEFT_ALONE);
         }
-        let (_, failed) = passed.leave(tried.left, others_pass, |(id, _)| *id);
+        let (_, failed) = passed.leave(tried.left, others_pass, |(id, _)| (*id, None));
         failed.map_or(Ok(()), Err)
     }
 }

@@ -229,6 +229,8 @@ impl<S: Statements> ReadyStarter<S> {
     fn most(&self, queue: &Queue, progress: &mut QueueProgress, now: Instant) -> Result<usize, Instant> {
         let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
         if queue.paused {
+            // It is not tried, and must not keep others from being named.
+            progress.failing = Default::default();
             return Err(now + PAUSED_EVERY);
         }
         if room == 0 {

@@ -92,7 +92,7 @@ where
             let is_refused = refused && part.len() == 1;
             // The log has a line about a refused task where it is set aside.
             if !is_refused {
-                note_unstored(node_database, part.len(), &error);
+                note_unstored(node_database, part.len(), &error, others_pass);
             }
             known.push((part, Known::Failed(unstored(&error, part.len() == 1, unknown))));
             continue;
@@ -116,10 +116,11 @@ fn beside_others<T>(mut known: Vec<(&[NewTask], Known<T>)>) -> Vec<(&[NewTask], 
 }
 
 /// Notes that submitted tasks could not be stored.
-fn note_unstored(database: &NodeDatabase, tasks: usize, error: &Error) {
+fn note_unstored(database: &NodeDatabase, tasks: usize, error: &Error, others_pass: bool) {
     // A connection that breaks, or that none is free, says nothing about the next write. No answer in time does.
     let says_it_takes_none = error.sqlstate().is_some() || error.source.is_none() || error.not_replicated().is_some();
-    if error.fault() == Fault::Outage && says_it_takes_none {
+    let is_of_one_row = others_pass && error.is_unreadable_file();
+    if error.fault() == Fault::Outage && says_it_takes_none && !is_of_one_row {
         database.leave_messages();
     }
     // The prober has said it once for all tasks.

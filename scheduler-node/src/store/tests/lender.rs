@@ -58,7 +58,9 @@ async fn a_connection_whose_answer_was_not_read_to_its_end_is_not_lent_on() {
     assert!(rows.try_next().await.unwrap().is_some());
     drop(rows);
     drop(connection);
+    assert_eq!(lender.usage().idle, 0, "the pool looks at it first");
     assert_ne!(session(&lender).await, 0, "the pool has thrown away the rest of the answer");
     assert!(sqlx::query("SELECT 1 / 0").fetch_one(&lender).await.is_err());
+    assert_eq!(lender.usage().idle, 0, "nor is one whose statement failed");
     assert_ne!(session(&lender).await, 0, "the connection survives a refusal");
 }

@@ -27,18 +27,18 @@ fn bug() -> Error {
     Error::unreadable(DatabaseName::new("main"), StoreOp::TaskFinish)
 }
 
-/// The server's answer to a statement that waited too long for a lock.
+/// A server's answer, with its SQLSTATE.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct LockTimeout(&'static str);
+#[error("{1}")]
+struct Answer(&'static str, &'static str);
 
-impl DatabaseError for LockTimeout {
+impl DatabaseError for Answer {
     fn message(&self) -> &str {
-        self.0
+        self.1
     }
 
     fn code(&self) -> Option<Cow<'_, str>> {
-        Some("55P03".into())
+        Some(self.0.into())
     }
 
     fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
@@ -59,7 +59,15 @@ impl DatabaseError for LockTimeout {
 }
 
 fn contention() -> Error {
-    let source = sqlx::Error::Database(Box::new(LockTimeout("canceling statement due to lock timeout")));
+    answered("55P03", "canceling statement due to lock timeout")
+}
+
+fn unreadable_block() -> Error {
+    answered("58030", "could not read block 7")
+}
+
+fn answered(code: &'static str, message: &'static str) -> Error {
+    let source = sqlx::Error::Database(Box::new(Answer(code, message)));
     Error {
         database: DatabaseName::new("main"),
         op: StoreOp::TaskFinish,
@@ -154,6 +162,23 @@ async fn a_row_that_meets_contention_without_end_goes_back_and_the_others_are_wr
     assert_eq!(done.answers.iter().sum::<usize>(), 99);
     assert_eq!(done.doubtful.iter().map(|(part, _)| *part).collect::<Vec<_>>(), [[17]]);
     assert!(done.refused.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_cannot_be_read_costs_few_statements_and_refuses_no_row() {
+    let items: Vec<u32> = (0..1_000).collect();
+    let none = |_: &[u32]| std::future::ready(Vec::new());
+    let statements = RefCell::new(0);
+    let write = |_: &[u32]| {
+        *statements.borrow_mut() += 1;
+        std::future::ready(Err(unreadable_block()))
+    };
+    let patience = Some(Duration::from_secs(60));
+    let done: Done<'_, u32, ()> = until_done_or_held("numbers", &items, patience, none, write).await;
+    assert!(done.refused.is_empty());
+    let doubtful: usize = done.doubtful.iter().map(|(part, _)| part.len()).sum();
+    assert_eq!(done.away.len() + doubtful, items.len());
+    assert!(statements.into_inner() <= 200, "some sixty tries, and few splits");
 }
 
 #[tokio::test(start_paused = true)]
