@@ -69,6 +69,23 @@ fn a_refusal_stands_on_a_fresh_count_and_counting_stays_cheap() {
 }
 
 #[test]
+fn a_count_that_takes_long_refuses_for_good_only_what_it_found_full() {
+    let (mut tally, now) = (UsageCounter::default(), start());
+    counted(&mut tally, tasks(9), now, ms(5_000));
+    assert_eq!(tally.admit(TEN, ONE, now, false), LimitDecision::Fits);
+    tally.answered(ONE);
+    assert!(matches!(tally.admit(TEN, ONE, now + ms(1_000), false), LimitDecision::Exceeds(_)));
+    assert_eq!(tally.admit(TEN, ONE, now + ms(1_001), false), LimitDecision::Unknown, "others may have ended");
+    assert_eq!(tally.admit(TEN, ONE, now + ms(20_001), false), LimitDecision::CountFirst, "four times its cost");
+    assert_eq!(tally.admit(TEN, ONE, now + ms(20_001), true), LimitDecision::Unknown);
+
+    counted(&mut tally, tasks(10), now, ms(5_000));
+    assert!(matches!(tally.admit(TEN, ONE, now + ms(20_000), false), LimitDecision::Exceeds(_)), "it was full");
+    assert_eq!(tally.admit(TEN, ONE, now + ms(20_001), false), LimitDecision::CountFirst);
+    assert_eq!(tally.admit(TEN, ONE, now + ms(20_001), true), LimitDecision::Unknown);
+}
+
+#[test]
 fn an_admission_stands_on_a_count_that_is_not_outdated() {
     let (mut tally, now) = (UsageCounter::default(), start());
     counted(&mut tally, tasks(0), now, ms(1));

@@ -1,7 +1,7 @@
 //! A node's tally of the tasks that count towards a limit: the last count, plus what the node has admitted since.
 //!
 //! A limit is soft by what other nodes accept between two counts. A submission is therefore admitted only by a count
-//! younger than [`OUTDATED`], and refused only by a count that is fresh.
+//! younger than [`OUTDATED`], and refused for good only by a count that is fresh, or has found the limit reached.
 
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,10 @@ use super::{Excess, PendingLimits, Usage};
 /// database 5 % of one connection, however many tasks there are.
 const FRESH: Duration = Duration::from_millis(100);
 const COST_SHARE: u32 = 20;
+
+/// Where a count takes long, a refusal needs one no older than a second, or four times what it took: room that finished
+/// tasks made is to be seen soon. Until then counting costs 20 % of one connection.
+const REFUSAL_COST_SHARE: u32 = 4;
 
 /// Where no newer count comes, one of this age refuses nothing any more, because its tasks may have ended. A busy node
 /// takes less from the end of a count to the refusal.
@@ -35,7 +39,7 @@ pub enum LimitDecision {
     /// The caller must count first, then admit again.
     CountFirst,
     Exceeds(Excess),
-    /// By the last count there is no room, but that is too old to refuse by, and the tasks cannot be counted.
+    /// By the last count there is no room, but that is too old to refuse by, and there is no newer one yet.
     Unknown,
 }
 
@@ -87,18 +91,22 @@ impl UsageCounter {
         };
         let age = now.saturating_duration_since(count.at);
         let pause = count.cost.saturating_mul(COST_SHARE);
+        let refusal_pause = pause.min(REFUSES_FOR.max(count.cost.saturating_mul(REFUSAL_COST_SHARE)));
         let excess = most.exceeded(self.used(), more);
         // No count makes room for a task that exceeds the limit alone.
         let may_fit = most.exceeded(Usage::default(), more).is_none();
+        // Of what was accepted since the count, nothing says how much has ended.
+        let was_full = most.exceeded(count.usage, more).is_some();
+        let refuses_for = if was_full { REFUSES_FOR.max(refusal_pause) } else { REFUSES_FOR };
         let is_blind = most.bytes.is_some() && !count.extent.bytes;
         let count_first = match excess {
-            Some(_) => age > FRESH.max(pause),
+            Some(_) => age > FRESH.max(refusal_pause),
             // A count that stopped at a lower limit does not cover this limit.
             None => !count.extent.whole || is_blind || age > OUTDATED.max(pause),
         };
         match excess {
             _ if count_first && !last => LimitDecision::CountFirst,
-            Some(_) if may_fit && age > REFUSES_FOR.max(pause) => LimitDecision::Unknown,
+            Some(_) if may_fit && age > refuses_for => LimitDecision::Unknown,
             Some(excess) => LimitDecision::Exceeds(excess),
             None if age > RENEWED.max(pause) => LimitDecision::FitsButCount,
             None => LimitDecision::Fits,

@@ -349,8 +349,8 @@ fn uncounted(whose: LimitHolder) -> Problem {
         LimitHolder::Token => "in the queues of this token",
     };
     let detail = format!(
-        "the unfinished tasks {of} cannot be counted, and by the last count they reach the limit; the task was not \
-         accepted, send it again"
+        "the unfinished tasks {of} cannot be counted yet, and by the last count they may reach the limit; the task was \
+         not accepted, send it again"
     );
     Problem::unavailable(detail).retry_after(COUNT_AGAIN_AFTER_S)
 }
