@@ -9,8 +9,10 @@ use std::{
 
 use common::{
     access::Scope,
+    delay::LowWater,
     ids::QueueName,
     limit::{Bucket, CountCoverage, LimitDecision, PendingLimits, Usage, UsageCounter},
+    time::UnixMicros,
 };
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
@@ -51,6 +53,28 @@ struct State {
     tally: UsageCounter,
     submits: Bucket,
     last_used: Instant,
+    /// Where counts begin. `None` until one has found the oldest task: a count that began later might miss most tasks.
+    low_water: Option<LowWater>,
+}
+
+impl State {
+    /// Records what a count has found that began at `began`, and in the queues at `from`. `time` is that of the
+    /// databases.
+    fn note(&mut self, found: &Result<Found, Error>, from: Option<UnixMicros>, time: UnixMicros, began: Instant) {
+        if let Ok(found) = found
+            && !found.knows_oldest
+        {
+            return;
+        }
+        let now = Instant::now();
+        let took = now.saturating_duration_since(began);
+        match (found, from, &mut self.low_water) {
+            (Ok(found), None, low_water) => low_water.get_or_insert_default().note(found.oldest, time, took, now),
+            (Ok(found), Some(_), Some(low_water)) => low_water.note_from_mark(found.oldest, time),
+            (Err(error), None, Some(low_water)) if error.is_out_of_time() => low_water.ran_out_of_time(time, took, now),
+            _ => {}
+        }
+    }
 }
 
 impl Default for Meters {
@@ -77,7 +101,8 @@ impl Meters {
 
 impl Meter {
     fn new(subject: MeteredSubject, now: Instant) -> Self {
-        let state = State { tally: UsageCounter::default(), submits: Bucket::default(), last_used: now };
+        let state =
+            State { tally: UsageCounter::default(), submits: Bucket::default(), last_used: now, low_water: None };
         Self { subject, state: Mutex::new(state), ended: watch::Sender::new(()) }
     }
 
@@ -123,10 +148,18 @@ struct RunningCount {
 impl RunningCount {
     async fn run(mut self, desk: &Desk, most: PendingLimits) {
         let Ok(_permit) = Arc::clone(&desk.meters().counts).acquire_owned().await else { return };
-        // The wait for the permit is no cost of counting.
-        self.meter.state.lock().tally.count_begins(Instant::now());
-        match counted(desk, &self.meter.subject, most).await {
-            Ok(counted) => self.counted = Some(counted),
+        let began = Instant::now();
+        let from = {
+            let mut state = self.meter.state.lock();
+            // The wait for the permit is no cost of counting.
+            state.tally.count_begins(began);
+            state.low_water.and_then(|low_water| low_water.from(began))
+        };
+        let found = counted(desk, &self.meter.subject, most, from.unwrap_or(UnixMicros::FIRST)).await;
+        let time = desk.now();
+        self.meter.state.lock().note(&found, from, time, began);
+        match found {
+            Ok(Found { usage, extent, .. }) => self.counted = Some((usage, extent)),
             Err(error) => tracing::debug!(
                 subject = ?self.meter.subject, error = &error as &dyn std::error::Error, "the tasks of a limit cannot be counted"
             ),
@@ -146,8 +179,18 @@ impl Drop for RunningCount {
     }
 }
 
-/// Counts in every database. Each count stops when it alone exceeds `most`.
-async fn counted(desk: &Desk, subject: &MeteredSubject, most: PendingLimits) -> Result<(Usage, CountCoverage), Error> {
+/// What a count has found.
+struct Found {
+    usage: Usage,
+    extent: CountCoverage,
+    /// The earliest due time. `None`: there is no task.
+    oldest: Option<UnixMicros>,
+    /// A count that stopped early may not have come to the queue with the oldest task.
+    knows_oldest: bool,
+}
+
+/// Counts the tasks that are due from `from` on in every database. Each count stops when it alone exceeds `most`.
+async fn counted(desk: &Desk, subject: &MeteredSubject, most: PendingLimits, from: UnixMicros) -> Result<Found, Error> {
     let queues: Vec<QueueName> = match subject {
         MeteredSubject::Queue(queue) => vec![queue.clone()],
         MeteredSubject::Scope(scope) => {
@@ -155,19 +198,27 @@ async fn counted(desk: &Desk, subject: &MeteredSubject, most: PendingLimits) -> 
             book.iter().map(|queue| &queue.name).filter(|name| scope.has(name)).cloned().collect()
         }
     };
-    let parts = desk.parts().store.databases().iter().map(|database| counted_in(database, &queues, most));
-    let counted = futures::future::try_join_all(parts).await?;
-    let usage = counted.iter().fold(Usage::default(), |sum, (usage, _)| sum.plus(*usage));
-    let whole = counted.iter().all(|(_, whole)| *whole);
-    Ok((usage, CountCoverage { whole, bytes: most.bytes.is_some() }))
+    let parts = desk.parts().store.databases().iter().map(|database| counted_in(database, &queues, most, from));
+    let walks = futures::future::try_join_all(parts).await?;
+    let usage = walks.iter().fold(Usage::default(), |sum, walk| sum.plus(walk.usage));
+    let whole = walks.iter().all(UsageWalk::is_over);
+    // The tasks of one queue are counted in the order of their due times.
+    let knows_oldest = whole || queues.len() == 1;
+    let oldest = walks.iter().filter_map(|walk| walk.oldest).min();
+    Ok(Found { usage, extent: CountCoverage { whole, bytes: most.bytes.is_some() }, oldest, knows_oldest })
 }
 
-async fn counted_in(database: &Database, queues: &[QueueName], most: PendingLimits) -> Result<(Usage, bool), Error> {
-    let mut walk = UsageWalk::new(queues, most.bytes.is_some());
+async fn counted_in<'a>(
+    database: &Database,
+    queues: &'a [QueueName],
+    most: PendingLimits,
+    from: UnixMicros,
+) -> Result<UsageWalk<'a>, Error> {
+    let mut walk = UsageWalk::begin_at(from, queues, most.bytes.is_some());
     while !walk.is_over() && most.exceeded(walk.usage, Usage::default()).is_none() {
         database.queue_usage(&mut walk).await?;
     }
-    Ok((walk.usage, walk.is_over()))
+    Ok(walk)
 }
 
 /// Tasks that were admitted and are not answered yet. Once dropped, they count as stored until the next count.

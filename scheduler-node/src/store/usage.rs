@@ -23,22 +23,32 @@ const SLICE_QUEUES: usize = 1_000;
 #[derive(Debug)]
 pub struct UsageWalk<'a> {
     queues: &'a [QueueName],
+    /// The due time at which the walk begins in each queue.
+    from: UnixMicros,
     /// The place that the walk has reached in the first of `queues`.
     after: (UnixMicros, TaskId),
     /// Whether the walk counts bytes too, which costs more.
     bytes: bool,
     /// The usage counted so far.
     pub usage: Usage,
+    /// The earliest due time so far. `None`: the walk has found no task.
+    pub oldest: Option<UnixMicros>,
 }
 
-/// The place before every task.
-fn begin() -> (UnixMicros, TaskId) {
-    (UnixMicros::FIRST, TaskId::from_uuid(uuid::Uuid::nil()))
+/// The place before every task that is due at this moment or later.
+const fn before(due_at: UnixMicros) -> (UnixMicros, TaskId) {
+    (due_at, TaskId::from_uuid(uuid::Uuid::nil()))
 }
 
 impl<'a> UsageWalk<'a> {
+    /// A walk over all tasks.
     pub fn new(queues: &'a [QueueName], bytes: bool) -> Self {
-        Self { queues, after: begin(), bytes, usage: Usage::default() }
+        Self::begin_at(UnixMicros::FIRST, queues, bytes)
+    }
+
+    /// A walk over the tasks that are due from then on.
+    pub fn begin_at(from: UnixMicros, queues: &'a [QueueName], bytes: bool) -> Self {
+        Self { queues, from, after: before(from), bytes, usage: Usage::default(), oldest: None }
     }
 
     pub const fn is_over(&self) -> bool {
@@ -62,8 +72,8 @@ impl Database {
         } else {
             include_str!("queries/queue_usage.sql")
         };
-        let elsewhere = self.elsewhere();
-        let (usage, stopped) = self
+        let (elsewhere, from) = (self.elsewhere(), walk.from);
+        let (usage, stopped, oldest) = self
             .run(StoreOp::QueueUsage, |pool| async move {
                 let row = sqlx::query(statement)
                     .bind(names)
@@ -71,6 +81,7 @@ impl Database {
                     .bind(id.uuid())
                     .bind(rows)
                     .bind(elsewhere)
+                    .bind(from.to_utc())
                     .fetch_one(&pool)
                     .await?;
                 let usage = Usage { tasks: row.try_get("tasks")?, bytes: row.try_get("bytes")? };
@@ -78,10 +89,11 @@ impl Database {
                     Some(nth) => Some((nth, super::moment(&row, "due_at")?, super::task_id(&row, "id")?)),
                     None => None,
                 };
-                Ok((usage, stopped))
+                Ok((usage, stopped, super::optional_moment(&row, "oldest")?))
             })
             .await?;
         walk.usage = walk.usage.plus(usage);
+        walk.oldest = walk.oldest.into_iter().chain(oldest).min();
         match stopped {
             Some((nth, due_at, id)) => {
                 let passed = usize::try_from(nth - 1).unwrap_or(0).min(some.len());
@@ -90,7 +102,7 @@ impl Database {
             }
             None => {
                 walk.queues = &walk.queues[some.len()..];
-                walk.after = begin();
+                walk.after = before(walk.from);
             }
         }
         Ok(())

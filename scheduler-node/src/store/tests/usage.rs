@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use common::{ids::QueueName, limit::Usage, task::Content};
+use common::{ids::QueueName, limit::Usage, task::Content, time::UnixMicros};
 use sqlx::{AssertSqlSafe, Executor, Row};
 
-use super::{changed, explain::plan, fixture, new_task};
+use super::{
+    changed,
+    explain::{pages, plan},
+    fixture, new_task,
+};
 use crate::store::{Database, submit::Sending, usage::UsageWalk};
 
 fn queues<const N: usize>(names: [&str; N]) -> Vec<QueueName> {
@@ -64,6 +68,8 @@ async fn a_task_is_as_large_in_the_database_as_a_node_expects() {
     assert_eq!(walked(&test.database, &queues(["q1"]), 10).await.0, Usage { tasks: 1, bytes: 3 });
 }
 
+const TYPES: &str = "text[], timestamptz, uuid, bigint, int[], timestamptz";
+
 /// Vacuums the tasks until the index alone answers for each page. While autovacuum analyses the database, its snapshot
 /// keeps pages from that.
 async fn until_all_visible(test: &fixture::TestDatabase) {
@@ -89,18 +95,18 @@ async fn a_slice_reads_no_more_than_its_rows_and_sorts_nothing() {
     test.pool.execute(fill).await.unwrap();
     until_all_visible(&test).await;
     let mut connection = fixture::planned(&test.pool).await;
-    let types = "text[], timestamptz, uuid, bigint, int[]";
-    let values = "ARRAY['q0', 'q1', 'q2'], '-infinity', '00000000-0000-0000-0000-000000000000', 20000, '{}'";
+    let values =
+        "ARRAY['q0', 'q1', 'q2'], '-infinity', '00000000-0000-0000-0000-000000000000', 20000, '{}', '-infinity'";
     for (sql, scan, most) in [
         (include_str!("../queries/queue_usage.sql"), "Index Only Scan using task_queue_due", 600),
         (include_str!("../queries/queue_usage_bytes.sql"), "Index Scan using task_queue_due", 25_000),
     ] {
-        let text = plan(&mut connection, sql, types, values).await;
+        let text = plan(&mut connection, sql, TYPES, values).await;
         assert!(text.contains(scan), "{text}");
         assert!(!text.contains("Sort") && !text.contains("Seq Scan"), "{text}");
 
         // However many tasks there are, a slice examines no more than its rows.
-        connection.execute(AssertSqlSafe(format!("PREPARE slice ({types}) AS {sql}"))).await.unwrap();
+        connection.execute(AssertSqlSafe(format!("PREPARE slice ({TYPES}) AS {sql}"))).await.unwrap();
         let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE slice ({values})");
         let row = connection.fetch_one(AssertSqlSafe(explain)).await.unwrap();
         connection.execute("DEALLOCATE slice").await.unwrap();
@@ -109,4 +115,42 @@ async fn a_slice_reads_no_more_than_its_rows_and_sorts_nothing() {
         let read = blocks("Shared Hit Blocks") + blocks("Shared Read Blocks");
         assert!(read < most, "{read} blocks for 20,000 rows: {plan}");
     }
+}
+
+/// The entries of tasks that have ended stay in the index, and no vacuum removes them.
+#[tokio::test]
+async fn a_walk_that_begins_at_the_oldest_task_passes_none_that_have_ended_while_an_old_transaction_is_open() {
+    let test = fixture::database().await;
+    let mut old = test.pool.acquire().await.unwrap();
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM duetime.meta").await.unwrap();
+    for sql in [
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+         SELECT gen_random_uuid(), 0, 'q' || g % 2, 'scheduled', due, due, '', 'x'
+           FROM generate_series(1, 100000) AS g, LATERAL (SELECT date_trunc('day', now()) - (100000 - g) * interval '1 s' AS due) AS moment",
+        "DELETE FROM duetime.task WHERE due_at < date_trunc('day', now()) - interval '1 s'",
+    ] {
+        test.pool.execute(sql).await.unwrap();
+    }
+    let names = queues(["q0", "q1"]);
+    let mut whole = UsageWalk::new(&names, false);
+    while !whole.is_over() {
+        test.database.queue_usage(&mut whole).await.unwrap();
+    }
+    let oldest = whole.oldest.expect("two are left");
+    let mut later = UsageWalk::begin_at(oldest, &names, false);
+    test.database.queue_usage(&mut later).await.unwrap();
+    assert_eq!((later.usage, later.oldest, later.is_over()), (whole.usage, Some(oldest), true));
+    assert_eq!(later.usage.tasks, 2);
+
+    let mut connection = test.pool.acquire().await.unwrap();
+    for sql in [include_str!("../queries/queue_usage.sql"), include_str!("../queries/queue_usage_bytes.sql")] {
+        let mut read = Vec::new();
+        for from in [UnixMicros::new(0), oldest] {
+            let nobody = uuid::Uuid::nil();
+            let values = format!("ARRAY['q0', 'q1'], '{from}', '{nobody}', 4000, '{{}}', '{from}'");
+            read.push(pages(&mut connection, sql, TYPES, &values).await);
+        }
+        assert!(read[0] > 1_000 && read[1] < 50, "{read:?} pages");
+    }
+    old.execute("COMMIT").await.unwrap();
 }
