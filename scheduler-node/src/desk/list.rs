@@ -14,6 +14,7 @@ use common::{
 
 use super::Desk;
 use crate::store::{
+    Error,
     list::{Among, Page},
     rows::TaskRecord,
 };
@@ -107,7 +108,7 @@ impl Desk {
         let queues = Queues::of(filter, &book);
         let among = Among { names: &queues.names, others: queues.block.is_none() };
         let parts = self.parts().store.databases().iter().map(|database| database.task_list(filter, &among));
-        let pages = futures::future::try_join_all(parts).await?;
+        let pages = futures::future::try_join_all(parts).await.map_err(|error| unread(error, filter))?;
         let page = Page::merge(pages, usize::try_from(filter.limit()).unwrap_or(usize::MAX));
         let next = match page.next {
             Some(next) => Some(Cursor { block: queues.block.clone(), ..next }),
@@ -115,6 +116,22 @@ impl Desk {
         };
         Ok(Page { next, ..page })
     }
+}
+
+/// The problem for a list that cannot be read. One from the oldest task on passes all that have ended, for as long as
+/// an old transaction keeps their index entries.
+fn unread(error: Error, filter: &ListFilter) -> Problem {
+    let may_begin_later = error.is_out_of_time() && filter.due_after.is_none() && filter.cursor.is_none();
+    let problem = Problem::from(error);
+    if !may_begin_later {
+        return problem;
+    }
+    let detail = format!(
+        "{}, or give `due_after`: while an old transaction is open, a list from the oldest task on passes all that \
+         have ended",
+        problem.detail
+    );
+    Problem { detail, ..problem }
 }
 
 #[cfg(test)]
