@@ -142,10 +142,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub fn total(&self) -> i64 {
-        self.waiting + self.scheduled + self.ready + self.in_flight()
-    }
-
     /// The number of tasks that are handed over, or about to be, and not finished.
     pub fn in_flight(&self) -> i64 {
         self.dispatching + self.delivered + self.running

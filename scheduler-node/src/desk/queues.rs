@@ -162,7 +162,7 @@ impl Desk {
         placement: Placement,
     ) -> Result<(), Problem> {
         let now = before.map_or_else(Placement::default, |before| before.placement);
-        if now == placement || self.live(name).await?.total() == 0 {
+        if now == placement || self.live(name).await?.0 == 0 {
             return Ok(());
         }
         let detail = format!(
@@ -276,12 +276,12 @@ impl Desk {
                           and cancel these first";
             return Err(Problem::conflict(detail));
         }
-        let live = self.live(name).await?;
-        if live.total() == 0 {
+        let (tasks, may_have_more) = self.live(name).await?;
+        if tasks == 0 {
             return Ok(());
         }
-        let more = if live.at_least { " or more" } else { "" };
-        let detail = format!("the queue has {}{more} unfinished tasks; cancel them first", live.total());
+        let more = if may_have_more { " or more" } else { "" };
+        let detail = format!("the queue has {tasks}{more} unfinished tasks; cancel them first");
         Err(Problem::conflict(detail))
     }
 
@@ -363,12 +363,12 @@ impl Desk {
         catch_up(self.parts().store.home(), &self.parts().books).await
     }
 
-    /// Counts the unfinished tasks of a queue over all databases. Fails when a database cannot be reached.
-    async fn live(&self, name: &QueueName) -> Result<Counts, Problem> {
-        let names = std::slice::from_ref(name);
-        let parts = self.parts().store.databases().iter().map(|database| database.queue_counts(names));
-        let counts = futures::future::try_join_all(parts).await?;
-        Ok(counts.into_iter().filter_map(|mut counts| counts.remove(name)).fold(Counts::default(), sum))
+    /// Counts the first unfinished tasks of a queue in each database. Returns their number, which is 0 only if there
+    /// are none, and whether there may be more. Fails when a database cannot be reached.
+    async fn live(&self, name: &QueueName) -> Result<(i64, bool), Problem> {
+        let parts = self.parts().store.databases().iter().map(|database| database.queue_first(name));
+        let parts = futures::future::try_join_all(parts).await?;
+        Ok(parts.into_iter().fold((0, false), |(sum, more), (tasks, has_more)| (sum + tasks, more || has_more)))
     }
 
     /// The views of queues with their counts over all databases. An unreachable database turns a count into a

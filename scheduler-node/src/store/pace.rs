@@ -1,8 +1,9 @@
 //! How many rows a look examines, by the time that looks like it take.
 //!
 //! A filter by `error` and the groups of dead tasks decompress the history of each row, which may have 2 MB. So the
-//! rows that one table shows within 20 ms take another longer than a statement may. A look that runs out of its time
-//! comes again with a tenth of its rows, and the next one begins with as few.
+//! rows that one table shows within 20 ms take another longer than a statement may. So do the rows of a count where the
+//! table is larger than memory. A look that runs out of its time comes again with a tenth of its rows, and the next one
+//! begins with as few.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -30,6 +31,8 @@ pub(super) struct Paces {
     pub(super) lists: [Pace; 2],
     pub(super) walks: [Pace; 2],
     pub(super) dead_groups: Pace,
+    /// Of the counts of queues.
+    pub(super) counts: Pace,
 }
 
 /// The part of its rows that one kind of look examines at present: how many times they are divided by ten.

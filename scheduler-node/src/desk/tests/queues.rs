@@ -6,6 +6,7 @@ use common::{
     queue::QueuePolicy,
     wire::{NamePage, QueueRequest, ScheduleRequest, queue::Counts},
 };
+use sqlx::AssertSqlSafe;
 
 use super::{fresh, request, with_one_of_two_gone, with_two_databases};
 use crate::{
@@ -93,6 +94,30 @@ async fn a_queue_with_tasks_left_in_any_database_is_not_deleted() {
     counter.desk.queue_delete(name("orders")).await.expect("none is left");
     assert!(counter.books.load().find(&name("orders")).is_none());
     assert_eq!(counter.desk.queue_get(name("orders")).await.expect_err("gone").status, 404);
+}
+
+/// Shard 100 is in the other database, so its rows are what a move has left.
+#[tokio::test]
+async fn a_deletion_counts_few_of_many_tasks_and_none_that_a_move_has_left() {
+    let (counter, tests) = with_two_databases().await;
+    counter.desk.queue_put(name("orders"), queue("{}")).await.expect("set");
+    let fill = async |shard: u16, tasks: u16| {
+        let insert = format!(
+            "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+             SELECT overlay(gen_random_uuid()::text PLACING '{shard:04x}' FROM 33)::uuid, {shard}, 'orders', 'scheduled',
+                    now(), now(), '', 'x'
+               FROM generate_series(1, {tasks})"
+        );
+        sqlx::raw_sql(AssertSqlSafe(insert)).execute(&tests[0].pool).await.unwrap();
+    };
+    let refusal = async || counter.desk.queue_delete(name("orders")).await.expect_err("some are left").detail;
+    counter.store.places().refresh().await.expect("both answer");
+    fill(100, 1_000).await;
+    fill(7, 2).await;
+    assert!(refusal().await.contains("has 2 unfinished"), "{}", refusal().await);
+    fill(7, 500).await;
+    sqlx::raw_sql("DELETE FROM duetime.task WHERE shard = 100").execute(&tests[0].pool).await.unwrap();
+    assert!(refusal().await.contains("has 300 or more unfinished"), "{}", refusal().await);
 }
 
 #[tokio::test]

@@ -173,6 +173,25 @@ async fn counting_stops_at_its_bound_and_says_so() {
     assert_eq!(counts[&name("long")], Counts { scheduled: 100_000, at_least: true, ..Counts::default() });
 }
 
+/// Makes each task that is counted take 20 ms, as on a slow disk.
+const SLOW_TASKS: &str = "
+INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+SELECT gen_random_uuid(), 0, 'long', 'scheduled', now(), now(), '', 'text/plain' FROM generate_series(1, 1000);
+ALTER TABLE duetime.task RENAME TO quick_task;
+CREATE FUNCTION duetime.slowly(state duetime.task_state) RETURNS duetime.task_state LANGUAGE plpgsql STABLE AS
+    $$BEGIN PERFORM pg_sleep(0.02); RETURN state; END$$;
+CREATE VIEW duetime.task AS SELECT id, shard, queue, due_at, duetime.slowly(state) AS state FROM duetime.quick_task";
+
+#[tokio::test]
+async fn a_count_that_runs_out_of_time_counts_fewer() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(SLOW_TASKS).execute(&test.pool).await.unwrap();
+    // Of each of so many queues 300 tasks are counted.
+    let names: Vec<QueueName> = (1..1_000).map(|n| name(&format!("q{n}"))).chain([name("long")]).collect();
+    let counts = test.database.queue_counts(&names).await.unwrap();
+    assert_eq!(counts[&name("long")], Counts { scheduled: 30, at_least: true, ..Counts::default() });
+}
+
 #[tokio::test]
 async fn what_changed_after_a_revision_is_read_and_nothing_else() {
     let test = fixture::database().await;
