@@ -7,17 +7,19 @@ use std::time::{Duration, Instant};
 
 use super::{Excess, PendingLimits, Usage};
 
-/// A refusal needs a count no older than this, or no older than twenty times what it took. Counting thus costs the
-/// database 5 % of one connection, however many tasks there are.
+/// A refusal needs a count no older than this, or one that took long: see [`REFUSAL_COST_SHARE`].
 const FRESH: Duration = Duration::from_millis(100);
+
+/// Where there is room, the next count comes after twenty times what the last one took. Counting thus costs the
+/// database 5 % of one connection, however many tasks there are.
 const COST_SHARE: u32 = 20;
 
-/// Where a count takes long, a refusal needs one no older than a second, or four times what it took: room that finished
-/// tasks made is to be seen soon. Until then counting costs 20 % of one connection.
+/// Where a count takes long, a refusal needs one no older than a second, or than four times what it took, so that room
+/// which finished tasks made is seen soon. While there is no room, counting costs 20 % of one connection.
 const REFUSAL_COST_SHARE: u32 = 4;
 
-/// Where no newer count comes, one of this age refuses nothing any more, because its tasks may have ended. A busy node
-/// takes less from the end of a count to the refusal.
+/// Where no newer count comes, one of this age refuses nothing any more, because its tasks may have ended, unless it
+/// found the limit reached itself. A busy node takes less from the end of a count to the refusal.
 const REFUSES_FOR: Duration = Duration::from_secs(1);
 
 /// A count of this age is renewed, while submissions are still admitted by it.

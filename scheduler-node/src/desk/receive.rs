@@ -25,8 +25,8 @@ pub(crate) enum ReceiveOutcome {
     Refused(Problem),
     /// The message is not stored, or its outcome is unknown: it has to come again.
     Again(String),
-    /// The message is not stored, because the database fails for it alone, as with a bug. `others_pass`: it stored
-    /// others meanwhile, so the message is at fault more likely than the server.
+    /// The message is not stored: a statement with its task only failed as with a bug. `others_pass`: others of its
+    /// batch were stored, so the task is more likely at fault than the server.
     InDoubt { why: String, others_pass: bool },
 }
 

@@ -238,8 +238,8 @@ impl AmqpIntake {
     }
 
     /// Tries messages once more, each by itself, after the time in which a trouble of the server ends. One that fails
-    /// again as with a bug is set aside. The prefetch bounds how many wait here. After `stop` they come again by
-    /// themselves, once the connection is closed.
+    /// again as with a bug is set aside: others passed beside its first try. The prefetch bounds how many wait here.
+    /// After `stop` they come again by themselves, once the connection is closed.
     async fn try_apart(&self, suspects: Vec<InDoubt>, asides: &Semaphore, stop: &CancellationToken) {
         if stop.run_until_cancelled(tokio::time::sleep(BESIDE_OTHERS)).await.is_none() {
             return;
@@ -262,7 +262,7 @@ impl AmqpIntake {
             unfit.extend(unstored.unfit);
             again.extend(unstored.again);
             for InDoubt { received, why, .. } in unstored.in_doubt {
-                let why = format!("the database fails for this task and stores others: {why}");
+                let why = format!("the database failed for this task twice, and stored others beside it: {why}");
                 self.set_aside.note(Kind::Submission, &format!("{:?}", received.source), &why);
                 unfit.push((received, why));
             }

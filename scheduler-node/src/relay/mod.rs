@@ -35,7 +35,7 @@ use uuid::Uuid;
 
 use self::{
     finished_call::FinishedCall,
-    reporting::{Barred, answer, end_pauses},
+    reporting::{RightMissing, answer, note_right},
     works::{Key, Known, Works},
 };
 use crate::{
@@ -102,7 +102,7 @@ struct Relay {
     answers: JoinSet<(Key, bool)>,
     /// The handle for reports over the present connection.
     reports: watch::Sender<Option<Reports>>,
-    barred: Barred,
+    right_missing: RightMissing,
     /// The reason of the present outage that the log has. Most tries of an outage fail for the same one.
     logged: Option<String>,
     /// Why the last call failed that counts for the breaker.
@@ -120,7 +120,7 @@ impl Relay {
             places: Arc::new(Semaphore::new(settings.concurrency.into())),
             answers: JoinSet::new(),
             reports: watch::channel(None).0,
-            barred: Arc::new(watch::channel(false).0),
+            right_missing: Arc::new(watch::channel(false).0),
             logged: None,
             fault: String::new(),
             failures: Failures::default(),
@@ -276,8 +276,8 @@ impl Relay {
 
     async fn ended(&mut self, key: Key, ended: FinishedCall) {
         if let Some(subject) = self.works.ended(&key, ended.report.status).await {
-            let (reports, barred) = (self.reports.subscribe(), Arc::clone(&self.barred));
-            self.answers.spawn(answer(key, subject, ended.report, reports, barred));
+            let (reports, right_missing) = (self.reports.subscribe(), Arc::clone(&self.right_missing));
+            self.answers.spawn(answer(key, subject, ended.report, reports, right_missing));
         }
     }
 
@@ -326,7 +326,7 @@ impl Relay {
             tracing::warn!(calls = self.calls.len(), "cut calls off; their tasks are delivered again");
         }
         // The right to report may have been granted in the pauses.
-        end_pauses(&self.barred);
+        note_right(&self.right_missing);
         let answered = async {
             while let Some(reported) = self.answers.join_next().await {
                 self.reported(reported).await;

@@ -17,7 +17,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Whether the right to report was missing at the last try. All reports of a relay share it.
-pub(super) type Barred = Arc<watch::Sender<bool>>;
+pub(super) type RightMissing = Arc<watch::Sender<bool>>;
 
 /// Sends a report over the present connection, again and again until it is confirmed (`true`) or refused.
 pub(super) async fn answer(
@@ -25,7 +25,7 @@ pub(super) async fn answer(
     subject: Subject,
     report: ResultBody,
     reports: watch::Receiver<Option<Reports>>,
-    barred: Barred,
+    right_missing: RightMissing,
 ) -> (Key, bool) {
     let (mut is_logged, mut pause) = (false, AGAIN);
     loop {
@@ -37,8 +37,8 @@ pub(super) async fn answer(
         let lacks_right = matches!(sent, Outcome::Refused(ReportRefusal::OfAll(_)));
         let reason = match sent {
             Outcome::Done(()) => {
-                if end_pauses(&barred) {
-                    tracing::info!("reports are confirmed again: the right to send them is no longer missing");
+                if note_right(&right_missing) {
+                    tracing::info!("the relay has the right to report again");
                 }
                 return (key, true);
             }
@@ -57,8 +57,8 @@ pub(super) async fn answer(
             tracing::warn!(task = key.task, attempt = key.attempt, reason, "a report is unconfirmed; retrying");
         }
         if lacks_right {
-            barred.send_if_modified(|is_barred| !std::mem::replace(is_barred, true));
-            pause = pause_without_right(pause, &barred).await;
+            right_missing.send_if_modified(|is_missing| !std::mem::replace(is_missing, true));
+            pause = pause_without_right(pause, &right_missing).await;
         } else {
             tokio::time::sleep(AGAIN).await;
             pause = AGAIN;
@@ -66,16 +66,17 @@ pub(super) async fn answer(
     }
 }
 
-/// Has reports that wait for the right to send them tried soon. Returns whether it was missing.
-pub(super) fn end_pauses(barred: &watch::Sender<bool>) -> bool {
-    barred.send_if_modified(std::mem::take)
+/// Notes that the relay may report, so that reports that wait for the right are tried soon. Returns whether it was
+/// missing.
+pub(super) fn note_right(right_missing: &watch::Sender<bool>) -> bool {
+    right_missing.send_if_modified(std::mem::take)
 }
 
 /// Waits for `pause`, or for [`AGAIN`] if another report goes through meanwhile. Returns the next pause.
-async fn pause_without_right(pause: Duration, barred: &watch::Sender<bool>) -> Duration {
+async fn pause_without_right(pause: Duration, right_missing: &watch::Sender<bool>) -> Duration {
     tokio::time::sleep(AGAIN).await;
-    let mut barred = barred.subscribe();
-    let is_over = barred.wait_for(|is_barred| !is_barred);
+    let mut right_missing = right_missing.subscribe();
+    let is_over = right_missing.wait_for(|is_missing| !is_missing);
     match tokio::time::timeout(pause.saturating_sub(AGAIN), is_over).await {
         Ok(_) => AGAIN,
         Err(_) => (pause * 2).min(LONGEST_PAUSE),
@@ -90,21 +91,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tries_without_the_right_to_report_become_rarer_until_a_report_goes_through() {
-        let barred = watch::channel(true).0;
+        let right_missing = watch::channel(true).0;
         let (mut pause, mut waits) = (AGAIN, Vec::new());
         for _ in 0..7 {
             let began = Instant::now();
-            pause = pause_without_right(pause, &barred).await;
+            pause = pause_without_right(pause, &right_missing).await;
             waits.push(began.elapsed().as_secs());
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
         let began = Instant::now();
         let granted = async {
             tokio::time::sleep(AGAIN * 3).await;
-            assert!(end_pauses(&barred));
+            assert!(note_right(&right_missing));
         };
-        let (next, ()) = tokio::join!(pause_without_right(pause, &barred), granted);
+        let (next, ()) = tokio::join!(pause_without_right(pause, &right_missing), granted);
         assert_eq!((next, began.elapsed().as_secs()), (AGAIN, 3));
-        assert!(!end_pauses(&barred), "it is over");
+        assert!(!note_right(&right_missing), "it is over");
     }
 }

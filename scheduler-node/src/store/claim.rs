@@ -24,8 +24,8 @@ use super::{Database, Error, StoreOp, preload::Key};
 /// confirm deadline, so an owner that still waits is never overtaken by its own rescue.
 pub const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(45);
 
-/// How far back a takeover looks for claimed rows whose look-again time has passed. A takeover mostly comes before that
-/// time. After a longer outage, these rows are read in their turn, with all that is overdue.
+/// How long past its look-again time a takeover still finds a claimed row. The lease of the former owner ends well
+/// before that time, so a minute leaves room for a slow takeover. Older rows are read with all that is overdue.
 pub const TAKEOVER_LOOK_BACK: Duration = Duration::from_secs(60);
 
 /// The answer to a claim.

@@ -205,6 +205,11 @@ impl Error {
         self.fault() == Fault::Bug || self.is_unreadable_file()
     }
 
+    /// Whether a row of the statement is, or may be, at fault.
+    pub fn may_blame_a_row(&self) -> bool {
+        self.fault() == Fault::Data || self.puts_rows_in_doubt()
+    }
+
     /// Whether the statement concerns a shard that is in another database by now. It changed nothing.
     pub fn is_moved(&self) -> bool {
         self.fault() == Fault::Moved

@@ -94,6 +94,13 @@ pub struct CancelledRow {
     pub keep_ms: i64,
 }
 
+/// The queues to delete from a database's copy.
+#[derive(Clone, Copy, Debug)]
+pub enum CopyDeletion<'a> {
+    These(&'a [QueueName]),
+    AllBut(&'a [QueueName]),
+}
+
 /// The size of an inbox and the age of its oldest row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InboxStatus {
@@ -285,16 +292,19 @@ impl Database {
         self.returned_ids(StoreOp::ReceivedForget, statement).await.map(|gone| more(&gone))
     }
 
-    /// Writes `changed` into this database's copy of the queues, and deletes the queues in `named` from it. With `stay`,
-    /// it deletes all but those.
-    pub async fn queue_copy(&self, changed: &[Arc<Queue>], named: &[QueueName], stay: bool) -> Result<(), Error> {
+    /// Writes `changed` into this database's copy of the queues, and deletes others from it.
+    pub async fn queue_copy(&self, changed: &[Arc<Queue>], deletion: CopyDeletion<'_>) -> Result<(), Error> {
         let (names, policies): (Vec<&str>, Vec<String>) = changed
             .iter()
             .map(|queue| (queue.name.as_str(), serde_json::to_string(&queue.policy).expect("a policy is JSON")))
             .unzip();
+        let (named, all_but) = match deletion {
+            CopyDeletion::These(named) => (named, false),
+            CopyDeletion::AllBut(named) => (named, true),
+        };
         let named: Vec<&str> = named.iter().map(QueueName::as_str).collect();
         let statement =
-            sqlx::query(include_str!("queries/queue_copy.sql")).bind(names).bind(policies).bind(named).bind(stay);
+            sqlx::query(include_str!("queries/queue_copy.sql")).bind(names).bind(policies).bind(named).bind(all_but);
         self.returned_ids(StoreOp::QueueCopy, statement).await.map(drop)
     }
 }

@@ -26,8 +26,8 @@ use sqlx::{
 
 use super::Connections;
 
-/// How long a connection is lent on before its pool has it again. The pool ends connections that are too old or have
-/// rested too long.
+/// How long a connection is lent on before its pool has it again, which ends connections that are too old or have
+/// rested too long. A minute is short beside the pool's ten, and one question a minute costs nothing.
 const LENT_ON_AT_MOST: Duration = Duration::from_secs(60);
 
 /// The connections of one pool.
@@ -112,8 +112,9 @@ impl Lender {
         self.pool.options().get_max_connections()
     }
 
-    /// The usage of the pool. Gives back what was kept for too long, as a pool without statements would not.
-    pub(super) fn usage(&self) -> Connections {
+    /// Gives back the connections that were kept for too long: where no statement runs, nothing else does. Returns the
+    /// usage of the pool.
+    pub(super) fn tidy(&self) -> Connections {
         let (back, kept) = {
             let mut kept = self.kept.lock();
             (kept.take_old(), kept.connections.len())

@@ -187,7 +187,7 @@ impl Pools {
     }
 
     pub(super) fn connections(&self, kind: PoolKind) -> Connections {
-        self.of(kind).usage()
+        self.of(kind).tidy()
     }
 
     #[cfg(test)]

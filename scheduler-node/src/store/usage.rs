@@ -16,8 +16,8 @@ const SLICE_ROWS: i64 = 20_000;
 /// The most rows of one slice whose bytes are read from the table, where each row may lie on a page of its own.
 const SLICE_ROWS_WITH_BYTES: i64 = 4_000;
 
-/// The first rows that are counted where it matters whether a queue has a task at all. A slow disk too reads as many
-/// pages in time.
+/// The first rows that are counted where it matters whether a queue has a task at all. Even a slow disk reads this many
+/// pages within a statement's time.
 const FEW_ROWS: i64 = 300;
 
 /// The most queues of one slice: some 10 ms if all of them are empty.

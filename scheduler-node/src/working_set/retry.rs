@@ -207,7 +207,8 @@ where
         }
         let others_pass = !done.answers.is_empty();
         let in_doubt = done.doubtful.iter().filter(|(_, error)| error.is_contention()).count();
-        // The split goes level by level: of many parts that all fail, none is divided down to its rows.
+        // A split goes level by level, so after this many failed parts few are single rows yet. All rows fail then:
+        // the disk is at fault.
         unreadable_parts += usize::from(error.is_unreadable_file() && failures + 1 >= BUG_TRIES);
         let may_be_a_row = gives_back && (others_pass || unreadable_parts <= 2 * DOUBTS_ALONE);
         let fault = if may_be_a_row && error.is_unreadable_file() { Fault::Bug } else { error.fault() };

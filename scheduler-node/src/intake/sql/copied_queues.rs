@@ -15,7 +15,7 @@ use common::{
 
 use super::SqlIntake;
 use crate::{
-    store::{Error, Fault},
+    store::{Error, inbox::CopyDeletion},
     supervise::at_work,
     working_set::{
         database::DatabaseIndex,
@@ -60,7 +60,7 @@ impl CopiedQueues {
 }
 
 impl SqlIntake {
-    /// Copies changed queues to this database. `copied`: the queues that it has.
+    /// Copies changed queues to this database. `copied`: what this node knows of the copy.
     pub(super) async fn copy_queues(&self, copied: &mut CopiedQueues) -> Result<(), Error> {
         let _work = at_work();
         let (source, book) = (self.source(), self.books.load_full());
@@ -72,12 +72,12 @@ impl SqlIntake {
         let nothing = QueueBook::default();
         let (changed, gone) = book.since(copied.book.as_deref().unwrap_or(&nothing));
         let wanted = copied.wanted(&book, changed);
-        let tried = try_each(&wanted, |part| source.queue_copy(part, &[], false)).await;
+        let tried = try_each(&wanted, |part| source.queue_copy(part, CopyDeletion::These(&[]))).await;
         let mut refused: Vec<(&QueueName, Error)> =
             tried.refused.into_iter().map(|Refused { item, error }| (&item.name, error)).collect();
         let mut failed = None;
         for (part, error) in tried.left {
-            if is_refusal(&error) {
+            if error.may_blame_a_row() {
                 refused.extend(part.iter().map(|queue| (&queue.name, error.clone())));
             } else {
                 failed = Some(error);
@@ -86,16 +86,16 @@ impl SqlIntake {
         if let Some(error) = failed {
             return Err(error);
         }
-        self.tell_refused(&refused, copied);
+        self.note_refused(&refused, copied);
         let deleted = match copied.book {
             None => {
                 let all: Vec<QueueName> = book.iter().map(|queue| queue.name.clone()).collect();
-                source.queue_copy(&[], &all, true).await
+                source.queue_copy(&[], CopyDeletion::AllBut(&all)).await
             }
             Some(_) if gone.is_empty() => Ok(()),
-            Some(_) => source.queue_copy(&[], &gone, false).await,
+            Some(_) => source.queue_copy(&[], CopyDeletion::These(&gone)).await,
         };
-        if deleted.as_ref().is_err_and(|error| !is_refusal(error)) {
+        if deleted.as_ref().is_err_and(|error| !error.may_blame_a_row()) {
             return deleted;
         }
         let is_refused = deleted.is_err() || !refused.is_empty();
@@ -109,7 +109,7 @@ impl SqlIntake {
 
     /// Notes the queues that the database refuses, and warns of one of them: the one that the log has not named for the
     /// longest time. A fault of the whole database refuses thousands.
-    fn tell_refused(&self, refused: &[(&QueueName, Error)], copied: &mut CopiedQueues) {
+    fn note_refused(&self, refused: &[(&QueueName, Error)], copied: &mut CopiedQueues) {
         let before = std::mem::take(&mut copied.refused);
         let warned_at = |queue: &QueueName| before.get(queue).copied().flatten();
         copied.refused = refused.iter().map(|(queue, _)| ((*queue).clone(), warned_at(queue))).collect();
@@ -120,13 +120,7 @@ impl SqlIntake {
         let Some((queue, error)) = refused.iter().min_by_key(|(queue, _)| warned_at(queue)) else { return };
         if warned_at(queue).is_none_or(|at| at.elapsed() >= WARN_EVERY) {
             copied.refused.insert((*queue).clone(), Some(Instant::now()));
-            tracing::warn!(%database, %queue, queues = refused.len(), error = error as &dyn std::error::Error, "queues cannot be copied into a database, and this is one of them; submissions in SQL there do not see what has changed; retrying");
+            tracing::warn!(%database, %queue, queues = refused.len(), error = error as &dyn std::error::Error, "a database refuses the copy of queues, this one among them; submissions in SQL there follow their old policies; retrying");
         }
     }
-}
-
-/// Whether the database refuses the statement. What looks like a bug or cannot be read counts too: it may be the fault
-/// of one queue, or of the schema or the disk for a while.
-fn is_refusal(error: &Error) -> bool {
-    error.fault() == Fault::Data || error.puts_rows_in_doubt()
 }

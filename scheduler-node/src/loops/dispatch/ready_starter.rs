@@ -229,7 +229,7 @@ impl<S: Statements> ReadyStarter<S> {
     fn most(&self, queue: &Queue, progress: &mut QueueProgress, now: Instant) -> Result<usize, Instant> {
         let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
         if queue.paused {
-            // It is not tried, and must not keep others from being named.
+            // A paused queue is not tried, so its old failures must not keep other queues out of the log.
             progress.failing = Default::default();
             return Err(now + PAUSED_EVERY);
         }
@@ -417,7 +417,7 @@ fn is_limited(policy: &QueuePolicy) -> bool {
 
 /// Whether the statement certainly did nothing, perhaps because of one of its rows.
 fn is_refusal(error: &Error) -> bool {
-    error.effect == Effect::None && (error.fault() == Fault::Data || error.puts_rows_in_doubt())
+    error.effect == Effect::None && error.may_blame_a_row()
 }
 
 fn count_levels(deliveries: &[Delivery], taken: &mut Levels) {

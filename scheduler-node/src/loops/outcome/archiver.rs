@@ -24,7 +24,7 @@ use crate::{
     config::Audit,
     loops::upkeep::queue_reader::Books,
     metrics::Metrics,
-    store::{Error, Fault, StoreOp, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine, settle::Expired},
+    store::{Error, StoreOp, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine, settle::Expired},
     supervise::at_work,
     working_set::{
         database::NodeDatabase,
@@ -223,9 +223,7 @@ impl Archiver {
                 searches.end(&search, &expired, database_now, now);
             }
             let expired = match expired {
-                Err(error) if error.fault() == Fault::Data || error.puts_rows_in_doubt() => {
-                    self.expire_apart(&shards, from, &keep, refused).await?
-                }
+                Err(error) if error.may_blame_a_row() => self.expire_apart(&shards, from, &keep, refused).await?,
                 expired => {
                     let expired = expired?;
                     if !is_page(expired.len()) {
@@ -275,7 +273,7 @@ impl Archiver {
         let most = if is_of_one_moment { ASIDE_OF_ONE_MOMENT } else { ASIDE_MOST };
         let is_crowd = is_of_one_moment && refused.aside.len() >= most;
         refused.aside.drain(..refused.aside.len().saturating_sub(most));
-        if tried.left.iter().all(|(_, error)| error.fault() == Fault::Bug) {
+        if tried.left.iter().all(|(_, error)| error.puts_rows_in_doubt()) {
             refused.behind = last.map(|last| if is_crowd { last.plus(Duration::from_micros(1)) } else { last });
         }
         match tried.left.pop() {

@@ -41,7 +41,8 @@ pub enum SubmitError {
     /// The task can never be stored: the database refuses its values.
     #[error("the database refuses it: {0}")]
     Refused(String),
-    /// The database fails for this task alone, as with a bug: the task or the server is at fault.
+    /// A statement with this task only failed as with a bug: the task or the server is at fault. `others_pass`: others
+    /// of its batch were stored.
     #[error("it was not stored: {why}")]
     InDoubt { why: String, others_pass: bool },
     /// The task was admitted or got its shard by rules of its queue that are no longer in force. It is handed back.

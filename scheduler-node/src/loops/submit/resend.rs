@@ -101,11 +101,11 @@ where
         tokio::time::sleep(pause).await;
         parts.push((part, sending, next, send(part, sending, next).await));
     }
-    beside_others(known)
+    with_others_pass(known)
 }
 
 /// Tells the tasks in doubt whether others of the batch passed.
-fn beside_others<T>(mut known: Vec<(&[NewTask], Known<T>)>) -> Vec<(&[NewTask], Known<T>)> {
+fn with_others_pass<T>(mut known: Vec<(&[NewTask], Known<T>)>) -> Vec<(&[NewTask], Known<T>)> {
     let pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)));
     for (_, known) in &mut known {
         if let Known::Failed(SubmitError::InDoubt { others_pass, .. }) = known {

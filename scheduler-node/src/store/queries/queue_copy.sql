@@ -1,7 +1,6 @@
 -- Copies queues into a database that is not their home, so that duetime.submit and duetime.cancel know their policies
 -- there.
--- $1 names; $2 policies (pairwise); $3 names; $4 whether the queues in $3 stay and all others are deleted, or those in
--- $3 are.
+-- $1 names; $2 policies (pairwise); $3 names; $4 false: deletes the queues in $3; true: deletes all others.
 WITH gone AS (
     DELETE FROM duetime.queue AS q WHERE (q.name = ANY($3::text[])) <> $4
 )

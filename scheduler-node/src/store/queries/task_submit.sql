@@ -18,8 +18,8 @@
 -- wakes.
 -- $1..$16 and $20 the columns; $17 whether the batch is sent again; $18 epochs presented (pairwise); $19 the
 -- look-again time; $21 the revision of the queues that the claiming node knows; $22 and $23 the time window; $24 the
--- revision of the routes. An array of an optional column, or of epochs, may be empty: NULL for each row. Each of $3, $4,
--- $5, $7, $15 and $16 may have one value for all rows: `unnest` fills it up with NULL, which none of them contains.
+-- revision of the routes. An array of an optional column, or of epochs, may be empty: NULL for each row. Each of $3,
+-- $4, $5, $7, $15 and $16 may have one value for all rows: `unnest` fills it up with NULL, which none of them contains.
 -- Returns "now", the time, the fences held, the queues that have turned, and those whose rules have changed.
 WITH fresh AS MATERIALIZED (
     SELECT a.id, a.shard, coalesce(a.queue, ($3::text[])[1]) AS queue, coalesce(a.due_at, ($4::timestamptz[])[1]) AS due_at,

@@ -32,7 +32,7 @@ async fn the_next_statement_takes_the_connection_that_was_used_last() {
     for _ in 0..5 {
         assert_eq!(session(&lender).await, used, "not the one that has rested longer");
     }
-    let usage = lender.usage();
+    let usage = lender.tidy();
     assert_eq!((usage.open, usage.idle), (2, 2));
 }
 
@@ -46,7 +46,7 @@ async fn a_statement_that_waits_for_the_pool_gets_the_connection_that_is_given_b
     assert!(waits, "the only connection is in use");
     only.give_back();
     next.await.expect("the pool wakes it").give_back();
-    assert_eq!(lender.usage().idle, 1);
+    assert_eq!(lender.tidy().idle, 1);
 }
 
 #[tokio::test]
@@ -58,9 +58,9 @@ async fn a_connection_whose_answer_was_not_read_to_its_end_is_not_lent_on() {
     assert!(rows.try_next().await.unwrap().is_some());
     drop(rows);
     drop(connection);
-    assert_eq!(lender.usage().idle, 0, "the pool looks at it first");
+    assert_eq!(lender.tidy().idle, 0, "the pool looks at it first");
     assert_ne!(session(&lender).await, 0, "the pool has thrown away the rest of the answer");
     assert!(sqlx::query("SELECT 1 / 0").fetch_one(&lender).await.is_err());
-    assert_eq!(lender.usage().idle, 0, "nor is one whose statement failed");
+    assert_eq!(lender.tidy().idle, 0, "nor is one whose statement failed");
     assert_ne!(session(&lender).await, 0, "the connection survives a refusal");
 }

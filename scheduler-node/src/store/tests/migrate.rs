@@ -14,6 +14,7 @@ use sqlx::{Connection, Executor, Postgres, migrate::Migrator, pool::PoolConnecti
 use super::{fixture, until_none_waits, until_waiting};
 use crate::store::{
     Effect, Fault, connect,
+    inbox::CopyDeletion,
     migrate::{Membership, migrate, refuse_new_first},
     migrations::{FILES, migrations, schema_version},
     schema::Misfit,
@@ -206,7 +207,7 @@ async fn a_database_with_copies_of_queues_is_not_the_first_one() {
     assert!(is_first(&first).await, "a new one may become the first");
     first.database.queue_put(&queue, &QueuePolicy::default(), None, 10).await.unwrap();
     let put = first.database.queue_find(&queue).await.unwrap().expect("it was put");
-    other.database.queue_copy(&[Arc::new(put.queue)], &[], false).await.unwrap();
+    other.database.queue_copy(&[Arc::new(put.queue)], CopyDeletion::These(&[])).await.unwrap();
     // An operator's hand changes nothing.
     let by_hand = "UPDATE duetime.queue SET paused = true";
     for (test, expected) in [(&first, true), (&other, false)] {
