@@ -106,6 +106,11 @@ impl Looks {
 }
 
 impl ReadyQueues {
+    /// The number of queues that have looks.
+    pub fn known(&self) -> usize {
+        self.looks.lock().of.len()
+    }
+
     /// Adds queues that may have waiting tasks. They are looked at by `now`.
     pub fn add(&self, queues: impl IntoIterator<Item = QueueName>, now: Instant) {
         let mut looks = self.looks.lock();

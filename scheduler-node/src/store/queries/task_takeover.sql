@@ -13,6 +13,6 @@ SELECT t.id
        SELECT id
          FROM duetime.task
         WHERE shard = s.id AND state <> 'ready'
-          AND wake_at >= statement_timestamp() - $5 AND wake_at <= statement_timestamp() + $4
+          AND wake_at >= statement_timestamp() - $5::interval AND wake_at <= statement_timestamp() + $4::interval
           AND state = 'dispatching' AND claim_epoch < s.epoch
         LIMIT $3) AS t
