@@ -106,6 +106,10 @@ impl Usage {
         Self { tasks: self.tasks.saturating_add(other.tasks), bytes: self.bytes.saturating_add(other.bytes) }
     }
 
+    pub(crate) const fn part(self, share: i64) -> Self {
+        Self { tasks: self.tasks / share, bytes: self.bytes / share }
+    }
+
     /// Subtracts `other`, but never below zero.
     #[must_use]
     pub(crate) fn minus(self, other: Self) -> Self {

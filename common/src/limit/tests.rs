@@ -83,6 +83,15 @@ fn a_count_that_takes_long_refuses_for_good_only_what_it_found_full() {
     assert!(matches!(tally.admit(TEN, ONE, now + ms(20_000), false), LimitDecision::Exceeds(_)), "it was full");
     assert_eq!(tally.admit(TEN, ONE, now + ms(20_001), false), LimitDecision::CountFirst);
     assert_eq!(tally.admit(TEN, ONE, now + ms(20_001), true), LimitDecision::Unknown);
+
+    let hundred = PendingLimits { tasks: Some(100), ..TEN };
+    for (found, is_final) in [(96, true), (90, false)] {
+        counted(&mut tally, tasks(found), now, ms(5_000));
+        assert_eq!(tally.admit(hundred, tasks(100 - found), now, false), LimitDecision::Fits);
+        tally.answered(tasks(100 - found));
+        let ruling = tally.admit(hundred, ONE, now + ms(10_000), false);
+        assert_eq!(matches!(ruling, LimitDecision::Exceeds(_)), is_final, "{found} of 100: {ruling:?}");
+    }
 }
 
 #[test]

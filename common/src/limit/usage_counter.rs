@@ -18,6 +18,9 @@ const COST_SHARE: u32 = 20;
 /// which finished tasks made is seen soon. While there is no room, counting costs 20 % of one connection.
 const REFUSAL_COST_SHARE: u32 = 4;
 
+/// A count within a twentieth of the limit counts as one that found it reached.
+const NEARLY_FULL_SHARE: i64 = 20;
+
 /// Where no newer count comes, one of this age refuses nothing any more, because its tasks may have ended, unless it
 /// found the limit reached itself. A busy node takes less from the end of a count to the refusal.
 const REFUSES_FOR: Duration = Duration::from_secs(1);
@@ -97,8 +100,9 @@ impl UsageCounter {
         let excess = most.exceeded(self.used(), more);
         // No count makes room for a task that exceeds the limit alone.
         let may_fit = most.exceeded(Usage::default(), more).is_none();
-        // Of what was accepted since the count, nothing says how much has ended.
-        let was_full = most.exceeded(count.usage, more).is_some();
+        // Of what was accepted since the count, nothing says how much has ended. Where tasks come and go all the time,
+        // a full queue has a little room whenever it is counted.
+        let was_full = most.exceeded(count.usage.plus(count.usage.part(NEARLY_FULL_SHARE)), more).is_some();
         let refuses_for = if was_full { REFUSES_FOR.max(refusal_pause) } else { REFUSES_FOR };
         let is_blind = most.bytes.is_some() && !count.extent.bytes;
         let count_first = match excess {

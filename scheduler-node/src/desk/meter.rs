@@ -148,6 +148,22 @@ struct RunningCount {
 impl RunningCount {
     async fn run(mut self, desk: &Desk, most: PendingLimits) {
         let Ok(_permit) = Arc::clone(&desk.meters().counts).acquire_owned().await else { return };
+        let (from, mut found) = self.count_once(desk, most).await;
+        let has_mark = self.meter.state.lock().low_water.is_some();
+        if from.is_none() && has_mark && found.as_ref().is_err_and(Error::is_out_of_time) {
+            // An old transaction makes a count of all slow, and not one from the oldest task on.
+            (_, found) = self.count_once(desk, most).await;
+        }
+        match found {
+            Ok(Found { usage, extent, .. }) => self.counted = Some((usage, extent)),
+            Err(error) => tracing::debug!(
+                subject = ?self.meter.subject, error = &error as &dyn std::error::Error, "the tasks of a limit cannot be counted"
+            ),
+        }
+    }
+
+    /// Counts the tasks that are due from a moment on. `None`: all tasks.
+    async fn count_once(&self, desk: &Desk, most: PendingLimits) -> (Option<UnixMicros>, Result<Found, Error>) {
         let began = Instant::now();
         let from = {
             let mut state = self.meter.state.lock();
@@ -158,12 +174,7 @@ impl RunningCount {
         let found = counted(desk, &self.meter.subject, most, from.unwrap_or(UnixMicros::FIRST)).await;
         let time = desk.now();
         self.meter.state.lock().note(&found, from, time, began);
-        match found {
-            Ok(Found { usage, extent, .. }) => self.counted = Some((usage, extent)),
-            Err(error) => tracing::debug!(
-                subject = ?self.meter.subject, error = &error as &dyn std::error::Error, "the tasks of a limit cannot be counted"
-            ),
-        }
+        (from, found)
     }
 }
 

@@ -205,14 +205,14 @@ impl SqlIntake {
                 }
             }
         }
+        let more = rows.len() == BATCH || rows.iter().any(|row| row.is_last || row.request.is_none());
         if let Some(error) = failed {
-            passed.skips_own = rows.len() == BATCH;
+            passed.skips_own = more;
             return Err(error);
         }
         // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
         let head = rows.first().map(|row| row.id);
         let is_new = head.is_some() && std::mem::replace(&mut passed.head, head) != head;
-        let more = rows.len() == BATCH || rows.iter().any(|row| row.is_last || row.request.is_none());
         // While queues cannot be read, each pass waits for that, and finds other rows first.
         Ok(match (is_new && !is_unread, more) {
             (false, _) => Left::Nothing,
