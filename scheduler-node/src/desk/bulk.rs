@@ -120,7 +120,7 @@ impl Desk {
 
     /// Handles one batch.
     async fn step(&self, bulk: &ValidBulk, at: &Position, most: usize) -> Result<Step, Problem> {
-        if at.map != self.map() && !may_repeat(bulk.act) {
+        if at.map != self.map() && !bulk.dry_run && !may_repeat(bulk.act) {
             return Err(Problem::conflict(
                 "a shard has moved to another database since this request began, so some tasks may be left or be \
                  shifted twice; check their due times",
@@ -157,14 +157,14 @@ impl Desk {
                 counts = BatchCounts { matched: counts.done, refused: BTreeMap::new(), ..counts };
                 return Ok((counts, Some(at.clone()), problem));
             }
-            return Ok((counts, self.after(at, step.next, false), problem));
+            return Ok((counts, self.after(bulk, at, step.next), problem));
         }
-        Ok((counts, self.after(at, step.next, bulk.dry_run), None))
+        Ok((counts, self.after(bulk, at, step.next), None))
     }
 
     /// The position of the next batch. If the map of the shards has changed since the walk began, tasks may have gone
     /// from a database still to come into one before it. So the walk begins again; what is done matches no more.
-    fn after(&self, at: &Position, place: Option<Place>, dry_run: bool) -> Option<Position> {
+    fn after(&self, bulk: &ValidBulk, at: &Position, place: Option<Place>) -> Option<Position> {
         if place.is_some() {
             return Some(Position { place, ..at.clone() });
         }
@@ -175,7 +175,9 @@ impl Desk {
         if let Some((database, name)) = names.enumerate().find(|(_, name)| !walked.contains(name)) {
             return Some(Position { database, name: name.clone(), walked, place: None, ..at.clone() });
         }
-        let begins_again = map != at.map && !dry_run;
+        let begins_again = map != at.map && !bulk.dry_run;
+        // With the map of the begin, the next step refuses to go on with what must not be repeated.
+        let map = if may_repeat(bulk.act) { map } else { at.map };
         begins_again.then(|| Position { map, ..self.first(at.action, at.began_at) })
     }
 

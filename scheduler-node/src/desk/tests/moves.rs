@@ -39,32 +39,35 @@ async fn run(test: &TestDatabase, sql: &'static str) {
     sqlx::raw_sql(sql).execute(&test.pool).await.expect("the statement runs");
 }
 
-/// The shards 0 to 63 begin to move from the first database to the second.
-async fn begin([main, east]: &[TestDatabase; 2]) {
-    run(main, GATE).await;
-    run(east, GATE).await;
-    run(east, "INSERT INTO duetime.shard (id, status) SELECT generate_series(0, 63), 'arriving'").await;
-    run(main, "UPDATE duetime.shard SET status = 'leaving' WHERE id < 64").await;
+/// All shards of the first database begin to move to the second.
+async fn begin([from, to]: &[TestDatabase; 2]) {
+    run(from, GATE).await;
+    run(to, GATE).await;
+    let read = sqlx::query_scalar("SELECT id::integer FROM duetime.shard");
+    let shards: Vec<i32> = read.fetch_all(&from.pool).await.unwrap();
+    let arrive = sqlx::query("INSERT INTO duetime.shard (id, status) SELECT unnest($1::integer[]), 'arriving'");
+    arrive.bind(shards).execute(&to.pool).await.unwrap();
+    run(from, "UPDATE duetime.shard SET status = 'leaving'").await;
 }
 
-async fn copy([main, east]: &[TestDatabase; 2]) {
+async fn copy([from, to]: &[TestDatabase; 2]) {
     for table in ["task", "archive"] {
-        let read = format!("SELECT coalesce(array_agg(t)::text, '{{}}') FROM duetime.{table} AS t WHERE shard < 64");
-        let rows: String = sqlx::query_scalar(sqlx::AssertSqlSafe(read)).fetch_one(&main.pool).await.unwrap();
+        let read = format!("SELECT coalesce(array_agg(t)::text, '{{}}') FROM duetime.{table} AS t");
+        let rows: String = sqlx::query_scalar(sqlx::AssertSqlSafe(read)).fetch_one(&from.pool).await.unwrap();
         let write = format!("INSERT INTO duetime.{table} SELECT * FROM unnest($1::text::duetime.{table}[])");
-        let mut writing = east.pool.acquire().await.unwrap();
+        let mut writing = to.pool.acquire().await.unwrap();
         sqlx::raw_sql("SET test.moves = 'on'").execute(&mut *writing).await.unwrap();
         sqlx::query(sqlx::AssertSqlSafe(write)).bind(rows).execute(&mut *writing).await.unwrap();
         sqlx::raw_sql("RESET test.moves").execute(&mut *writing).await.unwrap();
     }
 }
 
-async fn close([main, _]: &[TestDatabase; 2]) {
-    run(main, "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1 WHERE id < 64").await;
+async fn close([from, _]: &[TestDatabase; 2]) {
+    run(from, "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1 WHERE status = 'leaving'").await;
 }
 
-async fn open([_, east]: &[TestDatabase; 2]) {
-    run(east, "UPDATE duetime.shard SET status = 'here', epoch = 50 WHERE id < 64").await;
+async fn open([_, to]: &[TestDatabase; 2]) {
+    run(to, "UPDATE duetime.shard SET status = 'here', epoch = 50 WHERE status = 'arriving'").await;
 }
 
 async fn moved(tests: &[TestDatabase; 2]) {
@@ -182,6 +185,41 @@ async fn an_old_map_leads_every_request_to_the_new_place() {
     }
     assert_eq!(tests[0].state_of(fresh.id).await, None);
     assert_eq!(tests[0].state_of(changed).await.as_deref(), Some("scheduled"), "it is left over there");
+}
+
+#[tokio::test]
+async fn a_bulk_shift_that_meets_a_move_in_its_last_database_shifts_no_task_twice() {
+    let (counter, [main, east]) = with_two_databases().await;
+    let mut ids = Vec::new();
+    for _ in 0..40 {
+        ids.push(submitted(&counter, r#"{"queue":"q","delay_ms":600000}"#).await);
+    }
+    let due = async || {
+        let mut due = Vec::new();
+        for id in &ids {
+            due.push(counter.desk.get(*id).await.expect("read").due_at);
+        }
+        due
+    };
+    let bulk = async |more: &str| {
+        let json = format!(r#"{{"action":"move","filter":{{"queue":"q"}},"shift_ms":60000{more}}}"#);
+        counter.desk.bulk(BulkRequest::parse(&json).expect("a request")).await
+    };
+    let before = due().await;
+    let counted = bulk(r#","dry_run":true,"limit":1"#).await.expect("counted").next_cursor.expect("there are more");
+    // The walk comes to the second database last. Meanwhile its shards have gone to the first.
+    let tests = [east, main];
+    begin(&tests).await;
+    copy(&tests).await;
+    counter.store.places().refresh().await.expect("both answer");
+    close(&tests).await;
+    open(&tests).await;
+    let answer = bulk("").await.expect("answered");
+    assert_eq!((answer.matched, answer.done), (40, 40), "{answer:?}");
+    assert!(answer.interrupted.as_ref().is_some_and(Problem::is_conflict), "{answer:?}");
+    assert!(answer.next_cursor.is_none(), "{answer:?}");
+    assert_eq!(due().await, before.iter().map(|at| at.shifted(60_000)).collect::<Vec<_>>());
+    bulk(&format!(r#","dry_run":true,"cursor":"{counted}""#)).await.expect("a count may go on");
 }
 
 #[tokio::test]
