@@ -177,10 +177,20 @@ impl BulkRequest {
         let Some(text) = &self.cursor else { return Ok(None) };
         let refuse = |why: String| Err(Problem::invalid_field("cursor", why));
         match text.parse::<BulkCursor>() {
-            Ok(cursor) if cursor.action == self.action => Ok(Some(cursor)),
-            Ok(cursor) => refuse(format!("the cursor belongs to the action `{}`", cursor.action)),
+            Ok(cursor) if cursor.action != self.action => {
+                refuse(format!("the cursor belongs to the action `{}`", cursor.action))
+            }
+            // The walk would go on in the queue of the cursor.
+            Ok(cursor) if self.leaves_queue(&cursor) => refuse("the cursor belongs to another queue".to_owned()),
+            Ok(cursor) => Ok(Some(cursor)),
             Err(error) => refuse(error.to_string()),
         }
+    }
+
+    /// Whether the filter names another queue than that of the cursor.
+    fn leaves_queue(&self, cursor: &BulkCursor) -> bool {
+        let (Some(queue), Some(place)) = (&self.filter.queue, &cursor.place) else { return false };
+        place.queue != *queue
     }
 
     /// The action to apply. A delay counts from the first request of the series, so that all tasks move to one

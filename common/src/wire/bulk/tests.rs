@@ -71,6 +71,19 @@ fn what_cannot_be_done_is_refused_by_name() {
 }
 
 #[test]
+fn a_cursor_goes_on_in_the_queue_of_the_filter_only() {
+    let with = |filter: &str| {
+        valid(&format!(r#"{{"action":"cancel",{filter},"cursor":"{}"}}"#, cursor(Action::Cancel)))
+            .map(|bulk| bulk.cursor)
+    };
+    let refused = with(r#""filter":{"queue":"drafts"}"#).unwrap_err();
+    assert_eq!((refused.status, refused.field.as_deref()), (422, Some("cursor")), "{refused:?}");
+    for filter in [r#""filter":{"queue":"mail"}"#, r#""all":true"#] {
+        assert_eq!(with(filter), Ok(Some(cursor(Action::Cancel))), "{filter}");
+    }
+}
+
+#[test]
 fn a_cursor_reads_back_and_nothing_else_does() {
     let cursor = cursor(Action::Cancel);
     assert_eq!(cursor.to_string().parse(), Ok(cursor.clone()));
