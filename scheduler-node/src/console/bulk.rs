@@ -51,8 +51,9 @@ struct BulkPage {
     /// The hidden fields of the next form.
     hidden: Vec<(String, String)>,
     outcome: ShownOutcome,
-    /// The most tasks that another request may shift a second time. A shift is the only action that tasks notice when
-    /// it is done twice.
+    /// A shift is the only action that tasks notice when it is done twice. A reload of the answer sends its form again.
+    is_shift: bool,
+    /// The most tasks that another request may shift a second time.
     may_shift_twice: Option<usize>,
     back: String,
 }
@@ -385,5 +386,5 @@ fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts)
     let back = form.task_query.url();
     let title = format!("{} tasks", form.action);
     let frame = Frame::new(title, &posted.visitor);
-    BulkPage { frame, stage, action: form.action, on: form.on(), hidden, outcome, may_shift_twice, back }
+    BulkPage { frame, stage, action: form.action, on: form.on(), hidden, outcome, is_shift, may_shift_twice, back }
 }

@@ -233,6 +233,7 @@ async fn a_shift_of_chosen_tasks_leaves_out_the_one_that_another_transaction_loc
     let _lock = browser.test.lock_row(ids[1]).await;
     let (shifted, page) = shift(&browser, ids).await;
     assert!(page.contains("Applied to <b>2</b> of <b>3</b>") && page.contains("1 are locked"), "{page}");
+    assert!(page.contains("Do not reload this page"), "{page}");
     assert_eq!(shifted, [true, false, true]);
 }
 
@@ -262,7 +263,7 @@ async fn a_shift_of_chosen_tasks_that_takes_long_asks_before_it_goes_on_with_the
     let done = shifted.iter().filter(|shifted| **shifted).count();
     assert!((1..ids.len()).contains(&done), "{done}: {page}");
     assert!(page.contains(&format!("Applied to <b>{done}</b> of <b>{done}</b>")), "{page}");
-    assert!(page.contains("Continue"), "{page}");
+    assert!(page.contains("Do not reload this page") && page.contains("Continue"), "{page}");
     assert!(shifted[..done].iter().all(|shifted| *shifted), "the first ones: {shifted:?}");
     let is_hidden = ids.map(|id| page.contains(&format!("name=\"id\" value=\"{id}\"")));
     assert_eq!(is_hidden, shifted.map(|shifted| !shifted), "the form goes on with the others");
@@ -277,7 +278,7 @@ async fn a_chosen_task_that_is_not_there_is_not_told_to_be_in_flight() {
     let fields = [("action", "run"), ("scope", "selected"), chosen[0], chosen[1], ("confirmed", "yes")];
     let page = browser.post("/console/tasks/bulk", &fields).await.html;
     assert!(page.contains("Applied to <b>1</b> of <b>2</b>") && page.contains("1 are not there"), "{page}");
-    assert!(!page.contains("in flight"), "{page}");
+    assert!(!page.contains("in flight") && !page.contains("Do not reload"), "{page}");
 }
 
 #[tokio::test]
