@@ -31,7 +31,8 @@ pub struct ExportedTask {
     /// The version of a task with a key.
     pub version: Option<i64>,
     pub partition_key: Option<String>,
-    /// The payload, byte for byte as submitted. Either this or `payload_base64` is set.
+    /// The payload, byte for byte as submitted. Either this or `payload_base64` is set; JSON with line breaks is in the
+    /// latter.
     #[serde(default, deserialize_with = "present")]
     pub payload: Option<Box<RawValue>>,
     pub payload_base64: Option<String>,

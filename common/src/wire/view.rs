@@ -139,9 +139,8 @@ pub struct Body {
 
 impl Body {
     pub fn of(bytes: Vec<u8>, content_type: &str) -> Self {
-        let encoded = |bytes: &[u8]| Self { payload: None, payload_base64: Some(STANDARD.encode(bytes)) };
         if content_type != JSON {
-            return encoded(&bytes);
+            return Self::encoded(&bytes);
         }
         match String::from_utf8(bytes) {
             Ok(text) => match serde_json::from_str::<&RawValue>(&text) {
@@ -149,10 +148,20 @@ impl Body {
                     Self { payload: Some(json.to_owned()), payload_base64: None }
                 }
                 // The payload is not JSON after all, or has blanks around it that must not be lost.
-                _ => encoded(text.as_bytes()),
+                _ => Self::encoded(text.as_bytes()),
             },
-            Err(not_text) => encoded(not_text.as_bytes()),
+            Err(not_text) => Self::encoded(not_text.as_bytes()),
         }
+    }
+
+    /// The same for a line of its own. JSON with a line break goes in base64 too, so that no byte of it changes.
+    pub fn in_one_line(bytes: Vec<u8>, content_type: &str) -> Self {
+        let has_break = bytes.iter().any(|byte| matches!(byte, b'\n' | b'\r'));
+        if has_break { Self::encoded(&bytes) } else { Self::of(bytes, content_type) }
+    }
+
+    fn encoded(bytes: &[u8]) -> Self {
+        Self { payload: None, payload_base64: Some(STANDARD.encode(bytes)) }
     }
 }
 

@@ -189,6 +189,8 @@ async fn what_is_exported_and_imported_is_what_was_submitted() {
         client.submit(&json!({ "queue": "b", "payload_base64": "AP8=", "content_type": "image/png", "due_at": "2041-01-01T00:00:00Z" })).await?;
         let exact = "{\"queue\":\"b\",\"payload\":{\"n\": 1.10},\"due_at\":\"2042-01-01T00:00:00Z\"}\n";
         terminal.ends(0, &["submit", "--batch", "-"], exact).await?;
+        let of_lines = ["submit", "c", "--payload", "{\n\"n\": 1}", "--at", "2043-01-01T00:00:00Z", "--output", "jsonl"];
+        ensure!(terminal.text(&of_lines).await?.lines().count() == 1, "one line");
         let cancelled = terminal.submitted(&["b", "--delay", "1h"]).await?;
         terminal.text(&["cancel", &cancelled]).await?;
 
@@ -197,19 +199,19 @@ async fn what_is_exported_and_imported_is_what_was_submitted() {
         let of_queue = terminal.text(&["export", "--queue", "b", "--state", "scheduled"]).await?;
         ensure!(exported(&of_queue, "scheduled")?.len() == 2, "{of_queue}");
         let told = terminal.text(&["bulk", "cancel", "--all", "--yes"]).await?;
-        ensure!(told == "cancel: 3 found, 3 done\n", "{told}");
+        ensure!(told == "cancel: 4 found, 4 done\n", "{told}");
 
         let (out, _) = terminal.ends(0, &["import", "-"], &before).await?;
-        ensure!(out.contains("3 imported, 0 already there, 1 finished"), "{out}");
+        ensure!(out.contains("4 imported, 0 already there, 1 finished"), "{out}");
         let after = terminal.text(&["export"]).await?;
         let (first, second) = (exported(&before, "scheduled")?, exported(&after, "scheduled")?);
-        ensure!(first.len() == 3 && after.contains("{\"n\": 1.10}"), "{after}");
+        ensure!(first.len() == 4 && after.contains("{\"n\": 1.10}"), "{after}");
         for (first, second) in first.iter().zip(&second) {
             ensure!(said(first) == said(second) && first["id"] != second["id"], "{first}\n{second}");
         }
 
         // Imports once more: the task with a key exists; the others do too, once their old ids are their keys.
-        for there in [1, 3] {
+        for there in [1, 4] {
             let (out, _) = terminal.ends(0, &["import", "-", "--key-from-id"], &before).await?;
             ensure!(out.contains(&format!("{there} already there")), "{out}");
         }

@@ -6,7 +6,7 @@ use super::{
     access::Access,
     client::{Client, Response},
     error::Error,
-    output::{Form, Output, say},
+    output::{Form, Output, in_one_line, say},
 };
 
 /// One call of a command: its own arguments, the nodes it goes to, and the form of its output.
@@ -37,7 +37,8 @@ impl<A: Args> Invocation<A> {
     ) -> Result<(), Error> {
         match self.form() {
             Form::Text => say(text(response)?),
-            Form::Json | Form::Jsonl => say(&response.text),
+            Form::Json => say(&response.text),
+            Form::Jsonl => say(in_one_line(&response.text)),
         }
         Ok(())
     }

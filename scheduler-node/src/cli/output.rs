@@ -55,6 +55,11 @@ pub(super) fn say(line: impl std::fmt::Display) {
     }
 }
 
+/// JSON without the line breaks between its parts. Those within its strings are escaped.
+pub(super) fn in_one_line(json: &str) -> String {
+    json.replace(['\n', '\r'], " ")
+}
+
 /// Prints to standard error that part of the operation failed.
 pub(super) fn complain(text: impl std::fmt::Display) {
     // Without a reader, the exit code still tells.
@@ -80,6 +85,11 @@ fn printable_lines(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_in_one_line_means_the_same() {
+        assert_eq!(in_one_line("{\r\n\"a\":\n\"b\\n\"}"), "{  \"a\": \"b\\n\"}");
+    }
 
     #[test]
     fn nothing_a_terminal_obeys_gets_through() {

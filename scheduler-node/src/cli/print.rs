@@ -3,7 +3,7 @@
 use comfy_table::{Table, presets};
 
 pub(super) use super::output::printable;
-use super::output::{Form, say};
+use super::output::{Form, in_one_line, say};
 
 /// A table: one line for each row, with the column names on top.
 pub(super) fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
@@ -50,10 +50,12 @@ impl Listing {
     }
 
     pub(super) fn add(&mut self, json: &str) {
-        let comma = if self.any && self.form == Form::Json { "," } else { "" };
+        let comma = if self.any { "," } else { "" };
         self.any = true;
-        if self.form != Form::Text {
-            say(format_args!("{comma}{json}"));
+        match self.form {
+            Form::Text => {}
+            Form::Json => say(format_args!("{comma}{json}")),
+            Form::Jsonl => say(in_one_line(json)),
         }
     }
 

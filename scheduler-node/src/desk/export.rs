@@ -182,7 +182,9 @@ fn add(lines: &mut Vec<u8>, line: &impl serde::Serialize) -> Result<(), Problem>
 
 fn exported(task: WholeTask) -> ExportedTask {
     let WholeTask { record, timeout_ms, retry, envelope, depends_on } = task;
-    let body = Body::of(record.payload.unwrap_or_default(), &record.content_type);
+    let body = Body::in_one_line(record.payload.unwrap_or_default(), &record.content_type);
+    // Outside of its strings, which have none, JSON means the same with a blank for each line break.
+    let result = record.result.map(|text| text.replace(['\n', '\r'], " "));
     ExportedTask {
         id: record.id,
         queue: record.queue,
@@ -206,7 +208,7 @@ fn exported(task: WholeTask) -> ExportedTask {
         depends_on,
         delivered_at: record.delivered_at,
         finished_at: record.finished_at,
-        result: record.result.and_then(|text| RawValue::from_string(text).ok()),
+        result: result.and_then(|text| RawValue::from_string(text).ok()),
         status_code: record.status_code,
         status_msg: record.status_msg,
         progress: record.progress,

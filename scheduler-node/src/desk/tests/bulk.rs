@@ -401,6 +401,23 @@ async fn an_export_tells_each_task_with_every_field_and_ends_with_their_number()
 }
 
 #[tokio::test]
+async fn a_task_whose_payload_and_result_have_line_breaks_is_exported_in_one_line_and_no_byte_is_lost() {
+    let (counter, _test) = fresh().await;
+    let id = submitted(&counter, "{\"queue\":\"a\",\"payload\":{\n\"n\":\r\n1.10}}").await;
+    let attempt = claim(&counter, id).await;
+    let report = common::task::report::ResultBody::parse("{\"status\":\"discard\",\"result\":{\r\n\"a\":\n\"b\\n\"}}");
+    counter.desk.report(id, attempt, report.expect("a report")).await.expect("applied");
+    let lines = export(&counter, TaskFilter::default()).await.expect("for all queues");
+    assert_eq!((lines.len(), &lines[1]), (2, &serde_json::json!({ "exported": 1 })));
+    assert_eq!(lines[0]["result"], serde_json::json!({ "a": "b\n" }));
+    let task: ExportedTask = serde_json::from_value(lines[0].clone()).expect("a task");
+    let again = serde_json::to_string(&task.resubmission(false)).expect("JSON");
+    let again = counter.desk.submit(request(&again)).await.expect("accepted").id;
+    let payload = counter.desk.get(again).await.expect("it is there").payload.expect("JSON");
+    assert_eq!(payload.get(), "{\n\"n\":\r\n1.10}");
+}
+
+#[tokio::test]
 async fn large_tasks_are_told_a_few_at_a_time() {
     let (counter, test) = fresh().await;
     sqlx::query(
