@@ -112,6 +112,7 @@ common::labelled! {
         AuditForget = "audit_forget",
         FireTake = "fire_take",
         FireDone = "fire_done",
+        FireFound = "fire_found",
         QuarantineAdd = "quarantine_add",
         QuarantineForget = "quarantine_forget",
         PartitionRead = "partition_read",

@@ -61,7 +61,7 @@ impl StoreOp {
             TaskHeld | TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge | PresenceRead => PoolKind::Fire,
             QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
             ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount => PoolKind::Fire,
-            ScheduleWake | FireTake | FireDone => PoolKind::Fire,
+            ScheduleWake | FireTake | FireDone | FireFound => PoolKind::Fire,
 
             TaskSubmit | TaskPut | QueueAdd | PositionMark | WarmWrite => PoolKind::Write,
             InboxRead | InboxLeave | InboxDelete | InboxRefuse | InboxStanding | InboxForget => PoolKind::Write,

@@ -43,6 +43,7 @@ impl StoreOp {
                 | ScheduleDelete
                 | ScheduleTurn
                 | FireDone
+                | FireFound
                 | TokenAdd
                 | TokenRevoke
                 | QuarantineAdd

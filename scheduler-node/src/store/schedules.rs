@@ -355,6 +355,17 @@ impl Database {
         })
         .await
     }
+
+    /// Forgets the fire time of the task `decided`, whose key the task `there` has. If `decided` is the schedule's last
+    /// task, `there` takes its place.
+    pub async fn fire_found(&self, decided: TaskId, schedule: &ScheduleName, there: TaskId) -> Result<(), Error> {
+        self.run(StoreOp::FireFound, |pool| async move {
+            let query = sqlx::query(include_str!("queries/fire_found.sql"));
+            query.bind(decided.uuid()).bind(schedule.as_str()).bind(there.uuid()).execute(&pool).await?;
+            Ok(())
+        })
+        .await
+    }
 }
 
 impl<'a> ScheduleContents<'a> {

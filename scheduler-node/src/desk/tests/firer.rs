@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Counter, fresh,
-    schedules::{firer, firer_among, hourly, made, name, set_back},
+    schedules::{firer, firer_among, hourly, made, name, set_back, task_of_last},
     with_two_databases,
 };
 use crate::{
@@ -158,6 +158,31 @@ async fn the_master_corrects_a_fire_time_that_the_calendar_does_not_have_any_mor
     firer(&counter, true).0.correct_all(at_work()).await.expect("it answers");
     assert_eq!(standing(&counter).await, before);
     assert_on_time(&counter, &test).await;
+}
+
+#[tokio::test]
+async fn a_schedule_that_was_put_anew_waits_for_the_task_that_its_fire_time_had_before() {
+    let (counter, test) = fresh().await;
+    let (master, metrics) = firer(&counter, true);
+    let look = async || {
+        master.look().await.expect("it answers");
+        drop(master.keep_from_making().await);
+        task_of_last(&test).await
+    };
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    set_back(&test, 1).await;
+    let first = look().await;
+    counter.desk.schedule_delete(name("s")).await.expect("deleted");
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put anew");
+    let same = "UPDATE duetime.schedule SET next_at = t.due_at, since = t.due_at - interval '1 hour',
+                    wake_at = clock_timestamp() - interval '1 hour' FROM duetime.task AS t";
+    for _ in 0..2 {
+        sqlx::query(same).execute(&test.pool).await.unwrap();
+        assert_eq!(look().await, first);
+    }
+    assert_eq!((made(&metrics), test.live().await), (2, 1), "the third look skips a fire time");
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.fire").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(left, 0);
 }
 
 #[tokio::test]

@@ -109,7 +109,7 @@ async fn let_go(mut held: sqlx::pool::PoolConnection<sqlx::Postgres>) {
     sqlx::query("COMMIT").execute(&mut *held).await.unwrap();
 }
 
-async fn task_of_last(test: &TestDatabase) -> TaskId {
+pub(super) async fn task_of_last(test: &TestDatabase) -> TaskId {
     let id = sqlx::query_scalar("SELECT last_task FROM duetime.schedule").fetch_one(&test.pool).await.unwrap();
     TaskId::from_uuid(id)
 }

@@ -12,6 +12,7 @@
 
 mod count;
 mod last_tasks;
+mod make;
 
 use std::{
     collections::VecDeque,
@@ -24,7 +25,6 @@ use common::{
     ids::{ScheduleName, ShardId, TaskId},
     schedule::{Fire, FireDecision, STAND_IN_AFTER},
     shard::route::bound_to,
-    task::NewTask,
     time::UnixMicros,
 };
 use futures::StreamExt;
@@ -32,8 +32,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use self::{count::Corrections, last_tasks::LastTasks};
-use super::submitter::{SubmitError, Submitter};
+use self::{count::Corrections, last_tasks::LastTasks, make::MADE_AT_ONCE};
+use super::submitter::Submitter;
 use crate::{
     loops::{
         cluster::elector::Mastership,
@@ -44,15 +44,12 @@ use crate::{
         Database, Error, Fault, Store,
         schedules::{DueSchedule, DueSchedules, FireRecord, Revision, ScheduleRecord, Unreadable},
     },
-    supervise::{at_work, spawn_child},
+    supervise::at_work,
     working_set::{
         failures::Failures,
         set_aside::{Kept, Kind, SetAside, why},
     },
 };
-
-/// The value of the metrics' label `source`.
-const SOURCE: &str = "schedule";
 
 /// A schedule that was written on any node is seen after this long: by a glance, or where none comes, by a look.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -79,9 +76,6 @@ const READ_AT_ONCE: i64 = 100;
 
 /// Schedules decided at the same time. More would use up the connections that due tasks need.
 const DECIDED_AT_ONCE: usize = 4;
-
-/// The most decisions whose tasks are being made. A decision beyond it is left to a node that takes it on.
-const MADE_AT_ONCE: usize = 64;
 
 /// What this version cannot read is news in the log again when none has come for this long. An unreadable schedule
 /// comes each minute; a decided fire time goes round among the nodes.
@@ -389,58 +383,6 @@ impl Firer {
         let shard = bound_to(&rules.queue, placement, partition_key, Some(&key), shard_count.into());
         let shard = shard.expect("a key binds to a shard");
         TaskId::mint(uuid::Uuid::now_v7(), shard)
-    }
-
-    /// Has the tasks of decided fire times written in the background. If the outcome is unknown, a node takes them
-    /// on again after the hold. Returns whether any is written.
-    fn make(&self, mut fires: Vec<FireRecord>) -> bool {
-        fires.retain(|fire| self.fit(fire.id).is_some());
-        let Some(room) = Arc::clone(&self.making).try_acquire_owned().ok().filter(|_| !fires.is_empty()) else {
-            return false;
-        };
-        let this = self.clone();
-        spawn_child(async move {
-            this.write_tasks(fires).await;
-            drop(room);
-        });
-        true
-    }
-
-    async fn write_tasks(&self, fires: Vec<FireRecord>) {
-        let _work = at_work();
-        let task = |FireRecord { id, schedule, rules, payload, fire, .. }| NewTask {
-            id,
-            task: rules.task_of(&schedule, payload, fire),
-        };
-        let tasks: Vec<NewTask> = fires.into_iter().map(task).collect();
-        let ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
-        let answers = self.submitter.write(tasks, SOURCE).await;
-        fail::fail_point!("after_fire_made", |_| std::process::abort());
-        let mut done: Vec<TaskId> = Vec::with_capacity(ids.len());
-        for (id, answer) in ids.into_iter().zip(answers) {
-            match answer {
-                Ok(_) => done.push(id),
-                // The task can never be made. Its schedule goes on.
-                Err(SubmitError::Refused(why)) => {
-                    self.set_aside.keep(self.store.home(), Kind::Fire, Kept::task(id), &why).await;
-                    done.push(id);
-                }
-                Err(_) => {}
-            }
-        }
-        if let Err(error) = self.store.home().fire_done(&done).await {
-            tracing::debug!(
-                error = &error as &dyn std::error::Error,
-                "could not delete completed fire times; repeating them has no effect"
-            );
-        }
-    }
-
-    /// Waits until no task is being made, and prevents further ones, as if the firer died after a decision.
-    #[cfg(test)]
-    pub(crate) async fn keep_from_making(&self) -> tokio::sync::OwnedSemaphorePermit {
-        let all = u32::try_from(MADE_AT_ONCE).expect("a small number");
-        Arc::clone(&self.making).acquire_many_owned(all).await.expect("it is never closed")
     }
 
     /// Postpones the next look at a schedule. Without the database, this node alone leaves it alone.
