@@ -16,10 +16,10 @@ pub fn config(text: &str) {
     }
     let (file, environment) = text.split_once(ENVIRONMENT).unwrap_or((text, ""));
     let mut complaints = Complaints::default();
-    let Ok(mut tree) = Tree::of_text(Path::new("fuzz.toml"), file, &mut complaints) else { return };
+    let Ok(mut tree) = Tree::of_text(Path::new("fuzz.toml"), file) else { return };
     let variables = environment.lines().filter_map(|line| line.split_once('='));
     tree.overlay(variables.map(|(name, value)| (name.to_owned(), value.to_owned())), &mut complaints);
-    tree.complete();
+    tree.complete(&mut complaints);
     match Config::of_tree(tree, complaints) {
         Ok(config) => {
             assert!(config.first_shard_count() >= 1 && !config.redacted().chars().any(char::is_control));

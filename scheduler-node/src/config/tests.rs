@@ -8,6 +8,7 @@ mod hosts;
 mod oidc;
 mod passwords;
 mod shards;
+mod variables;
 
 const SMALLEST: &str = r#"
 [[database]]
@@ -409,23 +410,6 @@ fn a_delay_exchange_with_a_control_character_in_a_name_is_refused() {
         let toml = format!("{SMALLEST}\n[[delay_exchange]]\nname = \"{name}\"\ndeliver_to = \"{deliver_to}\"\n");
         let complaints = complaints(&toml, &[]);
         assert!(complaints.len() == 1 && complaints[0].contains(key), "{toml}: {complaints:?}");
-    }
-}
-
-#[test]
-fn a_variable_that_names_no_key_is_refused() {
-    let cases = [
-        ("DUETIME_SCHEDULER__BACTH", "names no key"),
-        ("DUETIME_DATABASE__URL", "names no key"),
-        ("DUETIME_DATABASE__3__URL", "number 1 is missing"),
-        ("DUETIME_AMQP__URL_FILE", "cannot be read"),
-    ];
-    for (variable, word) in cases {
-        let complaints = complaints(SMALLEST, &[(variable, "/nowhere/x")]);
-        assert!(
-            complaints.iter().any(|complaint| complaint.contains(variable) && complaint.contains(word)),
-            "{complaints:#?}"
-        );
     }
 }
 

@@ -26,32 +26,32 @@ impl Tree {
         environment: impl IntoIterator<Item = (String, String)>,
         complaints: &mut Complaints,
     ) -> Result<Self, Error> {
-        let mut tree = file.map_or_else(|| Ok(Self::default()), |path| Self::of_file(path, complaints))?;
+        let mut tree = file.map_or_else(|| Ok(Self::default()), Self::of_file)?;
         tree.overlay(environment, complaints);
-        tree.complete();
+        tree.complete(complaints);
         Ok(tree)
     }
 
-    /// Adds a section that must exist, so that its missing keys are named.
-    pub(super) fn complete(&mut self) {
+    /// Reads the secrets from the files that the configuration file names, unless a variable has set them. Adds a
+    /// section that must exist, so that its missing keys are named.
+    pub(super) fn complete(&mut self, complaints: &mut Complaints) {
+        for secret in keys::SECRETS {
+            self.take_secret_file(secret, complaints);
+        }
         self.root.entry("amqp".to_owned()).or_insert_with(|| Value::from(Dict::new()));
     }
 
-    fn of_file(path: &Path, complaints: &mut Complaints) -> Result<Self, Error> {
+    fn of_file(path: &Path) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.into(), source })?;
-        Self::of_text(path, &text, complaints)
+        Self::of_text(path, &text)
     }
 
     /// Parses `text`, the content of the file at `path`.
-    pub(super) fn of_text(path: &Path, text: &str, complaints: &mut Complaints) -> Result<Self, Error> {
+    pub(super) fn of_text(path: &Path, text: &str) -> Result<Self, Error> {
         let parsed = Toml::string(text).data();
         let mut profiles =
             parsed.map_err(|error| Error::Syntax { path: path.into(), reason: place_and_reason(&error) })?;
-        let mut tree = Self { root: profiles.remove(&Profile::Default).unwrap_or_default(), ..Self::default() };
-        for secret in keys::SECRETS {
-            tree.take_secret_file(secret, complaints);
-        }
-        Ok(tree)
+        Ok(Self { root: profiles.remove(&Profile::Default).unwrap_or_default(), ..Self::default() })
     }
 
     /// Lays the environment over the file. Variables without a section (`DUETIME_TOKEN`) belong to other programs and
@@ -108,16 +108,20 @@ impl Tree {
         let Some((name, way)) = steps.split_last() else { return };
         let secret =
             name.strip_suffix("_file").filter(|stem| keys::SECRETS.contains(&shape(&with(way, stem)).as_str()));
-        let (steps, text) = match secret {
+        let (name, text) = match secret {
             Some(stem) => match read_secret(&text) {
-                Ok(secret) => (with(way, stem), secret),
+                Ok(secret) => (stem, secret),
                 Err(problem) => return complaints.add(variable, problem),
             },
-            None => (steps.to_vec(), text),
+            None => (name.as_str(), text),
         };
+        let steps = with(way, name);
         let key = key_path(&steps);
         if let Some(other) = self.variables.get(&key) {
             return complaints.add(variable, format!("is set, but so is {other}; set one of them"));
+        }
+        if keys::SECRETS.contains(&shape(&steps).as_str()) {
+            self.remove(&with(way, &format!("{name}_file")));
         }
         match insert(&mut self.root, &steps, Value::from(text)) {
             Ok(()) => drop(self.variables.insert(key, variable)),

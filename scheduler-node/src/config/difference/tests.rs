@@ -13,10 +13,10 @@ const SHOP: &str = "222222222222222222222222222222222222222222222222222222222222
 
 fn read(toml: &str, environment: &[(&str, &str)]) -> Config {
     let mut complaints = crate::config::Complaints::default();
-    let mut tree = Tree::of_text(std::path::Path::new("test.toml"), toml, &mut complaints).expect("TOML");
+    let mut tree = Tree::of_text(std::path::Path::new("test.toml"), toml).expect("TOML");
     let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     tree.overlay(environment, &mut complaints);
-    tree.complete();
+    tree.complete(&mut complaints);
     Config::of_tree(tree, complaints).expect("accepted")
 }
 
@@ -51,8 +51,7 @@ fn two_files(key: &Key) -> [String; 2] {
 
 /// Reads without the checks, which know the meaning of each value.
 fn values(toml: &str) -> Values {
-    let mut complaints = crate::config::Complaints::default();
-    Values::of(&Tree::of_text(std::path::Path::new("test.toml"), toml, &mut complaints).expect("TOML"))
+    Values::of(&Tree::of_text(std::path::Path::new("test.toml"), toml).expect("TOML"))
 }
 
 fn difference_of_values(old: &str, new: &str) -> Difference {

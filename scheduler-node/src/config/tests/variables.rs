@@ -1,0 +1,40 @@
+//! Variables over the file.
+
+use secrecy::ExposeSecret;
+
+use super::{SMALLEST, complaints, file_with, read};
+
+#[test]
+fn a_variable_takes_the_place_of_a_secret_and_of_the_file_that_holds_it() {
+    let other = file_with("postgres://other/tasks\n");
+    let path = other.path().display().to_string();
+    let amqp = "[amqp]\nurl = 'amqp://mq'";
+    for key in ["url_file = '/nowhere/db'", "url = 'postgres://db/tasks'"] {
+        let toml = format!("[[database]]\n{key}\n{amqp}");
+        for (variable, value) in
+            [("DUETIME_DATABASE__0__URL", "postgres://other/tasks"), ("DUETIME_DATABASE__0__URL_FILE", path.as_str())]
+        {
+            let config = read(&toml, &[(variable, value)]).expect("accepted");
+            assert_eq!(config.databases[0].url.expose_secret(), "postgres://other/tasks", "{key}, {variable}");
+        }
+    }
+    let unset = complaints(&format!("[[database]]\nurl_file = '/nowhere/db'\n{amqp}"), &[]);
+    assert!(unset.iter().any(|complaint| complaint.starts_with("`database[0].url_file`")), "{unset:#?}");
+}
+
+#[test]
+fn a_variable_that_names_no_key_is_refused() {
+    let cases = [
+        ("DUETIME_SCHEDULER__BACTH", "names no key"),
+        ("DUETIME_DATABASE__URL", "names no key"),
+        ("DUETIME_DATABASE__3__URL", "number 1 is missing"),
+        ("DUETIME_AMQP__URL_FILE", "cannot be read"),
+    ];
+    for (variable, word) in cases {
+        let complaints = complaints(SMALLEST, &[(variable, "/nowhere/x")]);
+        assert!(
+            complaints.iter().any(|complaint| complaint.contains(variable) && complaint.contains(word)),
+            "{complaints:#?}"
+        );
+    }
+}
