@@ -55,7 +55,7 @@ impl Tree {
     }
 
     /// Lays the environment over the file. Variables without a section (`DUETIME_TOKEN`) belong to other programs and
-    /// are left alone.
+    /// are left alone, unless they are a key whose two underscores became one.
     pub(super) fn overlay(
         &mut self,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -68,7 +68,13 @@ impl Tree {
                 standard.insert(variable, text);
                 continue;
             }
-            let Some(name) = variable.strip_prefix(PREFIX).filter(|name| name.contains("__")) else { continue };
+            let Some(name) = variable.strip_prefix(PREFIX) else { continue };
+            if !name.contains("__") {
+                if let Some(key) = with_single_underscores(name) {
+                    complaints.add(variable, format!("sets nothing; write {}, with two underscores", key.variable()));
+                }
+                continue;
+            }
             let steps: Vec<String> = name.split("__").map(str::to_lowercase).collect();
             if !keys::KEYS.iter().any(|key| key.path == shape(&steps)) {
                 complaints.add(variable, "is set but names no key; `duetime node --help` lists them");
@@ -240,6 +246,12 @@ fn join(steps: &[String], index: impl Fn(&str) -> String) -> String {
         }
     }
     text
+}
+
+/// The key that `name`, a variable without its prefix, means if each of its dots became one underscore.
+fn with_single_underscores(name: &str) -> Option<&'static keys::Key> {
+    let flat = |path: &str| path.replace("[]", "_0").replace('.', "_");
+    keys::KEYS.iter().find(|key| flat(key.path).eq_ignore_ascii_case(name))
 }
 
 fn with(way: &[String], name: &str) -> Vec<String> {

@@ -38,3 +38,20 @@ fn a_variable_that_names_no_key_is_refused() {
         );
     }
 }
+
+#[test]
+fn a_key_with_single_underscores_is_refused_and_names_of_other_programs_are_not() {
+    for (variable, meant) in [
+        ("DUETIME_NODE_NAME", "DUETIME_NODE__NAME"),
+        ("DUETIME_HTTP_MAX_CONNECTIONS", "DUETIME_HTTP__MAX_CONNECTIONS"),
+        ("DUETIME_DATABASE_0_URL", "DUETIME_DATABASE__0__URL"),
+    ] {
+        let complaints = complaints(SMALLEST, &[(variable, "a")]);
+        assert!(complaints.len() == 1 && complaints[0].starts_with(&format!("`{variable}`")), "{complaints:#?}");
+        assert!(complaints[0].contains(meant), "{complaints:#?}");
+    }
+    // Of clients, of a relay's commands, and of Kubernetes for a service called `duetime`.
+    for other in ["DUETIME_TOKEN", "DUETIME_URLS", "DUETIME_CONFIG", "DUETIME_QUEUE", "DUETIME_SERVICE_HOST"] {
+        assert_eq!(complaints(SMALLEST, &[(other, "a")]), Vec::<String>::new(), "{other}");
+    }
+}
