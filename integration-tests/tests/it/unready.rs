@@ -51,6 +51,14 @@ async fn a_wrong_configuration_is_refused_by_key() -> Result<()> {
             "role",
         ),
         ("bad-hash", format!("{database}[[auth.token]]\nname = \"t\"\nrole = \"viewer\"\nsha256 = \"12\"\n"), "sha256"),
+        (
+            "no-certificate",
+            format!(
+                "{database}[amqp]\nurl = \"amqp://127.0.0.1:1\"\n[etcd]\nendpoints = [\"http://127.0.0.1:1\"]\n\
+                 [http]\ncert_file = \"/etc/hostname\"\nkey_file = \"/etc/hostname\"\n"
+            ),
+            "http.cert_file",
+        ),
         ("gap", halves("0-63", "65-127"), "shards"),
         ("overlap", halves("0-64", "64-127"), "shards"),
         ("not-toml", "[node".to_owned(), "toml"),

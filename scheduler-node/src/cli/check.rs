@@ -20,7 +20,7 @@ use super::{
 use crate::causes::explained;
 use crate::{
     broker::{Broker, BrokerMetrics, BrokerState, ClusterGate},
-    config::{self, Config, Database},
+    config::{self, Config, Database, Http},
     coordination::{self, Coordination, CoordinationMetrics, ForeignPrefix},
     settings,
     store::{
@@ -120,7 +120,17 @@ async fn look(config: &Config) -> Vec<Finding> {
     let etcd = etcd.and_then(|(found, record)| in_cluster(&config.etcd, found, record, cluster));
     let rest = [("etcd", etcd), ("amqp", amqp)]
         .map(|(what, found)| Finding { what: what.to_owned(), found: found.map(Answer::Fits) });
-    [config_read].into_iter().chain(databases).chain(rest).collect()
+    [config_read].into_iter().chain(certificate_found(&config.http)).chain(databases).chain(rest).collect()
+}
+
+/// The node's own certificate, if configured, read as a node reads it at its start.
+fn certificate_found(http: &Http) -> Option<Finding> {
+    let file = http.cert_file.as_ref()?;
+    let found = match settings::certificate(http) {
+        Ok(_) => Ok(Answer::Fits(format!("certificate {}", file.display()))),
+        Err(error) => Err(Fault::Refused(format!("http.cert_file: {}", explained(&error)))),
+    };
+    Some(Finding { what: "http".to_owned(), found })
 }
 
 /// A database that fits.

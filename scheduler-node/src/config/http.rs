@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::Deserialize;
 
-use super::{auth::Auth, complaint::Complaints, link::Link, read};
+use super::{auth::Auth, complaint::Complaints, link::Link, read, tls};
 
 /// The address that the API listens on, and the URL that others use.
 #[derive(Clone, Debug, Deserialize)]
@@ -60,16 +60,9 @@ impl Http {
     }
 
     fn check_files(&self, complaints: &mut Complaints) {
-        for (key, file, other, partner) in [
-            ("http.cert_file", &self.cert_file, "http.key_file", &self.key_file),
-            ("http.key_file", &self.key_file, "http.cert_file", &self.cert_file),
-        ] {
-            let Some(file) = file else { continue };
-            complaints.unless(partner.is_some(), key, format!("requires {other} too"));
-            if let Err(error) = std::fs::metadata(file) {
-                complaints.add(key, format!("names {}, which cannot be read: {error}", file.display()));
-            }
-        }
+        let files =
+            tls::Files { section: "http", ca: &None, cert: &self.cert_file, key: &self.key_file, unusable: None };
+        files.check(complaints);
     }
 
     pub(super) fn check(&self, auth: &Auth, complaints: &mut Complaints) {

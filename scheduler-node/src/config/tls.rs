@@ -1,4 +1,4 @@
-//! The certificate files of the clients of stores.
+//! The certificate files of the node and of its connections to stores.
 
 use std::path::PathBuf;
 
