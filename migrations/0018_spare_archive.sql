@@ -51,17 +51,21 @@ $$;
 -- Stood in 0014_place_submits.sql. The state of the newest task with that name in that partition. That is an
 -- unfinished task if there is one, otherwise the finished one that was created last, whatever its version. One that
 -- was retried by hand counts from its due time on, which the retry sets, and which is past before a newer version can
--- be beside it. NULL: there is none, or it was dropped after its time. The function reads the 100 that finished last,
--- of those that hold the key and of the others (see key_finished). A task finishes after it was created. So the
--- newest is among them, unless 100 older tasks with its name finished after it.
+-- be beside it. An attempt in flight goes on beside a newer version, which may finish first: then that version is the
+-- newest. NULL: there is none, or it was dropped after its time. The function reads the 100 that finished last, of
+-- those that hold the key and of the others (see key_finished). A task finishes after it was created. So the newest is
+-- among them, unless 100 older tasks with its name finished after it.
 CREATE OR REPLACE FUNCTION duetime.standing_of(p_name text, p_partition_key text) RETURNS duetime.task_state
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_queue text := split_part(p_name, ' ', 1);
     v_key text := substr(p_name, strpos(p_name, ' ') + 1);
     v_state duetime.task_state;
+    v_version bigint;
+    v_created_at timestamptz;
+    v_newer duetime.task_state;
 BEGIN
-    SELECT t.state INTO v_state
+    SELECT t.state, t.version, t.created_at INTO v_state, v_version, v_created_at
       FROM duetime.task AS t
      WHERE t.queue = v_queue AND t.key = v_key
        AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
@@ -85,6 +89,17 @@ BEGIN
                 OFFSET 0) AS newest                             -- in this order, so that is_here is asked once
          WHERE duetime.is_here(newest.shard)
          LIMIT 1;
+    ELSIF v_state IN ('dispatching', 'delivered', 'running') THEN
+        SELECT a.state INTO v_newer
+          FROM duetime.archive AS a
+         WHERE a.queue = v_queue AND a.key = v_key
+           AND coalesce(a.partition_key, '') = coalesce(p_partition_key, '')
+           -- Where the key was free again, a higher version may be older.
+           AND a.version > v_version AND a.created_at > v_created_at
+           AND duetime.is_here(a.shard)
+         ORDER BY a.version DESC, a.created_at DESC
+         LIMIT 1;
+        v_state := coalesce(v_newer, v_state);
     END IF;
     RETURN v_state;
 END

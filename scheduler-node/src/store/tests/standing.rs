@@ -7,7 +7,7 @@ use super::{
     changed, claim,
     depend::{DAY_MS, end, finish, look, put, task, tasks_read, written},
     fixture::{TestDatabase, database, planned},
-    own,
+    own, state_of,
 };
 use crate::store::put::{PutOutcome, Retention};
 
@@ -72,6 +72,23 @@ async fn a_newer_version_that_succeeded_counts_although_an_older_one_failed_afte
     finish(&test, older.id, attempt, TaskState::Dead).await;
     let waiting = written(&test, "-", &["a"]).await;
     assert!(look(&test, waiting).await);
+}
+
+#[tokio::test]
+async fn a_newer_version_that_succeeded_counts_while_an_older_one_is_still_in_flight() {
+    let test = database().await;
+    let [older, newer] =
+        [1, 2].map(|version| changed(task("a", &[]), |task| task.keyed.as_mut().unwrap().version = version));
+    put(&test, &older).await;
+    let waiting = written(&test, "-", &["a"]).await;
+    let fences = own(&test, "a").await;
+    assert_eq!(claim(&test, &[older.id], &fences).await.deliveries.len(), 1);
+    assert_eq!(put(&test, &newer).await, PutOutcome::Created);
+    assert!(!look(&test, waiting).await, "the newest version has not succeeded yet");
+    let succeeded = end(&test, newer.id, TaskState::Succeeded).await.succeeded;
+    let released = test.database.task_release(&[], &succeeded).await.unwrap().released;
+    assert_eq!(released.iter().map(|task| task.id).collect::<Vec<_>>(), [waiting]);
+    assert_eq!(state_of(&test.pool, older.id).await.as_deref(), Some("dispatching"));
 }
 
 /// Tasks of this key that have succeeded, one in each of so many partitions and `ended` times in `p`.
