@@ -54,6 +54,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// The most characters of a failure's reason in a warning: enough for its beginning, and a target chooses the text.
 const REASON_CHARS: usize = 1_000;
+/// The most tasks taken at a time to probe a target that may be down.
+const PROBES: u16 = 1;
 /// The time that unconfirmed reports get after the end of the last call.
 const REPORTED_WITHIN: Duration = Duration::from_secs(5);
 
@@ -190,7 +192,13 @@ impl Relay {
                 Room::All | Room::Probe => None,
             };
             tokio::select! {
-                handed = worker.next() => self.begin(handed?, room).await,
+                handed = worker.next() => {
+                    let known = self.begin(handed?, room).await;
+                    if known == Some(Known::Unanswered) && room == Room::Probe {
+                        // The message keeps the only place of this subscription. A new one has a place for the probe.
+                        worker.subscribe(PROBES).await?;
+                    }
+                }
                 Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
                     let (key, ended, begun_as) = ended.expect("a call does not panic");
                     let now = Instant::now();
@@ -212,7 +220,7 @@ impl Relay {
     async fn subscribe(&self, worker: &mut Worker, room: Room, prefetch: &mut u16) -> Result<(), String> {
         let calls = match room {
             Room::All => self.settings.concurrency,
-            Room::Probe => 1,
+            Room::Probe => PROBES,
             Room::NoneUntil(_) => 0,
         };
         // With a concurrency of 1, full service and a probe have the same prefetch.
@@ -231,23 +239,28 @@ impl Relay {
         if calls == 0 { worker.unsubscribe().await } else { worker.subscribe(calls).await }
     }
 
-    async fn begin(&mut self, mut handed: Handed, room: Room) {
+    /// Begins the work of a message. `None`: the message is rejected.
+    async fn begin(&mut self, mut handed: Handed, room: Room) -> Option<Known> {
         let queue = &self.settings.queue;
         if !handed.task.is_whole {
             tracing::warn!(%queue, "rejected a message that cannot be read");
-            return handed.reply.reject();
+            handed.reply.reject();
+            return None;
         }
         // A receiver tells calls apart by their ids.
         let id = handed.task.id.get_or_insert_with(|| Uuid::now_v7().to_string()).clone();
         if handed.task.is_foreign {
             tracing::warn!(%queue, task = id, "rejected a message that is not of this cluster: its reply_to is \
                                                another queue");
-            return handed.reply.reject();
+            handed.reply.reject();
+            return None;
         }
         let key = self.works.key(id, handed.task.attempt);
         let Handed { task, reply } = handed;
-        if self.works.take(&key, task.subject.clone(), reply).await == Known::Before {
-            return tracing::debug!(task = key.task, attempt = key.attempt, "received before; not called again");
+        let known = self.works.take(&key, task.subject.clone(), reply, room).await;
+        if known != Known::New {
+            tracing::debug!(task = key.task, attempt = key.attempt, "received before; not called again");
+            return Some(known);
         }
         let (settings, places) = (Arc::clone(&self.settings), Arc::clone(&self.places));
         let reports = self.reports.subscribe();
@@ -255,6 +268,7 @@ impl Relay {
             let ended = call(&settings, &places, &task, &reports).await;
             (key, ended, room)
         });
+        Some(known)
     }
 
     /// Tells the breaker how a call ended, and keeps or logs why it failed.

@@ -364,6 +364,47 @@ async fn a_command_that_takes_too_long_is_ended_with_all_that_it_started() {
     timeout(LONG, relay).await.expect("the relay stops").unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_came_again_after_a_lost_connection_leaves_the_probe_its_place() {
+    let (mut bench, hand, url) = bench().await;
+    let [long, failing, probing] = [(); 3].map(|()| TaskId::mint(Uuid::now_v7(), ShardId::new(1)).to_string());
+    publish(&hand, &long, QUEUE).await;
+    let folder = tempfile::tempdir().unwrap();
+    let [program, begun, may_end] = ["sh", "begun", "may-end"].map(|name| folder.path().join(name));
+    std::os::unix::fs::symlink("/bin/sh", &program).unwrap();
+    let line = format!("echo > {}; until [ -e {} ]; do sleep 0.05; done", begun.display(), may_end.display());
+    let mut settings = settings(url, &line, CONCURRENCY);
+    if let Target::Command(command) = &mut settings.target {
+        command.program.clone_from(&program);
+    }
+    let stop = CancellationToken::new();
+    let relay = crate::supervise::spawn_child(run(settings, stop.clone(), CancellationToken::new()));
+    until(async || begun.exists()).await;
+    // A program that is not there cannot be run, so the target counts as down.
+    std::fs::remove_file(&program).unwrap();
+    publish(&hand, &failing, QUEUE).await;
+    until_reported(&mut bench, &failing).await;
+    bench.drop_connections().await;
+    let hand = bench.hand().await;
+    publish(&hand, &probing, QUEUE).await;
+    until_reported(&mut bench, &probing).await;
+    std::fs::write(&may_end, "").unwrap();
+    until_reported(&mut bench, &long).await;
+    stop.cancel();
+    timeout(LONG, relay).await.expect("the relay stops").unwrap();
+}
+
+/// Waits for a report on the task. One on another task may come again.
+async fn until_reported(bench: &mut Bench, task: &str) {
+    loop {
+        let back = bench.next().await;
+        back.ack.ack().await;
+        if back.correlation_id.as_deref() == Some(task) {
+            return;
+        }
+    }
+}
+
 /// The id that a process has written into the file.
 async fn process_in(file: &Path) -> String {
     let read = || std::fs::read_to_string(file).unwrap_or_default();

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use common::{ids::TaskId, task::report::ReportStatus};
+use common::{ids::TaskId, relay::breaker::Room, task::report::ReportStatus};
 
 use crate::broker::{Reply, Subject};
 
@@ -26,6 +26,8 @@ pub(super) struct Key {
 pub(super) enum Known {
     New,
     Before,
+    /// Received before, and its message stays unanswered for now. It is not that of a call that probes the target.
+    Unanswered,
 }
 
 #[derive(Debug)]
@@ -41,6 +43,7 @@ enum Stage {
 
 #[derive(Debug)]
 struct Work {
+    begun_as: Room,
     subject: Option<Subject>,
     stage: Stage,
     /// The reply handles of the copies of its message. A copy of a connection that is gone comes again, so there are no
@@ -66,15 +69,20 @@ impl Works {
     }
 
     /// Takes a message. If its work is done, settles it as the copies before it.
-    pub(super) async fn take(&mut self, key: &Key, subject: Option<Subject>, reply: Reply) -> Known {
+    pub(super) async fn take(&mut self, key: &Key, subject: Option<Subject>, reply: Reply, room: Room) -> Known {
         let Some(work) = self.works.get_mut(key) else {
-            self.works.insert(key.clone(), Work { subject, stage: Stage::Called, replies: vec![reply] });
+            let work = Work { begun_as: room, subject, stage: Stage::Called, replies: vec![reply] };
+            self.works.insert(key.clone(), work);
             return Known::New;
         };
         work.replies.retain(|former| !former.is_lost());
         work.replies.push(reply);
         work.settle().await;
-        Known::Before
+        match work.stage {
+            Stage::Called if work.begun_as == Room::Probe => Known::Before,
+            Stage::Called | Stage::Ended => Known::Unanswered,
+            Stage::Settled { .. } => Known::Before,
+        }
     }
 
     /// Notes the end of a call. Returns the attempt to report on; `None` when no report is wanted and the
