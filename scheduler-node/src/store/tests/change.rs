@@ -221,6 +221,30 @@ async fn a_change_writes_what_it_names_and_leaves_the_rest() {
     assert_eq!(changed.due_at, changed.wake_at);
 }
 
+/// The consumer of an earlier attempt may report on it after the task has another content.
+#[tokio::test]
+async fn a_success_with_the_content_that_was_changed_does_not_end_the_task() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let payload = ValidChange { payload: Some(b"new".to_vec()), ..ValidChange::default() };
+    let headers = ValidChange { headers: Some(BTreeMap::new()), ..ValidChange::default() };
+    let priority = ValidChange { priority: Some(1), ..ValidChange::default() };
+    for (change, attempts_base, is_ended) in [(payload, 1, false), (headers, 1, false), (priority, 0, true)] {
+        let ids = submitted(&test, 1).await;
+        claim(&test, &ids, &fences).await;
+        retry_later(&test, ids[0]).await;
+        assert_eq!(word(&test.database.task_change(ids[0], &change).await.unwrap()), "done");
+        let standing = test.database.task_standing(&ids).await.unwrap().remove(0);
+        assert_eq!(standing.attempts_base, Attempt::new(attempts_base), "{change:?}");
+        let (attempt, final_state, was) = (Attempt::new(1), TaskState::Succeeded, &[TaskState::Scheduled]);
+        let report = Report::default();
+        let late =
+            Finish { id: ids[0], attempt, final_state, was, keep_ms: DAY_MS, report, entry: None, at_deadline: false };
+        let ended = test.database.task_finish(&[late]).await.unwrap().ids;
+        assert_eq!(ended == ids, is_ended, "{change:?}");
+    }
+}
+
 #[tokio::test]
 async fn no_change_makes_a_task_expire_before_it_is_due() {
     let test = fixture::database().await;
