@@ -176,12 +176,12 @@ impl TaskSnapshot<'_> {
 
     /// A consumer reported on `attempt`. The success of any attempt since the task has its content and its budget
     /// finishes it; every other report counts only for the newest one. A report may overtake the confirm of its own
-    /// publish.
+    /// publish. Where that confirm finishes the task, only a success counts before it.
     pub fn after_report(&self, attempt: Attempt, report: &ResultBody, now: UnixMicros, rand01: f64) -> Verdict {
         match report.status {
             ReportStatus::Succeeded if self.may_still_succeed(attempt) => Verdict::SUCCEEDED,
             ReportStatus::Succeeded => Verdict::Ignore,
-            _ if !self.is_current(attempt) => Verdict::Ignore,
+            _ if !self.is_current(attempt) || self.awaits_final_confirm() => Verdict::Ignore,
             ReportStatus::Failed => self.failed(FailureReason::Failed, now, rand01, report.retry_in_ms),
             ReportStatus::Discard if self.stopping => self.stopped(FailureReason::Discarded),
             ReportStatus::Discard => {
@@ -198,6 +198,12 @@ impl TaskSnapshot<'_> {
     /// Whether `attempt` is the newest one and is in flight.
     fn is_current(&self, attempt: Attempt) -> bool {
         FAILED_FROM.contains(&self.state) && attempt == self.attempt
+    }
+
+    /// Whether the confirm that is still to come finishes the task. An attempt that was delivered under another policy
+    /// has no such confirm, and its reports count.
+    fn awaits_final_confirm(&self) -> bool {
+        CONFIRMED_FROM.contains(&self.state) && self.policy.settle.finishes_on_confirm()
     }
 
     fn may_still_succeed(&self, attempt: Attempt) -> bool {

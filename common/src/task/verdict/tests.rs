@@ -185,6 +185,19 @@ fn other_reports_count_only_for_the_newest_attempt_and_only_while_it_is_out() {
 }
 
 #[test]
+fn only_a_success_counts_before_the_confirm_that_finishes_the_task() {
+    let policy = policy(Settle::Confirm);
+    for status in ["succeeded", "failed", "running", "discard"] {
+        let report = report(&format!(r#"{{"status":"{status}"}}"#));
+        for state in IN_FLIGHT {
+            let verdict = snapshot(state, &policy).after_report(Attempt::new(2), &report, NOW, 0.0);
+            let counts = status == "succeeded" || state != TaskState::Dispatching;
+            assert_eq!(verdict != Verdict::Ignore, counts, "{status} of a {state} task");
+        }
+    }
+}
+
+#[test]
 fn a_failure_report_may_say_when_to_try_again() {
     let policy = policy(Settle::Result);
     let snapshot = snapshot(TaskState::Running, &policy);
