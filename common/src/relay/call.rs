@@ -59,14 +59,15 @@ pub fn of_exit(code: Option<i32>) -> CallOutcome {
     CallOutcome { status, retry_in_ms: None, is_healthy: true }
 }
 
-/// Reads `Retry-After`: seconds, or a date. `None` when it is neither.
+/// Reads `Retry-After`: seconds, or a date. `None` when it is neither, and when it asks for no wait: the report would
+/// override the back-off with nothing, and use up all attempts at once.
 fn retry_in_ms(text: &str, now: UnixMicros) -> Option<i64> {
     let text = text.trim();
     let wait = match text.parse() {
         Ok(seconds) => Duration::from_secs(seconds),
         Err(_) => UnixMicros::from(DateTime::parse_from_rfc2822(text).ok()?.to_utc()).since(now),
     };
-    i64::try_from(wait.min(MAX_RETRY_AFTER).as_millis()).ok()
+    i64::try_from(wait.min(MAX_RETRY_AFTER).as_millis()).ok().filter(|wait_ms| *wait_ms > 0)
 }
 
 /// Turns a target's output into the result of a task: JSON unchanged, anything else as text, cut where it is too
@@ -118,9 +119,10 @@ mod tests {
     fn a_pause_that_is_asked_for_is_kept_within_a_day() {
         for (text, wait) in [
             ("7", Some(7_000)),
-            (" 0 ", Some(0)),
+            (" 5 ", Some(5_000)),
+            ("0", None),
             ("Wed, 21 Oct 2015 07:28:00 GMT", Some(60_000)),
-            ("Wed, 21 Oct 2015 07:20:00 GMT", Some(0)),
+            ("Wed, 21 Oct 2015 07:20:00 GMT", None),
             ("18446744073709551615", Some(86_400_000)),
             ("-1", None),
             ("soon", None),
