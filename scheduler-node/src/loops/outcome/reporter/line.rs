@@ -14,7 +14,10 @@ use std::{
     time::Duration,
 };
 
-use common::{ids::TaskId, task::report::ReportStatus};
+use common::{
+    ids::{QueueName, TaskId},
+    task::report::ReportStatus,
+};
 use tokio::sync::mpsc;
 
 use super::{
@@ -59,6 +62,8 @@ struct Answers {
     fates: HashMap<usize, Fate>,
     /// The tasks whose consumers must stop.
     stopping: HashSet<TaskId>,
+    /// The tasks that have ended, or that were never here.
+    missing: HashSet<TaskId>,
 }
 
 /// What a batch leaves.
@@ -167,7 +172,8 @@ impl<S: Statements> Reporter<S> {
             match answers.fates.remove(&place).unwrap_or(Fate::Settled { is_kept: report.is_kept }) {
                 Fate::Settled { is_kept } => {
                     let ReadReport { id, event, message, left_out, .. } = report;
-                    if answers.stopping.contains(&id) {
+                    let has_ended = answers.missing.contains(&id) && self.expects_reports(&message);
+                    if has_ended || answers.stopping.contains(&id) {
                         order_stop(id, &event, &message);
                     }
                     match left_out.filter(|_| !is_kept) {
@@ -226,11 +232,19 @@ impl<S: Statements> Reporter<S> {
         for (id, answer) in done.answers.into_iter().flatten() {
             match answer {
                 Reported::Applied { stopping: true, .. } => drop(answers.stopping.insert(id)),
+                Reported::Missing => drop(answers.missing.insert(id)),
                 Reported::Untrusted { place, why } => drop(answers.fates.insert(place, Fate::Untrusted(why))),
                 _ => {}
             }
         }
         answers
+    }
+
+    /// Whether a consumer's report ends the tasks of the queue that the message is addressed to. The work on a task of
+    /// another queue may go on after its end: a confirm has ended it, or the silence of its consumer.
+    fn expects_reports(&self, message: &Incoming) -> bool {
+        let Ok(Some(queue)) = &message.addressed_to else { return false };
+        self.books.load().find(&QueueName::new(queue)).is_some_and(|queue| queue.policy.settle.needs_report())
     }
 
     /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
@@ -294,7 +308,8 @@ pub(super) async fn return_surplus(held: &mut Vec<ReadReport>) {
     }
 }
 
-/// Answers a heartbeat with the order to stop.
+/// Answers a heartbeat with the order to stop. An attempt that was only given up for another one gets none: its success
+/// still counts.
 fn order_stop(id: TaskId, event: &AttemptEvent, message: &Incoming) {
     if let AttemptEvent::Reported { attempt, body, .. } = event
         && body.status == ReportStatus::Running

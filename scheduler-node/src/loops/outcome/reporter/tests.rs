@@ -2,13 +2,15 @@ use std::sync::atomic::Ordering;
 
 use common::{
     ids::{Epoch, QueueName, ShardId},
-    queue::{Queue, QueueBook, QueuePolicy, ReceiptPolicy},
+    queue::{Queue, QueueBook, QueuePolicy, ReceiptPolicy, Settle},
     shard::{ShardStatus, map::FenceRow},
     task::report::ReportStatus,
-    wire::amqp::RESULTS,
+    wire::amqp::{IN, RESULT_KEY, RESULTS},
 };
+use futures::StreamExt;
 use lapin::{
     BasicProperties,
+    options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions},
     types::{AMQPValue, FieldTable},
 };
 use prometheus::Registry;
@@ -55,6 +57,36 @@ async fn an_attempt_that_is_retried_shows_nothing_of_the_archive() {
     let answers = loops.reporter().apply_in_place(events).await.unwrap();
     assert_eq!(answers.len(), 2);
     assert_eq!(finished(&answers), [ids[2]]);
+}
+
+/// Where a confirm or silence has ended a task, its consumer may still be at work.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_whose_task_has_ended_is_told_to_stop_where_reports_end_tasks() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    let policy = QueuePolicy { settle: Settle::Result, ..QueuePolicy::default() };
+    let orders = Queue { policy, ..Queue::with_defaults(QueueName::new("orders")) };
+    let silent = Queue::with_defaults(QueueName::new(POISON));
+    loops.counter.books.store(Arc::new(QueueBook::new(1, [orders, silent])));
+    let hand = bench.hand().await;
+    start(loops.reporter(), bench.take_incoming());
+    for id in [ids[0], ids[1]] {
+        hand.publish(RESULTS, SUCCEEDED, about(id)).await;
+        until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
+    }
+
+    let exclusive = QueueDeclareOptions { exclusive: true, ..Default::default() };
+    let mine = hand.channel.queue_declare("".into(), exclusive, FieldTable::default()).await.unwrap().name().clone();
+    let (options, no_arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+    let mut orders = hand.channel.basic_consume(mine.clone(), "".into(), options, no_arguments).await.unwrap();
+    for (id, queue) in [(ids[1], POISON), (ids[0], "orders"), (ids[2], "orders")] {
+        let (key, options) = (format!("{RESULT_KEY}{queue}"), BasicPublishOptions::default());
+        let (body, properties) = (br#"{"status":"running"}"#, about(id).with_reply_to(mine.clone()));
+        hand.channel.basic_publish(IN.into(), key.into(), options, body, properties).await.unwrap();
+    }
+    let told = tokio::time::timeout(LONG, orders.next()).await.expect("it is told").unwrap().unwrap();
+    assert_eq!(told.properties.correlation_id(), &Some(ids[0].to_string().into()));
+    until(|| async { loops.test.state_of(ids[2]).await.as_deref() == Some("running") }).await;
 }
 
 /// Waits until so many messages of the queue of results have no ack, and no others are left in it.
