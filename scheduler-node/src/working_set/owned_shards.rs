@@ -287,7 +287,7 @@ impl OwnedShards {
         for id in ids {
             state.heap.remove(id);
             state.in_doubt.remove(&id);
-            state.in_flight.entry(id).or_default();
+            state.in_flight.entry(id).or_default().is_claimed = true;
         }
     }
 
@@ -308,11 +308,22 @@ impl OwnedShards {
             .collect()
     }
 
+    /// Marks tasks that a claim asked for and did not get as no longer in flight. A pick may have got some of them
+    /// meanwhile; these stay.
+    pub fn end_unclaimed(&self, ids: impl IntoIterator<Item = TaskId>) {
+        let ids: Vec<TaskId> = {
+            let state = self.state.lock();
+            let is_unclaimed = |id: &TaskId| state.in_flight.get(id).is_some_and(|one| !one.is_claimed);
+            ids.into_iter().filter(is_unclaimed).collect()
+        };
+        self.end(ids);
+    }
+
     /// Marks tasks as no longer in flight: their outcome is written, or there is nothing to write.
     pub fn end(&self, ids: impl IntoIterator<Item = TaskId>) {
         let mut state = self.state.lock();
         for id in ids {
-            if let Some(InFlight { then: Some(entry) }) = state.in_flight.remove(&id) {
+            if let Some(InFlight { then: Some(entry), .. }) = state.in_flight.remove(&id) {
                 state.offer(entry);
             }
         }

@@ -64,7 +64,7 @@ impl<S: Statements> ClaimHandler<S> {
         self.metrics.claimed.with_label_values(&[how]).inc_by(claimed.deliveries.len() as u64);
         let came: BTreeSet<TaskId> = claimed.deliveries.iter().map(|delivery| delivery.id).collect();
         self.database.owned_shards.begin(came.iter().copied());
-        self.database.owned_shards.end(asked.iter().copied().filter(|id| !came.contains(id)));
+        self.database.owned_shards.end_unclaimed(asked.iter().copied().filter(|id| !came.contains(id)));
         self.offer_again(&claimed.passed, ahead);
         if claimed.turned {
             self.database.outdated.notify_one();

@@ -45,6 +45,8 @@ pub(super) struct InFlight {
     /// The next entry, if the task came due again meanwhile: a rejection and its retry may be written before the
     /// confirm.
     pub(super) then: Option<Entry>,
+    /// A statement has claimed it for this node.
+    pub(super) is_claimed: bool,
 }
 
 /// Why claims from an owned shard stop, beside a release. Claims go on when the last reason has ended.

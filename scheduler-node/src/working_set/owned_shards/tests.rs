@@ -71,6 +71,19 @@ fn a_task_in_flight_is_not_taken_twice_and_comes_back_when_it_came_due_meanwhile
 }
 
 #[test]
+fn a_task_that_a_pick_got_stays_in_flight_when_a_claim_that_asked_for_it_too_ends() {
+    let owned = owned();
+    let (picked, other) = (id(1), id(1));
+    owned.offer([entry(picked, 5), entry(other, 5)]);
+    assert_eq!(take(&owned, UnixMicros::new(10)).len(), 2);
+    owned.begin([picked]);
+    owned.end_unclaimed([picked, other]);
+    assert!(owned.is_in_flight(picked) && !owned.is_in_flight(other));
+    owned.end([picked]);
+    assert!(!owned.is_in_flight(picked));
+}
+
+#[test]
 fn a_rescue_takes_the_place_of_what_a_nudge_has_put_into_the_heap() {
     let owned = owned();
     let id = id(1);
