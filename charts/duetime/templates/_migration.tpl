@@ -40,7 +40,8 @@ template:
       {{- include "duetime.podLabels" (dict "root" . "component" "migration") | nindent 6 }}
   spec:
     restartPolicy: Never
-    {{- if not $hook }}
+    {{- /* A hook comes before the release's own ServiceAccount, but not before one that exists already. */}}
+    {{- if or (not $hook) (not .Values.serviceAccount.create) }}
     serviceAccountName: {{ include "duetime.serviceAccountName" . | quote }}
     {{- end }}
     {{- include "duetime.pod" . | nindent 4 }}
