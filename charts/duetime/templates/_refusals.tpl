@@ -116,7 +116,9 @@
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) }}{{ $wrong = append $wrong (printf "fullnameOverride: the Service would be called %q, which Kubernetes refuses; set a name of lower-case letters, digits and hyphens that begins with a letter" $full) }}{{ end }}
 {{- if and .metrics.serviceMonitor.enabled (not .metrics.serviceMonitor.existingSecret) }}{{ $wrong = append $wrong "metrics.serviceMonitor.existingSecret: is missing; /metrics requires a token: name a Secret with one of role metrics" }}{{ end }}
 {{- if and .ingress.enabled (not .ingress.hosts) }}{{ $wrong = append $wrong "ingress.hosts: is empty; name at least one host" }}{{ end }}
-{{- if le (int .terminationGracePeriodSeconds) (int .preStopSleepSeconds) }}{{ $wrong = append $wrong "terminationGracePeriodSeconds: is not longer than preStopSleepSeconds; a node needs up to 46 s on top of it" }}{{ end }}
+{{- /* A drain takes 46 s when every store is silent. */}}
+{{- $stop := add 46 (int .preStopSleepSeconds) | int }}
+{{- if lt (int .terminationGracePeriodSeconds) $stop }}{{ $wrong = append $wrong (printf "terminationGracePeriodSeconds: is %d, and a node needs up to %d s to stop: 46 s after preStopSleepSeconds" (int .terminationGracePeriodSeconds) $stop) }}{{ end }}
 {{- end }}
 {{- with $wrong }}
 {{- fail (printf "these values are refused:\n  - %s" (join "\n  - " .)) }}
