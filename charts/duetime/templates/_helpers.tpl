@@ -75,6 +75,14 @@ annotations:
 {{- end }}
 {{- end }}
 
+{{/* What the secret of a database is called, in the chart's Secret and as a folder: index, database. Pods read the new ConfigMap while they still have
+the former Secrets, so a name must not pass to another database when one above it goes. The first one always stays the first. */}}
+{{- define "duetime.databaseSecret" -}}
+{{- $index := index . 0 }}
+{{- $database := index . 1 }}
+{{- if eq (int $index) 0 }}database-0{{ else }}database-named-{{ $database.name | default "main" }}{{ end }}
+{{- end }}
+
 {{- define "duetime.amqp" -}}
 {{- if .Values.tryIt.enabled }}
 {{- dict "url" (printf "amqp://duetime:duetime@%s-try-rabbitmq:5672/%%2f" (include "duetime.fullname" .)) | toJson }}
@@ -155,7 +163,7 @@ key_file = {{ printf "/etc/duetime/secrets/etcd-tls/%s" . | toJson }}
 
 [[database]]
 name = {{ .name | default "main" | toJson }}
-url_file = "/etc/duetime/secrets/database-{{ $index }}/url"
+url_file = "/etc/duetime/secrets/{{ include "duetime.databaseSecret" (list $index .) }}/url"
 {{- with .shards }}
 shards = {{ toJson . }}
 {{- end }}
@@ -254,7 +262,7 @@ queues = {{ toJson . }}
 {{- define "duetime.secrets" -}}
 {{- range $index, $database := include "duetime.databases" . | fromJsonArray }}
 {{- if not .existingSecret }}
-database-{{ $index }}: {{ .url | toString | b64enc }}
+{{ include "duetime.databaseSecret" (list $index .) }}: {{ .url | toString | b64enc }}
 {{- end }}
 {{- end }}
 {{- with include "duetime.amqp" . | fromJson }}
@@ -288,7 +296,7 @@ etcd: {{ .password | toString | b64enc }}
     defaultMode: 0440
     sources:
       {{- range $index, $database := include "duetime.databases" .root | fromJsonArray }}
-      {{- $own := printf "database-%d" $index }}
+      {{- $own := include "duetime.databaseSecret" (list $index .) }}
       {{- include "duetime.source" (dict "existingSecret" (.existingSecret | default "") "existingSecretKey" .existingSecretKey "key" "url" "secrets" $.secrets "own" $own "path" (printf "%s/url" $own)) | nindent 6 }}
       {{- end }}
       {{- include "duetime.amqpSource" . | nindent 6 }}
