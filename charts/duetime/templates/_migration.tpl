@@ -37,7 +37,11 @@ podFailurePolicy:
 template:
   metadata:
     labels:
-      {{- include "duetime.podLabels" (dict "root" . "component" "migration") | nindent 6 }}
+      {{- include "duetime.podLabels" (dict "root" . "component" "migration" "labels" .Values.migrations.podLabels) | nindent 6 }}
+    {{- with .Values.migrations.podAnnotations }}
+    annotations:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
   spec:
     restartPolicy: Never
     {{- /* A hook comes before the release's own ServiceAccount, but not before one that exists already. */}}
@@ -45,6 +49,10 @@ template:
     serviceAccountName: {{ include "duetime.serviceAccountName" . | quote }}
     {{- end }}
     {{- include "duetime.pod" . | nindent 4 }}
+    {{- with .Values.migrations.extraInitContainers }}
+    initContainers:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
     containers:
       - name: migrate
         {{- include "duetime.container" (dict "root" .) | nindent 8 }}
