@@ -55,6 +55,9 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
          migrations.activeDeadlineSeconds=1740",
     ),
     ("docs/kubernetes.md", "needs-kubernetes", "kubectl -n duetime exec duetime-0 -- duetime check"),
+    ("docs/kubernetes.md", "needs-kubernetes", "kubectl -n duetime scale statefulset/duetime --replicas 0"),
+    ("docs/kubernetes.md", "needs-kubernetes", "kubectl -n duetime apply -f - <<'END'"),
+    ("docs/kubernetes.md", "needs-kubernetes", "kubectl -n duetime delete pod restore --now"),
     ("docs/kubernetes.md", "needs-kubernetes", "helm uninstall duetime --namespace duetime --wait"),
     ("docs/performance.md", "starts-a-cluster", "make bench-peers"),
     (
