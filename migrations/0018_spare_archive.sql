@@ -50,11 +50,11 @@ $$;
 
 -- Stood in 0014_place_submits.sql. The state of the newest task with that name in that partition. That is an
 -- unfinished task if there is one, otherwise the finished one that was created last, whatever its version. One that
--- was retried by hand counts from its due time on, which the retry sets, and which is past before a newer version can
--- be beside it. An attempt in flight goes on beside a newer version, which may finish first: then that version is the
--- newest. NULL: there is none, or it was dropped after its time. The function reads the 100 that finished last, of
--- those that hold the key and of the others (see key_finished). A task finishes after it was created. So the newest is
--- among them, unless 100 older tasks with its name finished after it.
+-- was retried by hand, or whose content was replaced or changed after an attempt, counts from its due time on. An
+-- attempt in flight goes on beside a newer version, which may finish first: then that version is the newest. NULL:
+-- there is none, or it was dropped after its time. The function reads the 100 that finished last, of those that hold
+-- the key and of the others (see key_finished). A task finishes after it was created. So the newest is among them,
+-- unless 100 older tasks with its name finished after it.
 CREATE OR REPLACE FUNCTION duetime.standing_of(p_name text, p_partition_key text) RETURNS duetime.task_state
 LANGUAGE plpgsql STABLE AS $$
 DECLARE

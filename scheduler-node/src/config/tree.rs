@@ -70,8 +70,8 @@ impl Tree {
             }
             let Some(name) = variable.strip_prefix(PREFIX) else { continue };
             if !name.contains("__") {
-                if let Some(key) = with_single_underscores(name) {
-                    complaints.add(variable, format!("sets nothing; write {}, with two underscores", key.variable()));
+                if let Some(meant) = with_single_underscores(name) {
+                    complaints.add(variable, format!("sets nothing; write {meant}, with two underscores"));
                 }
                 continue;
             }
@@ -248,10 +248,12 @@ fn join(steps: &[String], index: impl Fn(&str) -> String) -> String {
     text
 }
 
-/// The key that `name`, a variable without its prefix, means if each of its dots became one underscore.
-fn with_single_underscores(name: &str) -> Option<&'static keys::Key> {
-    let flat = |path: &str| path.replace("[]", "_0").replace('.', "_");
-    keys::KEYS.iter().find(|key| flat(key.path).eq_ignore_ascii_case(name))
+/// The variable that is meant by `name`, one without its prefix, if each dot of a key became one underscore.
+fn with_single_underscores(name: &str) -> Option<String> {
+    let number = name.split('_').find(|step| step.parse::<usize>().is_ok()).unwrap_or("0");
+    let spelled = |path: &str, dot: &str| path.replace("[]", &format!("{dot}{number}")).replace('.', dot);
+    let key = keys::KEYS.iter().find(|key| spelled(key.path, "_").eq_ignore_ascii_case(name))?;
+    Some(format!("{PREFIX}{}", spelled(key.path, "__").to_uppercase()))
 }
 
 fn with(way: &[String], name: &str) -> Vec<String> {

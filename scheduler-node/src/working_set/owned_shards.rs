@@ -311,19 +311,27 @@ impl OwnedShards {
     /// Marks tasks that a claim asked for and did not get as no longer in flight. A pick may have got some of them
     /// meanwhile; these stay.
     pub fn end_unclaimed(&self, ids: impl IntoIterator<Item = TaskId>) {
-        let ids: Vec<TaskId> = {
-            let state = self.state.lock();
-            let is_unclaimed = |id: &TaskId| state.in_flight.get(id).is_some_and(|one| !one.is_claimed);
-            ids.into_iter().filter(is_unclaimed).collect()
-        };
-        self.end(ids);
+        self.end_those(ids, |one| !one.is_claimed);
+    }
+
+    /// Those of `ids` that no statement has claimed for this node meanwhile.
+    pub fn unclaimed(&self, ids: &[TaskId]) -> Vec<TaskId> {
+        let state = self.state.lock();
+        let is_unclaimed = |id: &TaskId| state.in_flight.get(id).is_none_or(|one| !one.is_claimed);
+        ids.iter().copied().filter(is_unclaimed).collect()
     }
 
     /// Marks tasks as no longer in flight: their outcome is written, or there is nothing to write.
     pub fn end(&self, ids: impl IntoIterator<Item = TaskId>) {
+        self.end_those(ids, |_| true);
+    }
+
+    fn end_those(&self, ids: impl IntoIterator<Item = TaskId>, may_end: impl Fn(&InFlight) -> bool) {
         let mut state = self.state.lock();
         for id in ids {
-            if let Some(InFlight { then: Some(entry), .. }) = state.in_flight.remove(&id) {
+            if state.in_flight.get(&id).is_some_and(&may_end)
+                && let Some(InFlight { then: Some(entry), .. }) = state.in_flight.remove(&id)
+            {
                 state.offer(entry);
             }
         }

@@ -45,6 +45,7 @@ fn a_key_with_single_underscores_is_refused_and_names_of_other_programs_are_not(
         ("DUETIME_NODE_NAME", "DUETIME_NODE__NAME"),
         ("DUETIME_HTTP_MAX_CONNECTIONS", "DUETIME_HTTP__MAX_CONNECTIONS"),
         ("DUETIME_DATABASE_0_URL", "DUETIME_DATABASE__0__URL"),
+        ("DUETIME_DATABASE_1_URL", "DUETIME_DATABASE__1__URL"),
     ] {
         let complaints = complaints(SMALLEST, &[(variable, "a")]);
         assert!(complaints.len() == 1 && complaints[0].starts_with(&format!("`{variable}`")), "{complaints:#?}");

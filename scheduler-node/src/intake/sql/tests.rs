@@ -155,7 +155,7 @@ async fn a_queue_whose_copy_is_refused_is_one_warning_and_the_others_are_copied(
         intake.copy_queues(&mut copied).await.unwrap();
         let names: Vec<String> = sqlx::query_scalar(copy).fetch_all(&east.pool).await.unwrap();
         assert_eq!(names, ["a", "z"]);
-        assert_eq!(log.count("queues cannot be copied"), 1);
+        assert_eq!(log.count("a database refuses the copy of queues"), 1);
         assert_eq!(log.count("database=east queue=poison queues=1"), 1);
         // As if the pause had passed.
         copied.again_at = copied.again_at.map(|_| Instant::now());

@@ -79,6 +79,8 @@ impl<S: Statements> ClaimHandler<S> {
 
     /// Handles a claim or a rescue that has failed. Tasks with an unknown outcome are left to a rescue.
     pub fn failed(&self, kind: WakeKind, asked: &[TaskId], ahead: Duration, error: &Error) {
+        // A pick may have got some of them meanwhile.
+        let asked = &self.database.owned_shards.unclaimed(asked)[..];
         match error.effect {
             Effect::None => self.put_back(kind, asked, ahead, error),
             Effect::Unknown => {

@@ -62,8 +62,9 @@ const CLOSED_EVERY: Duration = Duration::from_millis(100);
 /// The interval between two checks of a paused queue. There may be thousands of them.
 const PAUSED_EVERY: Duration = Duration::from_millis(500);
 
-/// The interval between two checks while the node's window is full, and the least time for each queue that has looks.
-/// Beside an old transaction all queues may have them (reads.rs): they keep their distance when room appears.
+/// The interval between two checks while the node's window is full, and the time for each queue that has looks where
+/// they are many. Beside an old transaction all queues may have them (reads.rs): they keep some distance when room
+/// appears.
 const FULL_EVERY: Duration = Duration::from_millis(20);
 const FULL_APART: Duration = Duration::from_millis(1);
 
@@ -237,7 +238,7 @@ impl<S: Statements> ReadyStarter<S> {
         }
         if room == 0 {
             let queues = u32::try_from(self.claims.database.ready_queues.known()).unwrap_or(u32::MAX);
-            return Err(now + FULL_EVERY.max(FULL_APART.saturating_mul(queues)));
+            return Err(now + FULL_APART.saturating_mul(queues).clamp(FULL_EVERY, BLOCKED_EVERY));
         }
         let Some(rate) = self.rate(&queue.policy) else { return self.through_lane(&queue.name, room, now) };
         let permits = progress.bucket.get_or_insert_with(|| Bucket::empty(now)).permits(rate, now);

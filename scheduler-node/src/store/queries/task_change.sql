@@ -3,8 +3,8 @@
 -- nothing. Its expiry has not passed: no claim takes an expired task. When its due time or its expiry changes, the task
 -- must not expire before it is due.
 -- A new due time moves `wake_at` with it, and takes a `ready` row back into the index task_wake.
--- New content (payload, headers) begins a new budget of attempts, so that a late success with the former content does
--- not end the task.
+-- Content that differs (payload, content type, headers) begins a new budget of attempts, so that a late success with
+-- the former content does not end the task.
 -- $1 id; $2 due time (in the past means now), $3 payload, $4 content type, $5 priority, $6 headers (each
 -- NULL: unchanged); $7 whether the expiry changes; $8 the new expiry.
 -- Returns the row as it is now; no row: the guard did not hold.
@@ -16,7 +16,10 @@ UPDATE duetime.task AS t
        content_type = coalesce($4, t.content_type),
        priority = coalesce($5, t.priority),
        headers = coalesce($6::jsonb, t.headers),
-       attempts_base = CASE WHEN $3::bytea IS NULL AND $6::jsonb IS NULL THEN t.attempts_base ELSE t.attempt END,
+       attempts_base = CASE WHEN coalesce($3, t.payload) IS NOT DISTINCT FROM t.payload
+                             AND coalesce($4, t.content_type) IS NOT DISTINCT FROM t.content_type
+                             AND coalesce($6::jsonb, t.headers) IS NOT DISTINCT FROM t.headers
+                            THEN t.attempts_base ELSE t.attempt END,
        expires_at = CASE WHEN $7 THEN $8::timestamptz ELSE t.expires_at END
  WHERE t.id = $1
    AND t.state IN ('waiting', 'scheduled', 'ready')

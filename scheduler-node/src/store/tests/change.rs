@@ -227,9 +227,12 @@ async fn a_success_with_the_content_that_was_changed_does_not_end_the_task() {
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
     let payload = ValidChange { payload: Some(b"new".to_vec()), ..ValidChange::default() };
-    let headers = ValidChange { headers: Some(BTreeMap::new()), ..ValidChange::default() };
+    let headers = Some(BTreeMap::from([("kind".to_owned(), "new".to_owned())]));
+    let headers = ValidChange { headers, ..ValidChange::default() };
+    let same = ValidChange { payload: Some(b"{}".to_vec()), ..ValidChange::default() };
     let priority = ValidChange { priority: Some(1), ..ValidChange::default() };
-    for (change, attempts_base, is_ended) in [(payload, 1, false), (headers, 1, false), (priority, 0, true)] {
+    let changes = [(payload, 1, false), (headers, 1, false), (same, 0, true), (priority, 0, true)];
+    for (change, attempts_base, is_ended) in changes {
         let ids = submitted(&test, 1).await;
         claim(&test, &ids, &fences).await;
         retry_later(&test, ids[0]).await;

@@ -45,7 +45,7 @@ pub(super) struct InFlight {
     /// The next entry, if the task came due again meanwhile: a rejection and its retry may be written before the
     /// confirm.
     pub(super) then: Option<Entry>,
-    /// A statement has claimed it for this node.
+    /// A claim or a pick of this node has got it.
     pub(super) is_claimed: bool,
 }
 

@@ -77,6 +77,7 @@ fn a_task_that_a_pick_got_stays_in_flight_when_a_claim_that_asked_for_it_too_end
     owned.offer([entry(picked, 5), entry(other, 5)]);
     assert_eq!(take(&owned, UnixMicros::new(10)).len(), 2);
     owned.begin([picked]);
+    assert_eq!(owned.unclaimed(&[picked, other]), [other]);
     owned.end_unclaimed([picked, other]);
     assert!(owned.is_in_flight(picked) && !owned.is_in_flight(other));
     owned.end([picked]);

@@ -309,7 +309,7 @@ pub(super) async fn return_surplus(held: &mut Vec<ReadReport>) {
 }
 
 /// Answers a heartbeat with the order to stop. An attempt that was only given up for another one gets none: its success
-/// still counts.
+/// still counts, unless the task's content was changed since.
 fn order_stop(id: TaskId, event: &AttemptEvent, message: &Incoming) {
     if let AttemptEvent::Reported { attempt, body, .. } = event
         && body.status == ReportStatus::Running
