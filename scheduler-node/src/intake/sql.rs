@@ -41,7 +41,7 @@ use crate::{
     store::{
         Database, Error, Fault, StoreOp,
         inbox::{CancelledRow, Collected, InboxRow, InboxScope, LeavingRow},
-        migrate::DEFAULT_KEEP_DAYS,
+        partition::DEFAULT_KEEP_DAYS,
         put::{PutOutcome, Retention},
     },
     supervise::at_work,

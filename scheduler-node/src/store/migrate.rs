@@ -27,9 +27,6 @@ const TRIES_PER_WARNING: u32 = 15;
 /// The interval between two looks at the progress of a build.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The longest time that rows are kept unless a queue sets more: the default of `keep_dead_ms`.
-pub const DEFAULT_KEEP_DAYS: u64 = 14;
-
 /// The changes that `duetime migrate` made to one database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migrated {

@@ -6,7 +6,10 @@ use chrono::{Days, NaiveDate};
 use common::time::UnixMicros;
 use sqlx::{AssertSqlSafe, PgExecutor, PgPool, Row};
 
-use super::{Database, Error, Fault, StoreOp, migrate::DEFAULT_KEEP_DAYS};
+use super::{Database, Error, Fault, StoreOp};
+
+/// The longest time that rows are kept unless a queue sets more: the default of `keep_dead_ms`.
+pub const DEFAULT_KEEP_DAYS: u64 = 14;
 
 /// Days of partitions made beyond the last day that any row may need. A node that cannot make
 /// one for a while loses nothing.

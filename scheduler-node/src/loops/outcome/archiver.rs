@@ -24,7 +24,7 @@ use crate::{
     config::Audit,
     loops::upkeep::queue_reader::Books,
     metrics::Metrics,
-    store::{Error, StoreOp, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine, settle::Expired},
+    store::{Error, StoreOp, change::Keep, partition::DEFAULT_KEEP_DAYS, quarantine, settle::Expired},
     supervise::at_work,
     working_set::{
         database::NodeDatabase,

@@ -16,7 +16,10 @@ use super::{
     settle::finish,
     submitted,
 };
-use crate::store::{migrate::DEFAULT_KEEP_DAYS, partition::Turned, settle::Finish};
+use crate::store::{
+    partition::{DEFAULT_KEEP_DAYS, Turned},
+    settle::Finish,
+};
 
 /// Makes the partition of a day that has passed. Returns its name.
 async fn passed(test: &TestDatabase, days_ago: u64) -> String {

@@ -119,7 +119,6 @@ async fn a_claim_whose_answer_was_lost_to_a_failover_is_rescued_with_the_first_a
     let loops = Loops::new().await;
     let ids = loops.three(|_| ()).await;
     let database = loops.counter.databases.home().clone();
-    database.owned_shards.begin(ids);
     let (claims, _) = loops.claims();
     let claimed = database.sql.task_claim(&ids, &loops.fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await;
     assert_eq!(claimed.unwrap().deliveries.len(), 3);
