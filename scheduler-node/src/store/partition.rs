@@ -65,10 +65,7 @@ impl Database {
         let node_today = node_now.to_utc().date_naive();
         let ahead_days = today.signed_duration_since(node_today).num_days();
         let mut turned = Turned { ahead_days, ..Turned::default() };
-        for day in days_ahead(today, keep_days) {
-            if has_day(&present, day) {
-                continue;
-            }
+        for day in missing_days(today, keep_days, &present) {
             match self.partition_make(day).await {
                 Ok(()) => turned.made += 1,
                 Err(error) if error.fault() == Fault::Outage => return Err(error),
@@ -118,13 +115,11 @@ impl Database {
     pub async fn partitions_make_first(&self) -> Result<(), Error> {
         let began = Instant::now();
         let (today, present) = self.partitions_read().await?;
-        for day in days_ahead(today, DEFAULT_KEEP_DAYS) {
+        for day in missing_days(today, DEFAULT_KEEP_DAYS, &present) {
             if began.elapsed() >= MAKE_FIRST_WITHIN {
                 break;
             }
-            if !has_day(&present, day) {
-                self.partition_make(day).await?;
-            }
+            self.partition_make(day).await?;
         }
         Ok(())
     }
@@ -170,10 +165,8 @@ impl Database {
 /// Ends at the first lock that it does not get in time: the archiver makes the rest.
 pub(super) async fn make_first(pool: &PgPool) -> Result<(), sqlx::Error> {
     let (today, present) = read(pool).await?;
-    for day in days_ahead(today, DEFAULT_KEEP_DAYS) {
-        if !has_day(&present, day) {
-            make(pool, day).await?;
-        }
+    for day in missing_days(today, DEFAULT_KEEP_DAYS, &present) {
+        make(pool, day).await?;
     }
     Ok(())
 }
@@ -219,10 +212,11 @@ async fn make<'p>(pool: impl PgExecutor<'p> + Copy, day: NaiveDate) -> Result<()
     }
 }
 
-/// The days of the partitions that rows kept for up to `keep_days` need, from today on, and some to spare.
-fn days_ahead(today: NaiveDate, keep_days: u64) -> Vec<NaiveDate> {
-    let ahead = 0..=keep_days.saturating_add(1 + SPARE_DAYS);
-    ahead.map_while(|days| today.checked_add_days(Days::new(days))).collect()
+/// The days without a partition that rows kept for up to `keep_days` need, from today on, and some to spare.
+fn missing_days(today: NaiveDate, keep_days: u64, present: &[Partition]) -> Vec<NaiveDate> {
+    let ahead =
+        (0..=keep_days.saturating_add(1 + SPARE_DAYS)).map_while(|days| today.checked_add_days(Days::new(days)));
+    ahead.filter(|day| !has_day(present, *day)).collect()
 }
 
 /// Whether the archive has the partition of a day.
