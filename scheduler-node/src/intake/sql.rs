@@ -99,6 +99,10 @@ struct Passed {
     /// Whether the next read leaves out the rows of the inbox's own database. They failed, and may have filled the
     /// batch: the rows of other databases wait behind them.
     skips_own: bool,
+    /// Whether rows may wait behind those that the last pass read.
+    has_more: bool,
+    /// Whether this pass leaves out all of `aside`, however long they have waited.
+    is_turn_of_others: bool,
 }
 
 /// Rows that did not become tasks.
@@ -165,10 +169,10 @@ impl SqlIntake {
         if !self.books.load().is_read() {
             return Ok(Left::Nothing);
         }
-        passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
-        passed.aside.retain(|_, aside| aside.until > Instant::now());
+        passed.let_in_again(Instant::now());
         let rows = self.read(passed).await?;
         passed.skips_own = false;
+        passed.has_more = rows.len() == BATCH || rows.iter().any(|row| row.is_last || row.request.is_none());
         let (mut refused, mut unknown) = (Vec::new(), Vec::new());
         // By database, and whether the row goes there by way of the notes of arrivals.
         let mut parts: BTreeMap<(DatabaseIndex, bool), Vec<NewTask>> = BTreeMap::new();
@@ -205,16 +209,15 @@ impl SqlIntake {
                 }
             }
         }
-        let more = rows.len() == BATCH || rows.iter().any(|row| row.is_last || row.request.is_none());
         if let Some(error) = failed {
-            passed.skips_own = more;
+            passed.skips_own = passed.has_more;
             return Err(error);
         }
         // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
         let head = rows.first().map(|row| row.id);
         let is_new = head.is_some() && std::mem::replace(&mut passed.head, head) != head;
         // While queues cannot be read, each pass waits for that, and finds other rows first.
-        Ok(match (is_new && !is_unread, more) {
+        Ok(match (is_new && !is_unread, passed.has_more) {
             (false, _) => Left::Nothing,
             (true, false) if rows.len() < MANY => Left::Fresh,
             (true, false) => Left::FreshAfterMany,

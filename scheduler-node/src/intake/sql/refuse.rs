@@ -13,7 +13,7 @@ use common::{
 };
 use serde::Deserialize;
 
-use super::{AVOIDED, HELD_AGAIN, Passed, SqlIntake};
+use super::{AVOIDED, BATCH, HELD_AGAIN, Passed, SqlIntake};
 use crate::{
     store::{Error, StoreOp, inbox::InboxRow},
     working_set::{
@@ -44,6 +44,24 @@ pub(super) struct Aside {
 type TaskKey = (QueueName, Option<String>, String);
 
 impl Passed {
+    /// Tries the rows and databases again that were left alone for long enough. While other rows wait behind them, these
+    /// get a batch of every second pass, the one that has waited longest first: however many they are and however slow
+    /// the passes, each has its turn.
+    pub(super) fn let_in_again(&mut self, now: Instant) {
+        self.is_turn_of_others = self.has_more && !self.is_turn_of_others;
+        if self.is_turn_of_others {
+            return;
+        }
+        self.avoided.retain(|_, since| now.saturating_duration_since(*since) < AVOIDED);
+        let over = self.aside.iter().filter(|(_, aside)| aside.until <= now);
+        let mut over: Vec<(Instant, TaskId)> = over.map(|(id, aside)| (aside.until, *id)).collect();
+        over.sort_unstable();
+        over.truncate(if self.has_more { BATCH } else { ASIDE_MOST });
+        for (_, id) in over {
+            self.aside.remove(&id);
+        }
+    }
+
     /// Leaves rows alone for a while.
     pub(super) fn leave_alone(&mut self, ids: impl IntoIterator<Item = TaskId>, pause: Duration) {
         self.put_aside(ids.into_iter().map(|id| (id, None)), Instant::now() + pause);

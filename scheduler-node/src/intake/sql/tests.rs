@@ -56,6 +56,29 @@ async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
     assert_eq!(left, 0);
 }
 
+#[test]
+fn rows_that_are_tried_again_leave_every_second_pass_to_those_behind_them() {
+    let (shard, away) = (ShardId::new(0), DatabaseIndex::HOME);
+    let ids: Vec<TaskId> = (0..3 * BATCH).map(|_| TaskId::mint(uuid::Uuid::now_v7(), shard)).collect();
+    let mut passed = Passed { has_more: true, ..Passed::default() };
+    passed.avoided.insert(away, Instant::now());
+    let begin = Instant::now() + AVOIDED;
+    passed.leave_alone(ids.iter().copied(), Duration::ZERO);
+    passed.let_in_again(begin);
+    assert_eq!((passed.aside.len(), passed.avoided.len()), (3 * BATCH, 1), "it is the turn of others");
+    passed.let_in_again(begin);
+    assert_eq!((passed.aside.len(), passed.avoided.len()), (2 * BATCH, 0));
+    // These are still held. Those that have waited for longer come before them.
+    passed.leave_alone(ids[..BATCH].iter().copied(), Duration::ZERO);
+    for _ in 0..4 {
+        passed.let_in_again(begin + AVOIDED);
+    }
+    assert!(passed.aside.keys().eq(&ids[..BATCH]), "each had its turn");
+    passed.has_more = false;
+    passed.let_in_again(begin + AVOIDED);
+    assert!(passed.aside.is_empty(), "none waits behind them");
+}
+
 /// A read takes 1 MiB at most.
 #[tokio::test]
 async fn large_submissions_beyond_one_read_are_collected_without_a_pause() {
