@@ -135,11 +135,18 @@ async fn a_replace_that_executes_late_does_not_overwrite_what_came_after_it() {
     sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
     let late = keyed("2", 0, OnDuplicate::Replace);
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('orders 0 k', 0))").execute(&mut *holder).await.unwrap();
-    let (database, sent) = (test.database.clone(), late.clone());
-    // The sending has to come to the lock within its window.
-    let [first, again] = windows(fixture::now(&test.pool).await.plus(Duration::from_secs(3)));
-    let sending = spawn_child(async move { database.task_put_within(&[sent], &[HOLD], first, i64::MAX).await });
-    until_waiting(&test.pool, 1).await;
+    // The sending has to come to the lock within its window, which closes too early if the machine stands still.
+    let (sending, first, again) = loop {
+        let [first, again] = windows(fixture::now(&test.pool).await.plus(Duration::from_secs(3)));
+        let (database, sent) = (test.database.clone(), late.clone());
+        let mut sending = spawn_child(async move { database.task_put_within(&[sent], &[HOLD], first, i64::MAX).await });
+        tokio::select! {
+            () = until_waiting(&test.pool, 1) => break (sending, first, again),
+            ended = &mut sending => {
+                assert_eq!(ended.unwrap().expect_err("its time is over").fault(), Fault::Contention);
+            }
+        }
+    };
     while fixture::now(&test.pool).await <= first.until {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
