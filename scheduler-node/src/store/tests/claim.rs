@@ -107,12 +107,12 @@ async fn what_became_ready_long_before_its_due_time_is_started_about_then() {
     for ordered in [false, true] {
         sqlx::raw_sql("UPDATE duetime.task SET state = 'ready', in_order = NULL").execute(&test.pool).await.unwrap();
         let pick = Pick { ordered, ..Pick::of(&orders, &fences, [0, 0, 5, 0, 0]) };
-        let (claimed, walks) = test.database.task_pick(&pick).await.unwrap();
+        let (claimed, walks) = test.database.task_pick_open(&pick).await.unwrap();
         assert_eq!(claimed.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [due.id]);
         assert_eq!(walks.comes_due, Some(soon), "the time of the next pick");
         let comes_due = "UPDATE duetime.task SET due_at = now() + interval '50 ms' WHERE state = 'ready'";
         sqlx::raw_sql(comes_due).execute(&test.pool).await.unwrap();
-        let (claimed, walks) = test.database.task_pick(&pick).await.unwrap();
+        let (claimed, walks) = test.database.task_pick_open(&pick).await.unwrap();
         assert_eq!(claimed.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [coming.id]);
         assert_eq!(walks.comes_due, None);
         let again = sqlx::query("UPDATE duetime.task SET due_at = $2 WHERE id = $1").bind(coming.id.uuid());

@@ -174,7 +174,7 @@ impl Both {
         let (ordered, counted) = (self.dice.is_percent(60), limit.is_some());
         let after = self.ends.clone();
         let pick = Pick { after: &after, ordered, counted, from, ..Pick::of(&queue, &fences, wanted) };
-        let (real, real_walks) = self.test.database.task_pick(&pick).await.unwrap();
+        let (real, real_walks) = self.test.database.task_pick_open(&pick).await.unwrap();
         let (simulated, walks) = self.in_memory(lanes::pick(&pick, UnixMicros::LAST)).await;
         assert_eq!(summary(&real), summary(&simulated), "{pick:?}");
         assert_eq!(real_walks.ends, walks.ends, "{pick:?}");

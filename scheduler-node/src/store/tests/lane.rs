@@ -47,7 +47,7 @@ impl<'a> Picker<'a> {
     async fn pick(&mut self, wanted: Levels) -> Claimed {
         let (queue, fences, after) = (&self.queue, &self.fences, &self.after);
         let pick = Pick { after, ordered: self.ordered, counted: self.counted, ..Pick::of(queue, fences, wanted) };
-        let (claimed, walks) = self.test.database.task_pick(&pick).await.unwrap();
+        let (claimed, walks) = self.test.database.task_pick_open(&pick).await.unwrap();
         for (after, end) in self.after.iter_mut().zip(walks.ends) {
             *after = end.or_else(|| after.take());
         }
@@ -348,9 +348,9 @@ async fn a_walk_that_used_up_its_steps_says_so_and_the_next_one_goes_on_behind_i
         .unwrap();
     ready(&test, &["idle"]).await;
     let pick = Pick { ordered: true, ..Pick::of(&picker.queue, &picker.fences, [0, 0, 5, 0, 0]) };
-    let (claimed, walks) = test.database.task_pick(&pick).await.unwrap();
+    let (claimed, walks) = test.database.task_pick_open(&pick).await.unwrap();
     assert_eq!((claimed.deliveries.len(), walks.cut[2]), (0, true));
-    let (claimed, _) = test.database.task_pick(&Pick { after: &walks.ends, ..pick }).await.unwrap();
+    let (claimed, _) = test.database.task_pick_open(&Pick { after: &walks.ends, ..pick }).await.unwrap();
     assert_eq!(claimed.deliveries.len(), 1);
 }
 

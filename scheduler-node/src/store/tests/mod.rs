@@ -140,7 +140,7 @@ async fn pick(
     let shards: Vec<ShardId> = fences.keys().copied().collect();
     let ready = database.lane_read(queue, &shards, most, None, None).await.unwrap().ready;
     let wanted = shares(ready, most, None, || 0.0);
-    database.task_pick(&Pick::of(queue, fences, wanted)).await.unwrap().0
+    database.task_pick_open(&Pick::of(queue, fences, wanted)).await.unwrap().0
 }
 
 /// Opens a transaction that runs `shard_acquire` of shard 0 for another node; nothing is committed yet.

@@ -290,7 +290,7 @@ async fn a_started_task_of_an_ordered_lane_that_is_replaced_by_one_due_later_let
     });
     assert_eq!(put(&test, &later).await.outcome, PutOutcome::Replaced);
     let pick = Pick { ordered: true, ..Pick::of(&old.queue, &fences, [0, 0, 5, 0, 0]) };
-    let (claimed, _) = test.database.task_pick(&pick).await.unwrap();
+    let (claimed, _) = test.database.task_pick_open(&pick).await.unwrap();
     assert_eq!(claimed.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [next.id]);
 }
 

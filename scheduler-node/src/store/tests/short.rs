@@ -12,7 +12,8 @@ use common::{
 
 use crate::store::{
     Database, Error,
-    lane::{Pick, STARTED_AHEAD},
+    claim::Claimed,
+    lane::{Pick, STARTED_AHEAD, Walks},
     put::{Put, Retention},
     queues::PutQueue,
     submit::{Sending, Window},
@@ -25,6 +26,11 @@ impl Database {
 
     pub(crate) async fn task_put(&self, tasks: &[NewTask], holds: &[Retention]) -> Result<Vec<Put>, Error> {
         self.task_put_within(tasks, holds, Window::OPEN, i64::MAX).await
+    }
+
+    /// A pick that starts its tasks however late it is executed.
+    pub(crate) async fn task_pick_open(&self, pick: &Pick<'_>) -> Result<(Claimed, Walks), Error> {
+        self.task_pick_within(pick, Window::OPEN).await
     }
 
     pub(crate) async fn queue_put(

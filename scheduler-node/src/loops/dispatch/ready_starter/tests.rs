@@ -79,7 +79,7 @@ impl Loops {
         // The default priority is 3.
         levels[2] = wanted;
         let pick = Pick { counted: true, ..Pick::of(&queue, &self.fences, levels) };
-        let (claimed, _) = self.test.database.task_pick(&pick).await.unwrap();
+        let (claimed, _) = self.test.database.task_pick_open(&pick).await.unwrap();
         assert_eq!(claimed.deliveries.len(), wanted);
     }
 }
