@@ -19,7 +19,7 @@ use crate::{id_of, in_state, scenario, submit};
 /// Starts the consumers of the scenarios. Every third task fails at its first attempt.
 async fn consume(sandbox: &mut Sandbox) -> Result<()> {
     let policy = json!({
-        "settle": "result", "max_attempts": 5, "timeout_ms": 20_000, "retry": { "kind": "fixed", "delay_ms": 100 },
+        "settle": "result", "max_attempts": 5, "timeout_ms": 120_000, "retry": { "kind": "fixed", "delay_ms": 100 },
     });
     for queue in ["pay", "pack"] {
         let script = |delivery: &Delivery| {
@@ -77,7 +77,7 @@ async fn shown(client: &Client, id: &str) -> Result<Value> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_dependency_is_shown_and_its_retry_lets_go() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let once = json!({ "settle": "result", "max_attempts": 1, "timeout_ms": 20_000 });
+        let once = json!({ "settle": "result", "max_attempts": 1, "timeout_ms": 120_000 });
         let script = |delivery: &Delivery| Answer::report(if delivery.attempt == 1 { "failed" } else { "succeeded" });
         sandbox.consume("pay", &once, script).await?;
         sandbox.consume_and_ack("ship", &json!({ "settle": "confirm" })).await?;
@@ -96,7 +96,7 @@ async fn a_dead_dependency_is_shown_and_its_retry_lets_go() {
         ensure!(sandbox.ledger.deliveries(ship).is_empty(), "it waits");
         client.retry(&pay_id).await?;
         sandbox.ledger.expect_after(ship, &[pay]);
-        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
         Ok(())
     })
     .await;

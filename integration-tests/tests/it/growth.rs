@@ -14,7 +14,7 @@ use sqlx::{Connection, PgConnection};
 
 use crate::{confirm, scenario, stream::Stream, until};
 
-const JOINED_WITHIN: Duration = Duration::from_secs(30);
+const JOINED_WITHIN: Duration = Duration::from_secs(60);
 const MOVED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Tasks that are due long after the scenario, on shards of all kinds.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{confirm, held_up_ms, id_of, in_state, lasts, load, scenario, submit, submit_now};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// The pause between two attempts: long enough for a cancel on a busy machine.
 const RETRIED_AFTER_MS: i64 = 8_000;

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{confirm, in_state, scenario};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Submits with a key; returns the number and the answer. The ledger counts it as accepted only when it becomes a
 /// task of its own.

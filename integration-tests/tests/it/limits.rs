@@ -14,7 +14,7 @@ use crate::{
     until,
 };
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 
 fn later(queue: &str) -> Value {
     json!({ "queue": queue, "delay_ms": 3_600_000, "payload": "x" })

@@ -195,7 +195,7 @@ async fn flows(sandbox: &Sandbox, count: usize) -> Result<()> {
 
 /// Waits until the task is in this state, and returns it.
 async fn in_state(client: &Client, id: &str, state: &str) -> Result<Task> {
-    until(&format!("task {id} is {state}"), Duration::from_secs(30), || async {
+    until(&format!("task {id} is {state}"), Duration::from_secs(90), || async {
         client.get(id).await.ok().filter(|task| task.state == state)
     })
     .await

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{in_state, language, scenario, until};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 const LOOPBACK: [&str; 2] = ["--allow-network", "127.0.0.0/8"];
 
 /// An application's server: it answers as the payload says, and records the requests.
@@ -100,7 +100,7 @@ fn wait_for(file: &str) -> String {
 
 /// Retries at once, and asks for reports.
 fn policy(settle: &str) -> Value {
-    json!({ "settle": settle, "retry": { "kind": "fixed", "delay_ms": 100 }, "timeout_ms": 20_000 })
+    json!({ "settle": settle, "retry": { "kind": "fixed", "delay_ms": 100 }, "timeout_ms": 120_000 })
 }
 
 async fn submitted(sandbox: &Sandbox, queue: &str, payload: &Value) -> Result<String> {

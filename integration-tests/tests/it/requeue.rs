@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{id_of, in_state, scenario, submit_now};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 /// The `x-delivery-limit` of a task queue. The delivery after it does not come.
 const LIMIT: usize = 20;
 /// Above the limit by enough that a broker that counts would have ended the attempt.

@@ -22,7 +22,7 @@ const WITHOUT_DATA: [&str; 4] = ["metrics", "submitter", "reporter", "observer"]
 const MARK: &str = "SECRET-7";
 
 /// The queue is idle and all stores are near.
-const DELIVERED_WITHIN: Duration = Duration::from_secs(30);
+const DELIVERED_WITHIN: Duration = Duration::from_secs(60);
 
 /// A client for each role, once its token is valid.
 async fn clients(operator: &Client) -> Result<BTreeMap<&'static str, Client>> {

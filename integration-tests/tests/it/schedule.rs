@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{confirm, held_up_ms, lasts, moves, scenario, until};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Creates a queue of that name with a consumer; returns a ledger of its arrivals.
 pub(crate) async fn consume(

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{id_of, in_state, scenario, submit_now};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 async fn stop(client: &Client, id: &str) -> Result<String> {
     let answer: Value = client.call(Method::POST, &format!("/v1/tasks/{id}/stop"), None).await?;

@@ -14,7 +14,7 @@ use sqlx::{Connection as _, PgConnection};
 
 use crate::{confirm, scenario, until};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 
 struct Producer {
     channel: Channel,

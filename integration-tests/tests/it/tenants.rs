@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{in_state, scenario, until};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 const SUCCEEDED: &[u8] = br#"{"status":"succeeded"}"#;
 
 /// A tenant's client at the broker.

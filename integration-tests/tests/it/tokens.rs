@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{command::Terminal, scenario, until};
 
 /// A new or revoked token takes effect on every node within a second; a busy machine needs longer.
-pub(crate) const IN_FORCE_WITHIN: Duration = Duration::from_secs(20);
+pub(crate) const IN_FORCE_WITHIN: Duration = Duration::from_secs(60);
 
 /// A note is written a tenth of a second after its answer; a busy machine needs longer.
 const NOTED_WITHIN: Duration = Duration::from_secs(60);

@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use self::collector::{Collector, Span};
 use crate::{in_state, scenario, until};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 
 fn config(endpoint: &str) -> String {
     format!("[telemetry]\nlog = \"info,scheduler_node=debug\"\nformat = \"json\"\notlp_endpoint = {endpoint:?}\n")

@@ -12,7 +12,7 @@ use crate::{
     in_state, scenario, until,
 };
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 /// Messages for each exchange: this many with a binding, and as many without.
 const EACH: usize = 20;
 
