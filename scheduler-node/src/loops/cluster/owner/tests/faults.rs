@@ -29,7 +29,7 @@ async fn a_crashed_nodes_shards_move_after_its_lease_and_the_next_in_the_queue_i
             continue;
         }
         println!("moved {:?} after the crash, with leases of {TTL:?}", begun.elapsed());
-        assert!(begun.elapsed() < TTL + Duration::from_secs(15), "moved after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < TTL + Duration::from_secs(60), "moved after {:?}", begun.elapsed());
         assert_eq!(before, None);
         assert!(two.is_master() && !three.is_master());
         eventually("the gauge shows it", || two.coordination.metrics().master.get() == 1).await;
@@ -52,7 +52,7 @@ async fn a_name_that_is_taken_is_waited_for() {
     one.vanish().await;
     let begun = Instant::now();
     balanced(&[&again]).await;
-    assert!(begun.elapsed() < Duration::from_secs(15), "joined after {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "joined after {:?}", begun.elapsed());
     assert!(again.has_joined());
 }
 
@@ -120,7 +120,7 @@ async fn without_etcd_nothing_moves_and_afterwards_everything_is_as_before() {
     assert_eq!(epochs(&[&one, &two]), before);
     let left = two.owned();
     assert!(!two.leave().await);
-    assert!(begun.elapsed() < Duration::from_secs(20), "tried to leave for {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "tried to leave for {:?}", begun.elapsed());
     etcd.restart_all().await.unwrap();
     eventually("the one that is left has everything", || one.owned().len() == SHARDS as usize).await;
     let after = one.owned();

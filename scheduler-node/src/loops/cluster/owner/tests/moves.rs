@@ -29,7 +29,7 @@ async fn a_lone_node_takes_every_shard_several_a_statement_and_gives_all_back() 
     let begun = Instant::now();
     let owned_shards = Arc::clone(&one.owned_shards);
     assert!(one.leave().await);
-    assert!(begun.elapsed() < Duration::from_secs(15), "left after {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "left after {:?}", begun.elapsed());
     assert!(owned_shards.owned().is_empty());
     let watcher = world.start("watcher").await;
     eventually("only the newcomer is there", || watcher.view().members.len() == 1).await;
