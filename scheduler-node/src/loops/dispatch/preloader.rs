@@ -292,14 +292,20 @@ impl<S: Statements> Preloader<S> {
             return Ok(());
         }
         let range = KeyRange::new(now.minus(NUDGE_LOOK_BACK), now.plus(self.reach.horizon));
-        let keys = self.read(&nudged, range, now).await?;
-        self.note_behind(&keys, false, now);
+        match self.read(&nudged, range, now).await {
+            // Nothing nudges again, and repairs do not look so far ahead.
+            Err(error) if error.is_out_of_time() => {
+                self.warn_of_slowness(nudged.len());
+                self.unread.add(&nudged);
+            }
+            read => self.note_behind(&read?, false, now),
+        }
         Ok(())
     }
 
     /// Reads the keys of `shards` from the first task on. That takes too long for shards with very many overdue tasks,
     /// or with dead rows that an old transaction keeps. Then what came due lately is read, and the rest is read shard
-    /// by shard.
+    /// by shard. On a slow machine even what came due lately takes too long, and the reads shard by shard find it.
     async fn read_all(&mut self, shards: &[ShardId], until: UnixMicros, now: UnixMicros) -> Result<Vec<Key>, Error> {
         let mut keys = Vec::new();
         for part in shards.chunks(SHARDS_AT_ONCE) {
@@ -315,7 +321,13 @@ impl<S: Statements> Preloader<S> {
                 self.warn_of_slowness(part.len());
             }
             self.unread.add(part);
-            keys.extend(self.read_part(part, KeyRange::new(now.minus(LATELY), until), now).await?);
+            match self.read_part(part, KeyRange::new(now.minus(LATELY), until), now).await {
+                Err(error) if error.is_out_of_time() => {
+                    self.warn_of_slowness(part.len());
+                    self.unread.begin(part, now.minus(self.may_be_overdue()));
+                }
+                read => keys.extend(read?),
+            }
         }
         Ok(keys)
     }
@@ -419,8 +431,13 @@ impl<S: Statements> Preloader<S> {
         if self.database.owned_shards.claimable_shards().is_empty() {
             return self.tell_overdue(Duration::ZERO);
         }
+        self.show_overdue(self.may_be_overdue());
+    }
+
+    /// How far behind a task may be by now, if nothing has been read since the last read that showed it.
+    fn may_be_overdue(&self) -> Duration {
         let (by, read_at) = self.overdue;
-        self.show_overdue(by + clock::instant().saturating_duration_since(read_at));
+        by + clock::instant().saturating_duration_since(read_at)
     }
 
     fn show_overdue(&self, by: Duration) {

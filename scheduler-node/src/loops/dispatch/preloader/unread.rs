@@ -49,7 +49,7 @@ pub(super) struct Unread {
     slow: Resting,
     /// Shards whose reads fail because of what they have. No read of several shards includes them.
     failing: Resting,
-    /// Since when shards are owned, or fail, of which no read from the first task on has ended.
+    /// Since when shards are owned, fail, or are not read in time, of which no read from the first task on has ended.
     unread_since: BTreeMap<ShardId, UnixMicros>,
     /// Whether reads of many shards from the first task on run out of time.
     is_slow: bool,
@@ -64,10 +64,10 @@ impl Unread {
         self.is_slow
     }
 
-    /// Notes shards that were adopted, which nothing has read.
-    pub(super) fn begin(&mut self, shards: &[ShardId], now: UnixMicros) {
+    /// Notes shards that nothing has read since then: they were adopted, or no read of several ends in time.
+    pub(super) fn begin(&mut self, shards: &[ShardId], since: UnixMicros) {
         for shard in shards {
-            self.unread_since.entry(*shard).or_insert(now);
+            self.unread_since.entry(*shard).or_insert(since);
         }
     }
 

@@ -112,6 +112,15 @@ impl Reads {
         assert_eq!(changed.rows_affected(), 1);
     }
 
+    /// Makes a read take two seconds for each of its tasks: two are read in the time of a statement, three are not.
+    async fn slow_down(&self) {
+        // A condition of two parts costs more than those that choose the tasks, so PostgreSQL asks it last.
+        let slow = "ALTER TABLE duetime.task RENAME TO stored_task;
+                    CREATE VIEW duetime.task AS
+                    SELECT * FROM duetime.stored_task WHERE shard < 0 OR pg_sleep(2) IS NOT NULL";
+        sqlx::raw_sql(slow).execute(&self.test.pool).await.unwrap();
+    }
+
     /// Makes pass after pass until the heap has so many keys.
     async fn heap_until_it_has(&mut self, keys: usize) {
         let deadline = clock::instant() + LONG;
@@ -173,6 +182,35 @@ async fn a_shard_that_cannot_be_read_in_time_delays_no_other_shard() {
                  WHERE shard <> 1 OR due_at > now() - interval '30 min' OR pg_sleep(6) IS NOT NULL";
     sqlx::raw_sql(long).execute(&reads.test.pool).await.unwrap();
     assert!(reads.finds(shards.len()).await, "all but the overdue task of the slow shard are read");
+}
+
+const THREE: [ShardId; 3] = [ShardId::new(0), ShardId::new(1), ShardId::new(2)];
+
+/// As after a burst on a slow machine, where even what came due lately takes longer than a statement may.
+#[tokio::test]
+async fn adopted_shards_that_cannot_be_read_together_in_time_are_read_one_by_one() {
+    let mut reads = Reads::of(&THREE).await;
+    // Within `LATELY`, and before the moment to which repairs look back, so that none of them runs out of time.
+    let due_at = fixture::now(&reads.test.pool).await.minus(LATELY / 2);
+    for shard in THREE {
+        reads.write(fixture::fresh_id_of(shard), due_at).await;
+    }
+    reads.slow_down().await;
+    assert!(reads.finds(THREE.len()).await, "they are read only together");
+}
+
+#[tokio::test]
+async fn nudged_shards_that_cannot_be_read_together_in_time_are_read_one_by_one() {
+    let mut reads = Reads::of(&THREE).await;
+    assert!(reads.finds(0).await, "the first read is done");
+    // No repair looks so far ahead.
+    let due_at = fixture::now(&reads.test.pool).await.plus(HORIZON / 2);
+    for shard in THREE {
+        reads.write(fixture::fresh_id_of(shard), due_at).await;
+    }
+    reads.slow_down().await;
+    reads.preloader.database.owned_shards.nudge(THREE);
+    assert!(reads.finds(THREE.len()).await, "the nudge is lost");
 }
 
 #[tokio::test]
