@@ -337,8 +337,8 @@ impl<S: Statements> Preloader<S> {
         let owned_shards = Arc::clone(&self.database.owned_shards);
         self.unread.keep(|shard| owned_shards.is_claimable(shard));
         self.unreadable.retain(|shard| owned_shards.is_claimable(*shard));
-        let began = clock::instant();
-        while let Some(shard) = self.unread.next(now) {
+        let (began, mut passed) = (clock::instant(), Duration::ZERO);
+        while let Some(shard) = self.unread.next(now.plus(passed)) {
             let asked = clock::instant();
             let read = self.ask(&[shard], KeyRange::new(first(now), now.plus(self.reach.horizon)), now).await;
             let lately = match &read {
@@ -347,7 +347,7 @@ impl<S: Statements> Preloader<S> {
             };
             // Both reads count, so that a shard whose second one is slow uses no more than a tenth of the time either.
             let took = clock::instant().saturating_duration_since(asked);
-            let passed = clock::instant().saturating_duration_since(began);
+            passed = clock::instant().saturating_duration_since(began);
             match read {
                 Ok(keys) => {
                     self.unread.read(shard, took, oldest_claimable(&keys));

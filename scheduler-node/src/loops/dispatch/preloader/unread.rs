@@ -53,6 +53,8 @@ pub(super) struct Unread {
     unread_since: BTreeMap<ShardId, UnixMicros>,
     /// Whether reads of many shards from the first task on run out of time.
     is_slow: bool,
+    /// Whether the last read was of a shard that had rested.
+    has_read_rested: bool,
     /// How long the shards of this round took so far.
     took: Duration,
     /// The oldest claimable task that this round has found.
@@ -121,9 +123,13 @@ impl Unread {
         (SHORTEST_REST * 2).saturating_mul(shards)
     }
 
-    /// The shard to read next, if it is time to.
+    /// The shard to read next, if it is time to. Those that have rested go first: on a slow machine the others never
+    /// end. They take turns, so that neither kind keeps the other from being read.
     pub(super) fn next(&mut self, now: UnixMicros) -> Option<ShardId> {
-        self.shards.pop_front().or_else(|| self.slow.next(now)).or_else(|| self.failing.next(now))
+        let is_turn_of_others = self.has_read_rested && !self.shards.is_empty();
+        let rested = if is_turn_of_others { None } else { self.slow.next(now).or_else(|| self.failing.next(now)) };
+        self.has_read_rested = rested.is_some();
+        rested.or_else(|| self.shards.pop_front())
     }
 
     /// When to ask [`Self::next`] again.
@@ -224,7 +230,7 @@ mod tests {
         assert_eq!(unread.ask_again_at(), later.plus(Duration::from_secs(45)), "slow failures use a tenth of the time");
         unread.add(&SHARDS);
         for shard in others {
-            assert_eq!(unread.next(later), Some(shard), "it does not go before the others");
+            assert_eq!(unread.next(later), Some(shard), "it rests");
             unread.read(shard, Duration::ZERO, None);
         }
         assert_eq!(unread.next(later), None);
@@ -235,6 +241,29 @@ mod tests {
         assert_eq!((unread.readable(&SHARDS), unread.overdue(healed)), (SHARDS.to_vec(), Duration::ZERO));
         unread.fails(bad, Duration::ZERO, healed);
         assert_eq!(unread.overdue(healed.plus(SHORTEST_REST)), SHORTEST_REST, "although it was read before");
+    }
+
+    #[test]
+    fn shards_that_have_rested_and_the_others_keep_each_other_from_no_read() {
+        let [first, second, third] = SHARDS;
+        let rested = NOW.plus(Duration::from_secs(45));
+        for is_slow in [true, false] {
+            let mut unread = Unread::default();
+            if is_slow {
+                unread.ran_out_of_time(first, Duration::from_secs(5), NOW);
+            } else {
+                unread.fails(first, Duration::from_secs(5), NOW);
+            }
+            unread.add(&[second, third]);
+            assert_eq!(unread.next(NOW), Some(second), "the first one rests");
+            unread.read(second, Duration::ZERO, None);
+            unread.add(&SHARDS);
+            assert_eq!(unread.next(rested), Some(first), "the round over the others need not end");
+            unread.fails(first, Duration::ZERO, rested);
+            assert_eq!(unread.next(rested.plus(SHORTEST_REST)), Some(third), "it is their turn");
+            unread.read(third, Duration::ZERO, None);
+            assert_eq!(unread.next(rested.plus(SHORTEST_REST)), Some(first));
+        }
     }
 
     #[test]
