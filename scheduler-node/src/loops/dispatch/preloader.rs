@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     apart::{KeyRange, is_unreadable},
-    behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, full},
+    behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, due, full},
     unread::{SHORTEST_REST, Unread},
 };
 use crate::{
@@ -183,7 +183,7 @@ impl<S: Statements> Preloader<S> {
         for (shard, last) in full(keys, KEYS_PER_SHARD) {
             let behind = self.behind.entry(shard).or_insert_with(|| Behind::new(last, now));
             if last < behind.from && !is_repair {
-                *behind = Behind::new(last, now);
+                *behind = behind.set_back(last, now);
             }
         }
     }
@@ -208,14 +208,8 @@ impl<S: Statements> Preloader<S> {
     async fn catch_up(&mut self, now: UnixMicros) -> Result<(), Error> {
         let owned_shards = Arc::clone(&self.database.owned_shards);
         self.behind.retain(|shard, _| owned_shards.is_claimable(*shard));
-        let due: Vec<(ShardId, Behind)> = self
-            .behind
-            .iter()
-            .filter(|(_, behind)| behind.at <= now)
-            .map(|(shard, behind)| (*shard, *behind))
-            .collect();
         let (began, mut failed) = (clock::instant(), Duration::ZERO);
-        for (shard, behind) in due {
+        for (shard, behind) in due(&self.behind, now) {
             if !self.has_room() {
                 break;
             }

@@ -41,6 +41,19 @@ impl Behind {
         let at = if is_stuck { last.max(now.plus(PAUSE_AT_ONE_MOMENT)) } else { now };
         Self { from: last, keys, at }
     }
+
+    /// Reads on from an earlier moment. The shard keeps its place among those that wait, and a rest ends.
+    pub(super) fn set_back(self, last: UnixMicros, now: UnixMicros) -> Self {
+        Self { at: self.at.min(now), ..Self::new(last, now) }
+    }
+}
+
+/// The shards to read on now, those that have waited longest first: there may be time or room for a few only.
+pub(super) fn due(behind: &BTreeMap<ShardId, Behind>, now: UnixMicros) -> Vec<(ShardId, Behind)> {
+    let mut due: Vec<(ShardId, Behind)> =
+        behind.iter().filter(|(_, behind)| behind.at <= now).map(|(shard, behind)| (*shard, *behind)).collect();
+    due.sort_by_key(|(_, behind)| behind.at);
+    due
 }
 
 /// The shards that filled their part of a read and may have more, each with the last moment read. Beyond that
@@ -72,6 +85,22 @@ mod tests {
         };
         let keys = [key(1, 5), key(1, 7), key(2, 9)];
         assert_eq!(full(&keys, 2), BTreeMap::from([(ShardId::new(1), at_ms(7))]));
+    }
+
+    #[test]
+    fn the_shard_that_has_waited_longest_is_read_on_first_also_after_a_full_read() {
+        let [low, high, resting] = [1, 2, 3].map(ShardId::new);
+        let first = Behind::new(at_ms(5), at_ms(100));
+        let rests = Behind { at: at_ms(900), ..first };
+        let mut behind = BTreeMap::from([(low, first.read_on(at_ms(6), at_ms(200))), (high, first), (resting, rests)]);
+        let order = |behind: &BTreeMap<ShardId, Behind>, now| -> Vec<ShardId> {
+            due(behind, now).into_iter().map(|(shard, _)| shard).collect()
+        };
+        assert_eq!(order(&behind, at_ms(150)), [high]);
+        assert_eq!(order(&behind, at_ms(300)), [high, low]);
+        behind.values_mut().for_each(|behind| *behind = behind.set_back(at_ms(4), at_ms(300)));
+        assert_eq!(order(&behind, at_ms(300)), [high, low, resting]);
+        assert!(behind.values().all(|behind| behind.from == at_ms(4)));
     }
 
     #[test]
