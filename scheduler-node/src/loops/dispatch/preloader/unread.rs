@@ -57,8 +57,8 @@ pub(super) struct Unread {
     has_read_rested: bool,
     /// How long the shards of this round took so far.
     took: Duration,
-    /// The oldest claimable task that this round has found.
-    oldest: Option<UnixMicros>,
+    /// The oldest claimable task that the last read of each shard has found, while `is_slow`.
+    oldest: BTreeMap<ShardId, UnixMicros>,
 }
 
 impl Unread {
@@ -96,7 +96,7 @@ impl Unread {
     pub(super) fn add(&mut self, shards: &[ShardId]) {
         self.is_slow = true;
         if self.shards.is_empty() {
-            (self.took, self.oldest) = (Duration::ZERO, None);
+            self.took = Duration::ZERO;
         }
         let new: Vec<ShardId> = shards.iter().copied().filter(|shard| !self.is_left(*shard)).collect();
         self.shards.extend(new);
@@ -107,6 +107,7 @@ impl Unread {
             shards.retain(|shard| is_owned(*shard));
         }
         self.unread_since.retain(|shard, _| is_owned(*shard));
+        self.oldest.retain(|shard, _| is_owned(*shard));
     }
 
     /// The clock was set back: moments that it showed lie ahead.
@@ -143,9 +144,12 @@ impl Unread {
     pub(super) fn read(&mut self, shard: ShardId, took: Duration, oldest: Option<UnixMicros>) {
         self.unread_since.remove(&shard);
         self.took += took;
-        self.oldest = self.oldest.into_iter().chain(oldest).min();
+        self.oldest.remove(&shard);
         if self.shards.is_empty() && self.slow.shards.is_empty() && self.took < QUICK_ROUND {
             self.is_slow = false;
+            self.oldest.clear();
+        } else if self.is_slow {
+            self.oldest.extend(oldest.map(|oldest| (shard, oldest)));
         }
     }
 
@@ -153,6 +157,8 @@ impl Unread {
     pub(super) fn ran_out_of_time(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
         self.slow.add(shard, ended.plus(rest(took)));
         self.took += took;
+        // Whether that task still waits is unknown, perhaps for as long as an old transaction is open.
+        self.oldest.remove(&shard);
     }
 
     /// A read of the shard alone has failed after so long, at `ended`, because of what the shard has. It counts as
@@ -172,12 +178,11 @@ impl Unread {
         self.shards.push_front(shard);
     }
 
-    /// How far behind the oldest claimable task may be: one that a round has found, which may have been claimed since,
-    /// or one of a shard that could not be read from its first task on.
+    /// How far behind the oldest claimable task may be: one that the last read of a shard has found, which may have
+    /// been claimed since, or one of a shard that could not be read from its first task on.
     pub(super) fn overdue(&self, now: UnixMicros) -> Duration {
-        let found = self.oldest.filter(|_| self.is_slow);
-        let unread = self.unread_since.values().min().copied();
-        found.into_iter().chain(unread).min().map_or(Duration::ZERO, |oldest| now.since(oldest))
+        let moments = self.oldest.values().chain(self.unread_since.values());
+        moments.min().map_or(Duration::ZERO, |oldest| now.since(*oldest))
     }
 }
 
@@ -277,6 +282,20 @@ mod tests {
         unread.fails(SHARDS[0], five, NOW);
         unread.fails(SHARDS[1], Duration::ZERO, NOW);
         assert_eq!(unread.ask_again_at(), NOW.plus(five * 9), "another failed slowly");
+    }
+
+    #[test]
+    fn what_was_overdue_counts_until_the_next_read_of_its_shard_although_no_round_ends() {
+        let mut unread = Unread::default();
+        let minute = Duration::from_secs(60);
+        for (oldest, overdue) in [(Some(NOW.minus(minute)), minute), (None, Duration::ZERO)] {
+            unread.add(&SHARDS);
+            for _ in 1..SHARDS.len() {
+                let shard = unread.next(NOW).expect("some are left");
+                unread.read(shard, Duration::ZERO, oldest.filter(|_| shard == SHARDS[0]));
+            }
+            assert_eq!(unread.overdue(NOW), overdue);
+        }
     }
 
     #[test]
