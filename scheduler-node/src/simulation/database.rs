@@ -37,7 +37,7 @@ use crate::{
     supervise::spawn_child,
 };
 
-/// The time window of a pick, from its sending on.
+/// The time window in which a pick has to begin, from its sending on.
 const PICKED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The latest time at which a statement still runs whose sender has given up.

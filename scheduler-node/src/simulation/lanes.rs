@@ -19,6 +19,9 @@ use crate::store::{
     lane::{LaneCounts, LaneEnd, LaneEnds, Pick, STARTED_FAR_AHEAD, Walks},
 };
 
+/// The longest that a statement of PostgreSQL takes.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+
 pub fn oldest(rows: &Rows, queue: &QueueName, from: Option<UnixMicros>, now: UnixMicros) -> UnixMicros {
     let is_of = |row: &&Row| {
         let is_ready = row.queue == *queue && row.state == TaskState::Ready;
@@ -50,7 +53,7 @@ pub fn read(
     counts
 }
 
-/// `until`: the end of the statement's time window.
+/// `until`: the end of the time window in which the statement has to begin.
 pub fn pick(pick: &Pick<'_>, until: UnixMicros) -> Statement<(Claimed, Walks)> {
     let mine = OwnedPick::of(pick);
     let (fences, presented) = (pick.fences.clone(), pick.fences.len());
@@ -61,7 +64,9 @@ pub fn pick(pick: &Pick<'_>, until: UnixMicros) -> Statement<(Claimed, Walks)> {
             let chosen = choosing.candidates(rows, now).into_iter().map(|one| one.id);
             if now > until { Vec::new() } else { chosen.filter(|id| fences.contains_key(&id.shard())).collect() }
         }),
-        recheck: Box::new(move |row, now| row.state == TaskState::Ready && !row.has_expired(now) && now <= until),
+        recheck: Box::new(move |row, now| {
+            row.state == TaskState::Ready && !row.has_expired(now) && now <= until.plus(STATEMENT_TIMEOUT)
+        }),
         skips_locked: true,
         write: Box::new(move |table, snapshot, locks, now| {
             let claimed = take_all(table, locks, presented, now, |row| {

@@ -144,7 +144,7 @@ impl Database {
         self.task_pick_within(pick, Window::first(self)).await
     }
 
-    /// Like `task_pick`. A pick starts nothing after its window.
+    /// Like `task_pick`. A pick that begins after its window starts nothing.
     pub(super) async fn task_pick_within(&self, pick: &Pick<'_>, window: Window) -> Result<(Claimed, Walks), Error> {
         let (shards, epochs) = pairs(pick.fences);
         let mut begin = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

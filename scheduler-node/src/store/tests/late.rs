@@ -277,14 +277,20 @@ async fn a_revival_waits_for_a_newer_version_that_is_being_written() {
     assert_eq!(test.live().await, 1);
 }
 
+/// Makes a task that waits for room.
+async fn ready(test: &fixture::TestDatabase) -> NewTask {
+    let waiting = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    test.database.task_submit(std::slice::from_ref(&waiting), Sending::First).await.unwrap();
+    sqlx::query("UPDATE duetime.task SET state = 'ready'").execute(&test.pool).await.unwrap();
+    waiting
+}
+
 /// Its node has counted again by then, as if the pick had never been sent.
 #[tokio::test]
 async fn a_pick_that_was_held_up_beyond_its_window_starts_nothing() {
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
-    let waiting = new_task(fixture::fresh_id_of(ShardId::new(0)));
-    test.database.task_submit(std::slice::from_ref(&waiting), Sending::First).await.unwrap();
-    sqlx::query("UPDATE duetime.task SET state = 'ready'").execute(&test.pool).await.unwrap();
+    let waiting = ready(&test).await;
     let pick = Pick { counted: true, ..Pick::of(&waiting.queue, &fences, [0, 0, 5, 0, 0]) };
     let now = fixture::now(&test.pool).await;
     for (until, started) in [(now.minus(Duration::from_millis(1)), 0), (now.plus(Duration::from_secs(3_600)), 1)] {
@@ -292,4 +298,30 @@ async fn a_pick_that_was_held_up_beyond_its_window_starts_nothing() {
         let (claimed, _) = test.database.task_pick_within(&pick, window).await.unwrap();
         assert_eq!((claimed.deliveries.len(), claimed.refused), (started, false), "{until:?}");
     }
+}
+
+/// A slow server would never start a task otherwise.
+#[tokio::test]
+async fn a_pick_that_begins_within_its_window_starts_tasks_however_long_it_takes() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let queue = ready(&test).await.queue;
+    test.be_patient(PoolKind::Fire).await;
+    let mut holder = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
+    sqlx::query("SELECT FROM duetime.shard WHERE id = 0 FOR UPDATE").execute(&mut *holder).await.unwrap();
+    // The pick has to come to the fence within its window.
+    let until = fixture::now(&test.pool).await.plus(Duration::from_secs(3));
+    let database = test.database.clone();
+    let picking = spawn_child(async move {
+        let pick = Pick { counted: true, ..Pick::of(&queue, &fences, [0, 0, 5, 0, 0]) };
+        database.task_pick_within(&pick, Window { after: None, until }).await
+    });
+    until_waiting(&test.pool, 1).await;
+    while fixture::now(&test.pool).await <= until {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    sqlx::query("COMMIT").execute(&mut *holder).await.unwrap();
+    let (claimed, _) = picking.await.unwrap().unwrap();
+    assert_eq!(claimed.deliveries.len(), 1);
 }

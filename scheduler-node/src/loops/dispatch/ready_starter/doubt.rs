@@ -19,13 +19,14 @@ use crate::{
     store::{Error, Statements, claim::LOOK_AGAIN_AFTER},
 };
 
-/// The pause after a pick with an unknown outcome. By its end the server has certainly ended the pick: it starts tasks
-/// within 2 s or none, and the statement timeout is 5 s. Before that nothing can be counted.
+/// The pause after a pick with an unknown outcome. By its end the server has certainly ended the pick: one that does
+/// not begin within 2 s starts none, and the statement timeout is 5 s. Before that nothing can be counted, and until
+/// then the pick may claim.
 const UNKNOWN_FOR: Duration = Duration::from_secs(8);
 
-/// How much a claim's time may lie outside of the time in which its pick was out: the reading of the database's clock
-/// is off by a little, and the server may execute a pick 2 s after its connection was lost.
-const MARGIN: Duration = Duration::from_secs(3);
+/// How long before its pick was sent a claim's time may seem to lie: the reading of the database's clock is off by a
+/// little.
+const CLOCK_MARGIN: Duration = Duration::from_secs(3);
 
 /// The most tasks that are woken in one shard. Their own rescues find the others.
 const WOKEN_PER_SHARD: i64 = 2_000;
@@ -54,15 +55,16 @@ impl Doubt {
 }
 
 impl<S: Statements> ReadyStarter<S> {
-    /// Wakes the tasks that were claimed while a pick was out and are still `dispatching`. A rescue publishes those
-    /// that are not in flight here; it does nothing with the others. Call when the doubt is over.
+    /// Wakes the tasks that were claimed between the sending and the certain end of a pick and are still `dispatching`.
+    /// A rescue publishes those that are not in flight here; it does nothing with the others. Call when the doubt is
+    /// over.
     pub(super) async fn wake_started(&self, doubt: &Doubt) -> Result<(), Error> {
         // Without a clock at the sending their own rescues find them.
         let Some((sent_at, failed_at)) = doubt.out else { return Ok(()) };
         let now = self.claims.now();
         // A claim moves the wake time to its own time plus this.
-        let from = sent_at.minus(MARGIN).plus(LOOK_AGAIN_AFTER);
-        let until = failed_at.plus(MARGIN).plus(LOOK_AGAIN_AFTER);
+        let from = sent_at.minus(CLOCK_MARGIN).plus(LOOK_AGAIN_AFTER);
+        let until = failed_at.plus(UNKNOWN_FOR).plus(LOOK_AGAIN_AFTER);
         let keys = self.claims.database.sql.task_preload(&doubt.shards, from, until, WOKEN_PER_SHARD).await?;
         let started = keys.into_iter().filter(|key| key.state == TaskState::Dispatching);
         self.claims.database.owned_shards.offer(started.map(|key| Entry {

@@ -92,6 +92,9 @@ async fn what_a_lost_pick_has_started_is_woken_when_the_pick_has_certainly_ended
     let starter = loops.ready_starter(claims);
     let (sent, sent_at) = (clock::instant(), fixture::now(&loops.test.pool).await);
     loops.pick(2).await;
+    // The server began 2 s after it had lost the connection, and took 5 s.
+    let late = "UPDATE duetime.task SET wake_at = wake_at + interval '7 s' WHERE state = 'dispatching'";
+    sqlx::raw_sql(late).execute(&loops.test.pool).await.unwrap();
     // Another server takes the database's place.
     loops.test.database.clock().forget();
     let shards = [ShardId::new(0)];
