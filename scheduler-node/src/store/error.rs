@@ -184,6 +184,11 @@ impl Error {
         self.sqlstate().as_deref() == Some("57014")
     }
 
+    /// Whether the server refused the statement as it does one outside of its time window (`duetime.out_of_time`).
+    pub fn is_untimely(&self) -> bool {
+        self.sqlstate().as_deref() == Some("40001")
+    }
+
     /// Whether the archive has no partition for a row yet. The archiver makes it within a second or two.
     pub fn lacks_partition(&self) -> bool {
         let Some(sqlx::Error::Database(answer)) = self.source.as_deref() else { return false };

@@ -80,6 +80,11 @@ impl Window {
         Self { after: Some(self.until), until: database.now().max(self.until).plus(EXECUTED_WITHIN) }
     }
 
+    /// Whether a statement that still runs is too late.
+    pub fn is_over(self, database: &Database) -> bool {
+        database.now() > self.until
+    }
+
     /// The time until the window begins.
     pub fn wait(self, database: &Database) -> Duration {
         self.after.map_or(Duration::ZERO, |after| after.since(database.now()))

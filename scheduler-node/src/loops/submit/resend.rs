@@ -67,8 +67,8 @@ where
         let others_pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)))
             || parts.iter().any(|(_, _, _, sent)| sent.is_ok());
         // If several tasks fail alone and none has passed, the server may be at fault.
-        // Fewer tasks may be written within the time of a statement.
-        let is_slow = error.is_out_of_time();
+        // Fewer tasks may be written within the time of a statement, or within a window.
+        let is_slow = error.is_out_of_time() || (error.is_untimely() && window.is_over(database));
         let is_split = refused || is_slow || (is_doubt && (others_pass || doubts_alone < DOUBTS_ALONE));
         doubts_alone += usize::from(is_doubt && part.len() == 1);
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
@@ -163,7 +163,10 @@ pub(super) fn refused<S: Statements, T>(database: &NodeDatabase<S>, part: &[NewT
 
 #[cfg(test)]
 mod tests {
-    use common::ids::{DatabaseName, ShardId};
+    use common::{
+        ids::{DatabaseName, ShardId},
+        time::UnixMicros,
+    };
 
     use super::*;
     use crate::{
@@ -187,5 +190,23 @@ mod tests {
         let known = until_known(database, &tasks, Sending::First, (window, error.clone()), send);
         let known = tokio::time::timeout(Duration::from_secs(8), known).await.expect("the wait is bounded");
         assert!(matches!(known.as_slice(), [(_, Known::Failed(SubmitError::Unknown(_)))]), "{known:?}");
+    }
+
+    #[tokio::test]
+    async fn tasks_that_are_too_many_for_the_window_of_one_sending_are_stored_in_parts() {
+        let (counter, _test) = fresh().await;
+        let database = counter.databases.home();
+        let tasks = [0, 0].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
+        let over = Window { after: None, until: UnixMicros::new(0) };
+        let late = database.sql.task_submit_within(&tasks, Sending::First, over, i64::MAX).await;
+        let error = late.expect_err("its window is over");
+        let known = until_known(database, &tasks, Sending::First, (over, error), |part, sending, window| {
+            // Both together take longer than any window.
+            let window = if part.len() > 1 { over } else { window };
+            async move { database.sql.task_submit_within(part, sending, window, i64::MAX).await }
+        });
+        let known = known.await;
+        assert!(known.iter().all(|(_, known)| matches!(known, Known::Stored(_))), "{known:?}");
+        assert_eq!(known.len(), tasks.len());
     }
 }
