@@ -25,11 +25,16 @@ use crate::{
 /// and then the cut waits for no publish. A busy shard has none, and its cut waits.
 const IDLE_WITHIN: Duration = Duration::from_millis(500);
 
-/// The longest wait for tasks in flight. Beyond it claims go on, and the cut comes again later.
+/// The longest wait of a first cut for tasks in flight. Beyond it claims go on, and the cut comes again later.
 const DRAIN_WITHIN: Duration = Duration::from_millis(250);
 
-/// The longest time without claims. A cut that has not opened the target by then gives up and opens the source again.
+/// The longest time without claims at a first cut. One that has not written the last changes by then gives up and opens
+/// the source again.
 const CUT_WITHIN: Duration = Duration::from_millis(450);
+
+/// Each cut that was too late gives the next one that much more time, so that slow databases do not keep a shard from
+/// moving for ever. After this many late ones a cut has 4.5 s, about as long as one statement may take.
+const LATE_CUTS_MOST: u32 = 9;
 
 /// While a shard has not been leaving for long enough, the rows are looked at again after this long.
 const LEAVING_LOOK: Duration = Duration::from_millis(500);
@@ -119,11 +124,13 @@ impl Work {
 
     pub(super) async fn cut_without_claims(&mut self, ends: &Ends, epoch: Epoch, began: Instant) -> Result<Cut, Error> {
         let (source, shard) = (&ends.source, self.shard);
-        if tokio::time::timeout(DRAIN_WITHIN, source.owned_shards.drained(&[shard])).await.is_err() {
+        let (drain_within, cut_within) = (DRAIN_WITHIN * (1 + self.late_cuts), CUT_WITHIN * (1 + self.late_cuts));
+        if tokio::time::timeout(drain_within, source.owned_shards.drained(&[shard])).await.is_err() {
+            self.cut_was_late();
             return Ok(Cut::GivenUp("tasks in flight did not end in time"));
         }
         let mut closed = source.sql.move_close(shard, epoch, CloseWait::Plain).await;
-        if closed.as_ref().is_err_and(|error| error.is_contention()) && began.elapsed() < DRAIN_WITHIN {
+        if closed.as_ref().is_err_and(|error| error.is_contention()) && began.elapsed() < drain_within {
             closed = source.sql.move_close(shard, epoch, CloseWait::InTurn).await;
         }
         let closed = match closed {
@@ -135,7 +142,7 @@ impl Work {
             Err(error) => return Err(error),
         };
         fail::fail_point!("after_move_close", |_| std::process::abort());
-        let deadline = tokio::time::Instant::from_std(began + CUT_WITHIN);
+        let deadline = tokio::time::Instant::from_std(began + cut_within);
         let problem = match timeout_at(deadline, self.last_rounds(ends, epoch)).await {
             Ok(Ok(true)) => match ends.target.sql.move_open(shard, epoch, closed, &self.shared.me).await {
                 Ok(Some(opened)) => return Ok(Cut::Opened(opened)),
@@ -145,7 +152,10 @@ impl Work {
             },
             Ok(Ok(false)) => return Ok(Cut::Lost),
             Ok(Err(error)) => error.reason(),
-            Err(_) => "the last changes could not be written in time".to_owned(),
+            Err(_) => {
+                self.cut_was_late();
+                "the last changes could not be written in time".to_owned()
+            }
         };
         self.reopening = Some(closed);
         let mut reopened = source.sql.move_reopen(shard, closed, &self.shared.me).await;
@@ -157,6 +167,10 @@ impl Work {
             Some(reopened) => Ok(Cut::Reopened(reopened, problem)),
             None => Ok(Cut::Lost),
         }
+    }
+
+    fn cut_was_late(&mut self) {
+        self.late_cuts = LATE_CUTS_MOST.min(self.late_cuts + 1);
     }
 
     /// Ends a cut that this node or an earlier owner has begun: the shard is closed in the source. If the target does
