@@ -216,6 +216,7 @@ proptest! {
     fn a_change_that_is_accepted_can_be_made(text in text(CHANGES)) {
         if let Ok(change) = ChangeRequest::parse(&text).and_then(|request| request.validate(Present::exactly(NOW), &Limits::default())) {
             prop_assert!(change.due_at.is_none_or(|due_at| due_at >= NOW && due_at.is_writable()));
+            prop_assert!(change.expires_at.flatten().is_none_or(|expires_at| expires_at > NOW));
             prop_assert!(change.priority.is_none_or(|priority| (1..=5).contains(&priority)));
         }
     }

@@ -64,12 +64,17 @@ impl ChangeRequest {
             (Some(None), None) => Some(None),
             (expires_at, expires_after_ms) => expiry(expires_at.flatten(), expires_after_ms, now.latest)?.map(Some),
         };
-        if let (Some(due_at), Some(Some(expires_at))) = (due_at, expires_at)
-            && expires_at <= due_at
-        {
+        if let Some(Some(expires_at)) = expires_at {
             let field = if self.expires_after_ms.is_some() { "expires_after_ms" } else { "expires_at" };
-            let detail = format!("the task would expire at {expires_at}, before it is due at {due_at}");
-            return Err(Problem::invalid_field(field, detail));
+            if let Some(due_at) = due_at.filter(|due_at| expires_at <= *due_at) {
+                let detail = format!("the task would expire at {expires_at}, before it is due at {due_at}");
+                return Err(Problem::invalid_field(field, detail));
+            }
+            // An overdue task has an earlier due time, which such an expiry may follow.
+            if expires_at <= now.latest {
+                let detail = format!("`{field}` is in the past; cancel the task instead");
+                return Err(Problem::invalid_field(field, detail));
+            }
         }
         if let Some(priority) = self.priority {
             check_priority(priority)?;
@@ -150,6 +155,10 @@ mod tests {
             (r#"{"headers":{"x-a":"1"}}"#, Some("headers")),
             (r#"{"delay_ms":10,"expires_after_ms":5}"#, Some("expires_after_ms")),
             (r#"{"delay_ms":10,"expires_at":1700000000005}"#, Some("expires_at")),
+            (r#"{"expires_after_ms":0}"#, Some("expires_after_ms")),
+            (r#"{"expires_after_ms":-1}"#, Some("expires_after_ms")),
+            (r#"{"expires_at":1699999999000}"#, Some("expires_at")),
+            (r#"{"expires_at":1700000000000}"#, Some("expires_at")),
         ] {
             let problem = change(raw).unwrap_err();
             assert_eq!((problem.status, problem.field.as_deref()), (422, field), "{raw}: {problem:?}");
