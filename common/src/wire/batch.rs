@@ -1,6 +1,11 @@
 //! Many tasks in one request, each with its own answer.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
 use serde_json::value::RawValue;
 
 use crate::wire::{Problem, TaskReceipt, read};
@@ -16,13 +21,13 @@ pub struct BatchRequest<'a> {
 impl<'a> BatchRequest<'a> {
     /// Splits `{"tasks": [...]}` or a bare array. [`crate::wire::TaskRequest::parse`] reads each element.
     pub fn split(raw: &'a str) -> Result<Self, Problem> {
-        let tasks =
+        let list: Counted<'a> =
             if raw.trim_start().starts_with('[') { read::json(raw)? } else { read::json::<Wrapped<'a>>(raw)?.tasks };
-        if tasks.len() > MAX_TASKS {
-            let detail = format!("a batch may have {MAX_TASKS} tasks, not {}", tasks.len());
+        if list.count > MAX_TASKS {
+            let detail = format!("a batch may have {MAX_TASKS} tasks, not {}", list.count);
             return Err(Problem::invalid_field("tasks", detail));
         }
-        Ok(Self { tasks })
+        Ok(Self { tasks: list.first })
     }
 }
 
@@ -30,7 +35,45 @@ impl<'a> BatchRequest<'a> {
 #[serde(deny_unknown_fields)]
 struct Wrapped<'a> {
     #[serde(borrow)]
-    tasks: Vec<&'a RawValue>,
+    tasks: Counted<'a>,
+}
+
+/// A list of which [`MAX_TASKS`] elements are kept. Those beyond are only counted: millions of them fit into a body.
+struct Counted<'a> {
+    first: Vec<&'a RawValue>,
+    count: usize,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Counted<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(CountedVisitor)
+    }
+}
+
+struct CountedVisitor;
+
+impl<'de> Visitor<'de> for CountedVisitor {
+    type Value = Counted<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of tasks")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Counted<'de>, A::Error> {
+        let mut first: Vec<&'de RawValue> = Vec::new();
+        while first.len() < MAX_TASKS {
+            let Some(task) = list.next_element()? else {
+                let count = first.len();
+                return Ok(Counted { first, count });
+            };
+            first.push(task);
+        }
+        let mut count = first.len();
+        while list.next_element::<IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        Ok(Counted { first, count })
+    }
 }
 
 /// The answers, in the order of the request.
@@ -80,7 +123,22 @@ mod tests {
     fn a_batch_has_ten_thousand_tasks_at_most() {
         let batch = |count: usize| format!("[{}]", vec!["1"; count].join(","));
         assert_eq!(split(&batch(MAX_TASKS)).unwrap().len(), MAX_TASKS);
-        assert_eq!(split(&batch(MAX_TASKS + 1)).unwrap_err().field.unwrap(), "tasks");
+        for count in [MAX_TASKS + 1, 100_000] {
+            let list = batch(count);
+            for raw in [format!(r#"{{"tasks":{list}}}"#), list] {
+                let problem = split(&raw).unwrap_err();
+                assert_eq!((problem.status, problem.field.as_deref()), (422, Some("tasks")));
+                assert!(problem.detail.ends_with(&format!("not {count}")), "{problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn tasks_beyond_the_most_are_counted_and_not_kept() {
+        let list = format!("[{}]", vec!["0"; 100_000].join(","));
+        let read: Counted<'_> = read::json(&list).unwrap();
+        assert_eq!(read.count, 100_000);
+        assert!(read.first.len() == MAX_TASKS && read.first.capacity() < 2 * MAX_TASKS);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::{
     time::{Present, UnixMicros},
     wire::{
         Limits, Problem,
-        check::{body, check_headers, check_priority, due, expiry},
+        check::{body, check_headers, check_priority, due, expiry, read_headers},
         read,
     },
 };
@@ -29,6 +29,7 @@ pub struct ChangeRequest {
     pub content_type: Option<String>,
     #[serde(deserialize_with = "json::whole")]
     pub priority: Option<i16>,
+    #[serde(deserialize_with = "read_headers")]
     pub headers: Option<BTreeMap<String, String>>,
     #[serde(deserialize_with = "json::present")]
     pub expires_at: Option<Option<UnixMicros>>,
@@ -153,6 +154,7 @@ mod tests {
             (r#"{"delay_ms":1,"due_at":1}"#, Some("delay_ms")),
             (r#"{"payload":1,"payload_base64":""}"#, Some("payload_base64")),
             (r#"{"headers":{"x-a":"1"}}"#, Some("headers")),
+            (r#"{"headers":{"a":"1","a":"2"}}"#, Some("headers")),
             (r#"{"delay_ms":10,"expires_after_ms":5}"#, Some("expires_after_ms")),
             (r#"{"delay_ms":10,"expires_at":1700000000005}"#, Some("expires_at")),
             (r#"{"expires_after_ms":0}"#, Some("expires_after_ms")),

@@ -1,8 +1,12 @@
 //! Shared checks of requests: moments, payloads, names, headers.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, MapAccess, Visitor},
+};
 use serde_json::value::RawValue;
 
 use crate::{
@@ -160,6 +164,47 @@ pub(super) fn check_short(field: &'static str, text: &str) -> Result<(), Problem
     }
     let detail = format!("`{field}` must be 1 to {MAX_SHORT_BYTES} bytes without control characters");
     Err(Problem::invalid_field(field, detail))
+}
+
+/// For `deserialize_with`: reads headers. The first one too many is refused before it takes memory, because a body may
+/// have millions. A name that comes twice is refused like a field that does.
+pub(super) fn read_headers<'de, D>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    Ok(Option::<Headers>::deserialize(deserializer)?.map(|Headers(headers)| headers))
+}
+
+struct Headers(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for Headers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeadersVisitor).map(Self)
+    }
+}
+
+struct HeadersVisitor;
+
+impl<'de> Visitor<'de> for HeadersVisitor {
+    type Value = BTreeMap<String, String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of texts")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BTreeMap<String, String>, A::Error> {
+        let mut headers = BTreeMap::new();
+        while let Some((name, value)) = map.next_entry::<String, String>()? {
+            if headers.contains_key(&name) {
+                return Err(A::Error::custom(format!("the header `{}` is there twice", name.escape_debug())));
+            }
+            if headers.len() == MAX_HEADERS {
+                return Err(A::Error::custom(format!("at most {MAX_HEADERS} headers are allowed")));
+            }
+            headers.insert(name, value);
+        }
+        Ok(headers)
+    }
 }
 
 pub(super) fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Problem> {

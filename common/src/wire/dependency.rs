@@ -1,8 +1,11 @@
 //! The dependencies of a task in a request.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, SeqAccess, Visitor},
+};
 
 use crate::{
     ids::QueueName,
@@ -25,6 +28,44 @@ pub enum DependencyRequest {
 pub struct NamedDependency {
     pub queue: String,
     pub key: String,
+}
+
+/// For `deserialize_with`: reads dependencies. The first one too many is refused before it takes memory, because a body
+/// may have millions.
+pub(super) fn read_dependencies<'de, D>(deserializer: D) -> Result<Option<Vec<DependencyRequest>>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    Ok(Option::<Dependencies>::deserialize(deserializer)?.map(|Dependencies(list)| list))
+}
+
+struct Dependencies(Vec<DependencyRequest>);
+
+impl<'de> Deserialize<'de> for Dependencies {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(DependenciesVisitor).map(Self)
+    }
+}
+
+struct DependenciesVisitor;
+
+impl<'de> Visitor<'de> for DependenciesVisitor {
+    type Value = Vec<DependencyRequest>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of dependencies")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<DependencyRequest>, A::Error> {
+        let mut read = Vec::new();
+        while let Some(one) = list.next_element()? {
+            if read.len() == MAX_DEPENDENCIES {
+                return Err(A::Error::custom(format!("a task may depend on at most {MAX_DEPENDENCIES} others")));
+            }
+            read.push(one);
+        }
+        Ok(read)
+    }
 }
 
 /// Checks the dependencies in a request for a task of `queue` with `key`. A dependency that is named twice counts

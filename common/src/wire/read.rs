@@ -1,8 +1,11 @@
 //! Reads JSON and explains errors in the sender's terms: by field, not by column.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::fmt;
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
 use serde_json::{error::Category, value::RawValue};
 
 use crate::wire::{
@@ -82,12 +85,35 @@ fn offset(raw: &str, error: &serde_json::Error) -> usize {
 
 /// The top-level field whose value serde_json was reading at `offset`.
 fn field_at(raw: &str, offset: usize) -> Option<String> {
-    let fields: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(raw).ok()?;
-    let start_of = |value: &RawValue| value.get().as_ptr() as usize - raw.as_ptr() as usize;
-    fields
-        .into_iter()
-        .find(|(_, value)| (start_of(value)..=start_of(value) + value.get().len()).contains(&offset))
-        .map(|(name, _)| name.into_owned())
+    let mut reader = serde_json::Deserializer::from_str(raw);
+    let field = reader.deserialize_map(FieldAt { raw, offset }).ok()?;
+    reader.end().ok()?;
+    field
+}
+
+/// Looks at one field after the other and keeps none but the one that is looked for: a body may have millions.
+struct FieldAt<'a> {
+    raw: &'a str,
+    offset: usize,
+}
+
+impl<'a> Visitor<'a> for FieldAt<'a> {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut fields: A) -> Result<Option<String>, A::Error> {
+        let mut found = None;
+        while let Some((name, value)) = fields.next_entry::<String, &'a RawValue>()? {
+            let start = value.get().as_ptr() as usize - self.raw.as_ptr() as usize;
+            if (start..=start + value.get().len()).contains(&self.offset) {
+                found = Some(name);
+            }
+        }
+        Ok(found)
+    }
 }
 
 #[cfg(test)]
@@ -123,6 +149,7 @@ mod tests {
             (r#"{"one":1}"#, "two"),
             (r#"{"two":{"deep":true}}"#, "one"),
             (r#"{"one":1,"one":2}"#, "one"),
+            (r#"{"one":"x","one":2}"#, "one"),
             (r#"{"one":1,"two":{"deep":true},"three":{}}"#, "three"),
         ] {
             let problem = json::<Pair>(raw).unwrap_err();

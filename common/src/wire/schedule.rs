@@ -13,7 +13,7 @@ use crate::{
     retry::RetryPolicy,
     schedule::{Calendar, MAX_PAYLOAD_BYTES, Overlap, Rules, When, calendar::DEFAULT_TIME_ZONE},
     time::{Present, UnixMicros},
-    wire::{Limits, Problem, TaskRequest, list::number, read, view::Body},
+    wire::{Limits, Problem, TaskRequest, check::read_headers, list::number, read, view::Body},
 };
 
 const DEFAULT_CATCH_UP_MS: i64 = 60_000;
@@ -43,6 +43,7 @@ pub struct ScheduleRequest {
     pub payload: Option<Box<RawValue>>,
     pub payload_base64: Option<String>,
     pub content_type: Option<String>,
+    #[serde(deserialize_with = "read_headers")]
     pub headers: Option<BTreeMap<String, String>>,
     #[serde(deserialize_with = "json::whole")]
     pub priority: Option<i16>,
@@ -219,6 +220,7 @@ mod tests {
             (r#"{"queue":"q","every_ms":1000,"priority":6}"#, "priority"),
             (r#"{"queue":"q","every_ms":1000,"expires_after_ms":0}"#, "expires_after_ms"),
             (r#"{"queue":"q","every_ms":1000,"headers":{"x-a":"b"}}"#, "headers"),
+            (r#"{"queue":"q","every_ms":1000,"headers":{"a":"b","a":"b"}}"#, "headers"),
             (r#"{"queue":"q","every_ms":1000,"retry":{"kind":"fixed","delay_ms":-1}}"#, "retry.delay_ms"),
             (r#"{"queue":"q","every_ms":1000,"key":"k"}"#, "key"),
             (r#"{"queue":"q","every_ms":1000,"due_at":5}"#, "due_at"),

@@ -14,8 +14,8 @@ use crate::{
     time::{Present, UnixMicros},
     wire::{
         Limits, Problem,
-        check::{DEFAULT_PRIORITY, JSON, body, check_headers, check_key, check_priority, due, expiry},
-        dependency::{DependencyRequest, check_dependencies},
+        check::{DEFAULT_PRIORITY, JSON, body, check_headers, check_key, check_priority, due, expiry, read_headers},
+        dependency::{DependencyRequest, check_dependencies, read_dependencies},
         read,
     },
 };
@@ -43,11 +43,13 @@ pub struct TaskRequest {
     pub expires_at: Option<UnixMicros>,
     #[serde(default, deserialize_with = "json::whole")]
     pub expires_after_ms: Option<i64>,
+    #[serde(default, deserialize_with = "read_headers")]
     pub headers: Option<BTreeMap<String, String>>,
     pub key: Option<String>,
     #[serde(default, deserialize_with = "json::whole")]
     pub version: Option<i64>,
     pub on_duplicate: Option<OnDuplicate>,
+    #[serde(default, deserialize_with = "read_dependencies")]
     pub depends_on: Option<Vec<DependencyRequest>>,
     /// The caller's place in a trace, if the request names one beside the task.
     #[serde(skip)]

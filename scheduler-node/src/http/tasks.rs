@@ -60,7 +60,7 @@ pub(super) async fn submit_batch(
 ) -> Result<Response, Refusal> {
     let upstream = upstream(&body.headers);
     let text = body.text(api.limits.batch_bytes).await?;
-    let tasks = read_batch(text.as_str()).await?;
+    let tasks = read_batch(text.as_str(), api.limits.single_bytes).await?;
     let desk = scoped.desk;
     let answers = stored(text.into_reserved(), async move { desk.submit_batch_for(upstream, tasks).await }).await?;
     let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
@@ -86,15 +86,25 @@ async fn stored<T: Send + 'static>(
     })
 }
 
-/// Parses each task by itself: an invalid one does not fail the others.
-async fn read_batch(text: &str) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
+/// Parses each task by itself: an invalid one does not fail the others. `most_bytes`: of one task.
+async fn read_batch(text: &str, most_bytes: usize) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
     let batch = BatchRequest::split(text)?;
     let mut tasks = Vec::with_capacity(batch.tasks.len());
     for some in batch.tasks.chunks(READ_AT_A_TIME) {
-        tasks.extend(some.iter().map(|raw| TaskRequest::parse(raw.get())));
+        tasks.extend(some.iter().map(|raw| read_task(raw.get(), most_bytes)));
         tokio::task::yield_now().await;
     }
     Ok(tasks)
+}
+
+/// Parses a task of a batch, which may be as large as one alone: parsed, a list of little values takes many times the
+/// memory of its text.
+fn read_task(raw: &str, most_bytes: usize) -> Result<TaskRequest, Problem> {
+    if raw.len() > most_bytes {
+        let detail = format!("the task has {} bytes of JSON; at most {most_bytes} are allowed", raw.len());
+        return Err(Problem::payload_too_large(detail));
+    }
+    TaskRequest::parse(raw)
 }
 
 pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Response, Refusal> {
@@ -202,7 +212,7 @@ mod tests {
             r#"{"tasks":[{"queue":"a"},{"queue":"a","colour":1},{"queue":5},{"queue":"b","payload":{"x":1}}]}"#,
             r#"[{"queue":"a"},{"queue":"a","colour":1},{"queue":5},{"queue":"b","payload":{"x":1}}]"#,
         ] {
-            let tasks = read_batch(text).await.expect("a batch");
+            let tasks = read_batch(text, 100).await.expect("a batch");
             let fields: Vec<_> =
                 tasks.iter().map(|task| task.as_ref().err().and_then(|problem| problem.field.as_deref())).collect();
             assert_eq!(fields, [None, Some("colour"), Some("queue"), None]);
@@ -212,8 +222,16 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_batch_is_refused_as_a_whole() {
         for (text, status) in [("{\"tasks\":[{]}", 400), ("", 400), ("{}", 422), ("{\"task\":[]}", 422), ("5", 422)] {
-            assert_eq!(read_batch(text).await.expect_err("refused").status, status, "{text}");
+            assert_eq!(read_batch(text, 100).await.expect_err("refused").status, status, "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_task_of_a_batch_is_no_larger_than_one_alone() {
+        let task = r#"{"queue":"a"}"#;
+        let tasks = read_batch(&format!(r#"[{task},{{"queue": "a"}}]"#), task.len()).await.expect("a batch");
+        let statuses: Vec<_> = tasks.iter().map(|task| task.as_ref().err().map(|problem| problem.status)).collect();
+        assert_eq!(statuses, [None, Some(413)]);
     }
 
     #[test]

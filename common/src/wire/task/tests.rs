@@ -167,6 +167,8 @@ fn whatever_is_wrong_with_a_field_is_a_422_that_names_it() {
         ("headers", with(r#""headers":{"CC":"x"}"#)),
         ("headers", with(r#""headers":{"X-Delay":"1"}"#)),
         ("headers", with(r#""headers":{"a":"\u0000"}"#)),
+        ("headers", with(r#""headers":{"a":"1","a":"2"},"priority":1"#)),
+        ("depends_on", with(&format!(r#""depends_on":[{}],"priority":1"#, vec![r#""a""#; 101].join(",")))),
     ];
     for (field, raw) in cases {
         let problem = refused(&raw);
@@ -270,6 +272,7 @@ fn headers_are_limited_in_number_and_size() {
         with(&format!(r#""headers":{{{}}}"#, list.join(",")))
     };
     assert_eq!(valid(&headers(64, 125)).content.headers.len(), 64);
+    assert_eq!(refused(&headers(65, 1)).detail, "`headers`: at most 64 headers are allowed");
     for raw in [headers(64, 126), headers(65, 1), with(&format!(r#""headers":{{"{}":""}}"#, "n".repeat(256)))] {
         assert_eq!(refused(&raw).field.unwrap(), "headers");
     }
