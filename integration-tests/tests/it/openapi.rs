@@ -56,7 +56,24 @@ impl Asker {
         if let (Some(schema), Some(body)) = (operation.request(), body) {
             self.document.check(schema, body)?;
         }
+        self.check_query(operation, path)?;
         Ok(answer)
+    }
+
+    /// Refuses a parameter of a query that is not described. A query is text, its schemas may say numbers.
+    fn check_query(&self, operation: Operation<'_>, path: &str) -> Result<()> {
+        let query = path.split_once('?').map_or("", |(_, query)| query);
+        let told = operation.told["parameters"].as_array().into_iter().flatten();
+        let told = told.map(|one| self.document.resolved(one)).collect::<Result<Vec<_>>>()?;
+        for (name, text) in form_urlencoded::parse(query.as_bytes()) {
+            let found = told.iter().find(|one| one["in"] == "query" && one["name"] == *name);
+            let schema = &found.with_context(|| format!("{operation} has no parameter `{name}`"))?["schema"];
+            let read = serde_json::from_str(&text).unwrap_or(Value::Null);
+            self.document.check(schema, &json!(text)).or_else(|error| {
+                self.document.check(schema, &read).map_err(|_| error.context(format!("{operation}: `{name}`")))
+            })?;
+        }
+        Ok(())
     }
 
     /// Sends a described request, which must be refused.

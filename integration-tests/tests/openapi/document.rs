@@ -108,7 +108,7 @@ impl Document {
     }
 
     /// The target of a reference.
-    fn resolved<'a>(&'a self, value: &'a Value) -> Result<&'a Value> {
+    pub(crate) fn resolved<'a>(&'a self, value: &'a Value) -> Result<&'a Value> {
         match value["$ref"].as_str().map(|reference| reference.strip_prefix('#')) {
             None => Ok(value),
             Some(Some(pointer)) => self.0.pointer(pointer).with_context(|| format!("{pointer} leads nowhere")),

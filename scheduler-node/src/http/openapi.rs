@@ -19,8 +19,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use axum::http::Method;
-    use common::access::Role;
+    use common::{
+        access::Role,
+        ids::TaskId,
+        time::UnixMicros,
+        wire::{Cursor, audit::AuditCursor, list::Block},
+    };
     use serde_json::Value;
+    use uuid::Uuid;
 
     use super::{
         super::{ROUTES, Requirement, Route, requirement::requirement},
@@ -79,6 +85,24 @@ mod tests {
         let names: BTreeSet<&str> =
             operations(&document).iter().filter_map(|(_, operation)| operation["operationId"].as_str()).collect();
         assert_eq!(names.len(), ROUTES.len());
+    }
+
+    #[test]
+    fn cursors_have_the_form_that_is_described() {
+        let document = document();
+        let pattern = |name: &str| document["components"]["parameters"][name]["schema"]["pattern"].clone();
+        let bytes_of = |block: Option<(String, String)>| {
+            let block = block.map(|(after, up_to)| Block { after, up_to: Some(up_to).filter(|name| !name.is_empty()) });
+            Cursor { due_at: UnixMicros::LAST, id: TaskId::from_uuid(Uuid::max()), block }.to_string().len()
+        };
+        let name = || "n".repeat(128);
+        let (alone, shortest) = (bytes_of(None), bytes_of(Some(Default::default())));
+        let longest = bytes_of(Some((name(), name())));
+        let text = "[A-Za-z0-9_-]";
+        assert_eq!(pattern("Cursor"), format!("^({text}{{{alone}}}|{text}{{{shortest},{longest}}})$"));
+        let deed = AuditCursor { at: UnixMicros::new(1_700_000_000_000_000), id: Uuid::max() };
+        assert_eq!(deed.to_string(), format!("1700000000000000_{}", "f".repeat(32)));
+        assert_eq!(pattern("CursorDeed"), "^-?[0-9]{1,17}_[0-9a-f]{32}$");
     }
 
     #[test]
