@@ -9,7 +9,7 @@ use axum::{
 };
 use common::wire::{BulkAnswer, BulkRequest};
 
-use super::{Api, Scoped, audit::AuditDetails, body::UnreadBody, extract::NoQuery, query, refusal::Refusal};
+use super::{Api, Scoped, audit::AuditDetails, extract::BodyAlone, query, refusal::Refusal};
 
 /// JSON, one value a line.
 const LINES: &str = "application/x-ndjson";
@@ -17,8 +17,7 @@ const LINES: &str = "application/x-ndjson";
 pub(super) async fn act(
     scoped: Scoped,
     State(api): State<Api>,
-    _: NoQuery,
-    body: UnreadBody,
+    BodyAlone(body): BodyAlone,
 ) -> Result<(Extension<AuditDetails>, Json<BulkAnswer>), Refusal> {
     let text = body.text(api.limits.single_bytes).await?;
     let answer = scoped.desk.bulk(BulkRequest::parse(text.as_str())?).await?;

@@ -8,15 +8,23 @@ use axum::{
 use common::wire::read;
 use serde::Deserialize;
 
-use super::{AROUND_PAYLOAD_BYTES, Api, body::UnreadBody, query, refusal::Refusal};
+use super::{
+    AROUND_PAYLOAD_BYTES, Api,
+    body::{DRAIN_BYTES, UnreadBody, drain_request},
+    query,
+    refusal::Refusal,
+};
 
 /// A query or an object that may be there without a name in it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
-/// A query without parameters, beside a body or on a read. The body of a GET has no meaning and is not read.
+/// A query without parameters on a read. The body of a GET has no meaning and is not read.
 pub(super) struct NoQuery;
+
+/// A body, and no parameters beside it.
+pub(super) struct BodyAlone(pub(super) UnreadBody);
 
 /// A body without fields: none, `{}`, or `null`, which some clients send for none.
 pub(super) struct NoFields;
@@ -30,6 +38,22 @@ impl<S: Send + Sync> FromRequestParts<S> for NoQuery {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
         let Nothing {} = query::parameters(&parts.uri)?;
         Ok(Self)
+    }
+}
+
+/// Refuses parameters, with the body drained: a client that is still sending it would not see the answer.
+pub(super) async fn without_query(request: Request) -> Result<Request, Refusal> {
+    let read = query::parameters::<Nothing>(request.uri());
+    let Err(problem) = read else { return Ok(request) };
+    drain_request(request, DRAIN_BYTES).await;
+    Err(problem.into())
+}
+
+impl FromRequest<Api> for BodyAlone {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
+        UnreadBody::from_request(without_query(request).await?, api).await.map(Self)
     }
 }
 
@@ -50,9 +74,7 @@ impl FromRequest<Api> for NoInput {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
-        let (mut parts, body) = request.into_parts();
-        let NoQuery = NoQuery::from_request_parts(&mut parts, api).await?;
-        let NoFields = NoFields::from_request(Request::from_parts(parts, body), api).await?;
+        let NoFields = NoFields::from_request(without_query(request).await?, api).await?;
         Ok(Self)
     }
 }

@@ -12,8 +12,7 @@ use common::{
 
 use super::{
     AROUND_PAYLOAD_BYTES, PathPart, Scoped,
-    body::UnreadBody,
-    extract::{NoInput, NoQuery},
+    extract::{BodyAlone, NoInput, NoQuery},
     query,
     refusal::Refusal,
 };
@@ -29,12 +28,10 @@ pub(super) async fn show(scoped: Scoped, PathPart(name): PathPart, _: NoQuery) -
 pub(super) async fn put(
     scoped: Scoped,
     PathPart(name): PathPart,
-    _: NoQuery,
-    body: UnreadBody,
+    BodyAlone(body): BodyAlone,
 ) -> Result<Json<QueueView>, Refusal> {
-    let name = queue_name(&name)?;
     let text = body.text(AROUND_PAYLOAD_BYTES).await?;
-    Ok(Json(scoped.desk.queue_put(name, QueueRequest::parse(text.or_empty_object())?).await?))
+    Ok(Json(scoped.desk.queue_put(queue_name(&name)?, QueueRequest::parse(text.or_empty_object())?).await?))
 }
 
 pub(super) async fn delete(scoped: Scoped, PathPart(name): PathPart, _: NoInput) -> Result<StatusCode, Refusal> {

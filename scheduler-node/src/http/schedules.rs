@@ -14,8 +14,7 @@ use common::{
 
 use super::{
     Api, PathPart, Scoped, audit,
-    body::UnreadBody,
-    extract::{NoInput, NoQuery},
+    extract::{BodyAlone, NoInput},
     query,
     refusal::Refusal,
 };
@@ -32,11 +31,10 @@ pub(super) async fn put(
     scoped: Scoped,
     State(api): State<Api>,
     PathPart(name): PathPart,
-    _: NoQuery,
-    body: UnreadBody,
+    BodyAlone(body): BodyAlone,
 ) -> Result<Response, Refusal> {
-    let name = schedule_name(&name)?;
     let text = body.text(api.limits.single_bytes).await?;
+    let name = schedule_name(&name)?;
     let put = scoped.desk.schedule_put(name, ScheduleRequest::parse(text.as_str())?).await?;
     let status = if put.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(put.view)).into_response())

@@ -10,8 +10,7 @@ use common::wire::shard::{DatabaseList, DatabaseView, MoveList, MoveRequest, Reb
 use super::{
     AROUND_PAYLOAD_BYTES, PathPart, Scoped,
     audit::AuditDetails,
-    body::UnreadBody,
-    extract::{NoFields, NoInput, NoQuery},
+    extract::{BodyAlone, NoFields, NoInput, NoQuery},
     query,
     refusal::Refusal,
 };
@@ -24,7 +23,7 @@ pub(super) async fn moves(scoped: Scoped, _: NoQuery) -> Result<Json<MoveList>, 
     Ok(Json(scoped.desk.move_list().await?))
 }
 
-pub(super) async fn add_moves(scoped: Scoped, _: NoQuery, body: UnreadBody) -> Result<Response, Refusal> {
+pub(super) async fn add_moves(scoped: Scoped, BodyAlone(body): BodyAlone) -> Result<Response, Refusal> {
     let text = body.text(AROUND_PAYLOAD_BYTES).await?;
     let answer = scoped.desk.shards_move(MoveRequest::parse(text.as_str())?, &scoped.caller.name).await?;
     Ok((Extension(AuditDetails::of_move(&answer)), Json(answer)).into_response())
@@ -36,7 +35,7 @@ pub(super) async fn call_off(scoped: Scoped, uri: Uri, _: NoFields) -> Result<Re
     Ok((Extension(details), Json(answer)).into_response())
 }
 
-pub(super) async fn rebalance(scoped: Scoped, _: NoQuery, body: UnreadBody) -> Result<Response, Refusal> {
+pub(super) async fn rebalance(scoped: Scoped, BodyAlone(body): BodyAlone) -> Result<Response, Refusal> {
     let text = body.text(AROUND_PAYLOAD_BYTES).await?;
     let request = RebalanceRequest::parse(text.or_empty_object())?;
     let answer = scoped.desk.shards_rebalance(request, &scoped.caller.name).await?;

@@ -9,7 +9,7 @@ use std::{
 use axum::{
     Router,
     extract::{MatchedPath, Request, State},
-    http::{Method, Uri},
+    http::Method,
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
@@ -155,21 +155,30 @@ fn after_panic(method: &Method, route: Option<&str>) -> Response {
         .into_response()
 }
 
-async fn not_found(uri: Uri) -> Refusal {
+/// Lets the client send its body, so that it sees the answer. Strangers reach open paths with a wrong method.
+async fn drain_unhandled(request: Request) {
+    let is_known = request.extensions().get::<Caller>().is_some();
+    drain_request(request, if is_known { DRAIN_BYTES } else { STRANGERS_DRAIN_BYTES }).await;
+}
+
+async fn not_found(request: Request) -> Refusal {
     let detail = format!(
         "there is no resource at {}; /openapi.json describes the API, and the console is at /console",
-        uri.path()
+        request.uri().path()
     );
+    drain_unhandled(request).await;
     Problem::not_found(detail).into()
 }
 
 /// Refuses an unsupported method; the router adds the header that lists the supported ones.
-async fn method_not_allowed(method: Method, uri: Uri) -> Refusal {
-    Problem::method_not_allowed(format!(
-        "{method} is not allowed for {}; the header Allow names the allowed methods",
-        uri.path()
-    ))
-    .into()
+async fn method_not_allowed(request: Request) -> Refusal {
+    let detail = format!(
+        "{} is not allowed for {}; the header Allow names the allowed methods",
+        request.method(),
+        request.uri().path()
+    );
+    drain_unhandled(request).await;
+    Problem::method_not_allowed(detail).into()
 }
 
 #[cfg(test)]

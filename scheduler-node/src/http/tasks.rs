@@ -17,8 +17,7 @@ use common::{
 
 use super::{
     Api, PathPart, Reservation, Scoped, audit,
-    body::UnreadBody,
-    extract::{NoInput, NoQuery},
+    extract::{BodyAlone, NoInput, NoQuery},
     query,
     refusal::Refusal,
 };
@@ -33,8 +32,7 @@ const READ_AT_A_TIME: usize = 64;
 pub(super) async fn submit(
     scoped: Scoped,
     State(api): State<Api>,
-    _: NoQuery,
-    body: UnreadBody,
+    BodyAlone(body): BodyAlone,
 ) -> Result<Response, Refusal> {
     let upstream = upstream(&body.headers);
     let text = body.text(api.limits.single_bytes).await?;
@@ -55,8 +53,7 @@ pub(super) async fn submit(
 pub(super) async fn submit_batch(
     scoped: Scoped,
     State(api): State<Api>,
-    _: NoQuery,
-    body: UnreadBody,
+    BodyAlone(body): BodyAlone,
 ) -> Result<Response, Refusal> {
     let upstream = upstream(&body.headers);
     let text = body.text(api.limits.batch_bytes).await?;
@@ -119,11 +116,10 @@ pub(super) async fn change(
     scoped: Scoped,
     State(api): State<Api>,
     PathPart(id): PathPart,
-    _: NoQuery,
-    body: UnreadBody,
+    BodyAlone(body): BodyAlone,
 ) -> Result<Json<TaskView>, Refusal> {
-    let id = scoped.desk.id(&id)?;
     let text = body.text(api.limits.single_bytes).await?;
+    let id = scoped.desk.id(&id)?;
     Ok(Json(scoped.desk.change(id, ChangeRequest::parse(text.as_str())?).await?))
 }
 
@@ -147,12 +143,11 @@ pub(super) async fn report(
     scoped: Scoped,
     State(api): State<Api>,
     PathPart(id): PathPart,
-    _: NoQuery,
-    body: UnreadBody,
+    BodyAlone(body): BodyAlone,
 ) -> Result<Json<TaskView>, Refusal> {
-    let id = scoped.desk.id(&id)?;
     let upstream = upstream(&body.headers);
     let text = body.text(api.limits.single_bytes).await?;
+    let id = scoped.desk.id(&id)?;
     let (attempt, mut report) = read_report(text.as_str())?;
     report.trace = upstream.map(|upstream| upstream.context);
     let task = scoped.desk.report(id, attempt, report).await?;

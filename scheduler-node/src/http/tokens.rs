@@ -10,13 +10,12 @@ use common::wire::{TokenList, TokenRequest, TokenView};
 use super::{
     AROUND_PAYLOAD_BYTES, PathPart, Scoped,
     audit::AuditDetails,
-    body::UnreadBody,
-    extract::{NoInput, NoQuery},
+    extract::{BodyAlone, NoInput},
     query,
     refusal::Refusal,
 };
 
-pub(super) async fn add(scoped: Scoped, _: NoQuery, body: UnreadBody) -> Result<Response, Refusal> {
+pub(super) async fn add(scoped: Scoped, BodyAlone(body): BodyAlone) -> Result<Response, Refusal> {
     let text = body.text(AROUND_PAYLOAD_BYTES).await?;
     let made = scoped.desk.token_add(TokenRequest::parse(text.as_str())?, &scoped.caller.name).await?;
     Ok((StatusCode::CREATED, Extension(AuditDetails::of_token(&made)), Json(made)).into_response())

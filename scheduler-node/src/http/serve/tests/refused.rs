@@ -9,7 +9,7 @@ use crate::{
     access::{Access, TokenBook},
     audit::{Audit, AuditMetrics},
     config::{Auth, Role, Token},
-    http::{Authenticator, HttpMetrics, Limits, Shares, refusal::Refusal, shell},
+    http::{Authenticator, HttpMetrics, Limits, Shares, extract::without_query, refusal::Refusal, shell},
 };
 
 const TOKEN: &str = "shop";
@@ -18,15 +18,18 @@ const TOKEN: &str = "shop";
 const REFUSED: [(&str, &str, &str); 3] =
     [("wrong", "application/json", "401"), (TOKEN, "text/plain", "415"), (TOKEN, "application/json", "413")];
 
-/// A route inside of the shell that takes JSON of up to 1,000 bytes.
+/// A route inside of the shell that takes JSON of up to 1,000 bytes and no parameters.
 pub(super) fn routes() -> Router {
     let beyond_rate = IntCounter::new("beyond_rate", "none").expect("a counter");
     let shares = Shares::new(Limits::of_payload(1_000, 0), beyond_rate);
     let of_handler = shares.clone();
     let read = move |request: Request| {
-        let (parts, body) = request.into_parts();
-        let unread = of_handler.body(parts.headers, body, TOKEN.into());
-        async move { unread.text(1_000).await.map(|_| "read").map_err(Refusal::from) }
+        let shares = of_handler.clone();
+        async move {
+            let (parts, body) = without_query(request).await?.into_parts();
+            let unread = shares.body(parts.headers, body, TOKEN.into());
+            unread.text(1_000).await.map(|_| "read").map_err(Refusal::from)
+        }
     };
     let (queues, limits) = (Scope::ALL, Default::default());
     let sha256 = Sha256::digest(TOKEN).into();
@@ -42,7 +45,11 @@ pub(super) fn routes() -> Router {
 
 /// The answer to a request whose body is sent in one piece with its head.
 async fn answer(server: &Running, headers: &str, body: &[u8]) -> String {
-    let head = format!("POST /v1/tasks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n\r\n");
+    answer_to("POST /v1/tasks", server, headers, body).await
+}
+
+async fn answer_to(asked: &str, server: &Running, headers: &str, body: &[u8]) -> String {
+    let head = format!("{asked} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n\r\n");
     let mut client = server.sent(&[head.as_bytes(), body].concat()).await;
     rest(&mut client).await
 }
@@ -56,6 +63,17 @@ async fn a_client_whose_request_is_refused_can_send_it_to_its_end_and_sees_the_a
             format!("Authorization: Bearer {token}\r\nContent-Type: {kind}\r\nContent-Length: {}", body.len());
         let answer = answer(&server, &headers, &body).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{status}: {answer:.200}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_sends_much_to_a_wrong_place_sees_the_answer() {
+    let server = running(generous(), LONG).await;
+    let body = vec![b'x'; 4 << 20];
+    let headers = format!("Authorization: Bearer {TOKEN}\r\nContent-Length: {}", body.len());
+    for (asked, status) in [("POST /nothing", "404"), ("PUT /v1/tasks", "405"), ("POST /v1/tasks?x=1", "422")] {
+        let answer = answer_to(asked, &server, &headers, &body).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{asked}: {answer:.200}");
     }
 }
 
