@@ -178,7 +178,8 @@ impl Desk {
     pub(crate) async fn schedule_run(&self, name: ScheduleName) -> Result<TaskView, Problem> {
         let ScheduleRecord { rules, payload, .. } = self.schedule(&name).await?;
         let task = rules.task_now(payload, self.now());
-        self.store_one(task, AppliedLimits::No).await
+        let desk = self.clone();
+        run_to_end(async move { desk.store_one(task, AppliedLimits::No).await }).await
     }
 
     /// Deletes a schedule. Fire times that are already decided still get tasks, and existing tasks stay.
