@@ -92,8 +92,9 @@ impl HttpBody for PacedBody {
     }
 }
 
-/// The largest piece of an answer that is handed over at a time. HTTP/2 asks for a piece only when the client has
-/// opened its window, and keeps what the client does not take.
+/// The largest piece of an answer that is handed over at a time. For each HTTP/2 request, hyper takes one piece before
+/// the client has opened a window for it. It asks for the next one when a window has opened, and keeps what the client
+/// does not take.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// The body of an answer. Its request counts as being answered until the body is dropped.
