@@ -73,15 +73,18 @@ pub(super) async fn export(
         return Err(as_page(Problem::forbidden(detail)));
     }
     let filter = TaskQuery::of_uri(&uri).task_filter().map_err(as_page)?;
-    let exported = visitor.desk.export(filter).await;
+    let exported = match console.shares.export(&visitor.caller) {
+        Ok(held) => visitor.desk.export(filter).await.map(|lines| (lines, held)),
+        Err(problem) => Err(problem),
+    };
     let target = uri.query().filter(|query| !query.is_empty()).unwrap_or("all");
     visitor.record(target, exported.as_ref().map(|_| "begun"));
-    let lines = exported.map_err(as_page)?;
+    let (lines, held) = exported.map_err(as_page)?;
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),
         (header::CONTENT_DISPOSITION, "attachment; filename=\"duetime-tasks.ndjson\""),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::CACHE_CONTROL, "no-store"),
     ];
-    Ok((headers, Body::from_stream(lines)).into_response())
+    Ok(held.until_sent((headers, Body::from_stream(lines)).into_response()))
 }

@@ -39,7 +39,7 @@ const LOOK_ON: Duration = Duration::from_secs(1);
 /// a silent answer. A blank may stand before each value of JSON, so each line stays one.
 const STILL_THERE: &[u8] = b" ";
 
-/// The bytes that are read at a time, give or take one task: an export's share of a node's memory.
+/// The bytes that are read at a time, give or take one task. An answer's share of a node's memory is twice as much.
 const READ_BYTES: u64 = 4 << 20;
 
 /// An export under way.

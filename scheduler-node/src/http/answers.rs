@@ -1,5 +1,6 @@
-//! The memory of whole answers. An answer takes it until the last piece has gone out, because a client may open many
-//! streams of HTTP/2 and no window for their answers. Streams such as exports are made piece by piece and take none.
+//! The memory of answers. An answer takes it until the last piece has gone out, because a client may open many streams
+//! of HTTP/2 and no window for their answers. A whole answer takes its size; an export, which is made piece by piece,
+//! takes the same however long it is.
 
 use std::{
     pin::Pin,
@@ -22,6 +23,9 @@ use super::{
 /// An answer of up to this size takes no memory worth counting, compared with its request, and always passes.
 const SMALL_ANSWER_BYTES: usize = 4 << 10;
 
+/// The memory of an export: about 4 MiB that its client has not taken yet, and as much that is read after it.
+const EXPORT_BYTES: usize = 8 << 20;
+
 /// `Retry-After` of a refusal, in seconds.
 const AGAIN_AFTER_S: u32 = 1;
 
@@ -36,8 +40,22 @@ pub(super) fn hold(memory: &Arc<BodyMemory>, caller: &Caller, may_refuse: bool, 
     let bytes = answer.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
     let Some(bytes) = bytes.filter(|bytes| *bytes > SMALL_ANSWER_BYTES) else { return answer };
     match Reservation::at_once(memory, Arc::clone(&caller.name), bytes, may_refuse) {
-        Ok(held) => answer.map(|body| Body::new(HeldBody { body, held: Some(held) })),
+        Ok(held) => held.until_sent(answer),
         Err(shortage) => Refusal::from(refused(shortage)).into_response(),
+    }
+}
+
+/// The memory of an export, before anything is read for it.
+pub(super) fn of_export(memory: &Arc<BodyMemory>, caller: &Caller) -> Result<Reservation, Problem> {
+    let held = Reservation::at_once(memory, Arc::clone(&caller.name), EXPORT_BYTES, true).map_err(refused)?;
+    // One more export would take all that the caller has, and each other request would be refused until one ends.
+    check(memory, &caller.name).map(|()| held)
+}
+
+impl Reservation {
+    /// The answer, which keeps the memory until its last piece has gone out.
+    pub(crate) fn until_sent(self, answer: Response) -> Response {
+        answer.map(|body| Body::new(HeldBody { body, held: Arc::new(self) }))
     }
 }
 
@@ -51,16 +69,16 @@ fn refused(shortage: Shortage) -> Problem {
     problem.retry_after(AGAIN_AFTER_S)
 }
 
-/// The body of a whole answer. Its first frame takes the memory over.
+/// The body of an answer. It shares the memory with its frames.
 struct HeldBody {
     body: Body,
-    held: Option<Reservation>,
+    held: Arc<Reservation>,
 }
 
-/// The bytes of an answer. All pieces that are cut from them share one allocation, so the last piece keeps its memory.
+/// The bytes of a frame. All pieces that are cut from them share one allocation, so the last piece keeps its memory.
 struct HeldBytes {
     bytes: Bytes,
-    _held: Reservation,
+    _held: Arc<Reservation>,
 }
 
 impl AsRef<[u8]> for HeldBytes {
@@ -78,11 +96,8 @@ impl HttpBody for HeldBody {
             Some(Ok(frame)) => frame,
             ended => return Poll::Ready(ended),
         };
-        let held = self.held.take();
-        Poll::Ready(Some(Ok(frame.map_data(|bytes| match held {
-            Some(held) => Bytes::from_owner(HeldBytes { bytes, _held: held }),
-            None => bytes,
-        }))))
+        let held = Arc::clone(&self.held);
+        Poll::Ready(Some(Ok(frame.map_data(|bytes| Bytes::from_owner(HeldBytes { bytes, _held: held })))))
     }
 
     fn is_end_stream(&self) -> bool {

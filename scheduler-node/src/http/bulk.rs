@@ -27,7 +27,9 @@ pub(super) async fn act(
 
 /// Sends the lines of an export. The status is fixed once lines have been sent, so an export that fails ends early,
 /// without its last line.
-pub(super) async fn export(scoped: Scoped, uri: Uri) -> Result<Response, Refusal> {
-    let lines = scoped.desk.export(query::task_filter(&uri)?).await?;
-    Ok(([(header::CONTENT_TYPE, LINES)], Body::from_stream(lines)).into_response())
+pub(super) async fn export(scoped: Scoped, State(api): State<Api>, uri: Uri) -> Result<Response, Refusal> {
+    let filter = query::task_filter(&uri)?;
+    let held = api.shares.export(&scoped.caller)?;
+    let lines = scoped.desk.export(filter).await?;
+    Ok(held.until_sent(([(header::CONTENT_TYPE, LINES)], Body::from_stream(lines)).into_response()))
 }

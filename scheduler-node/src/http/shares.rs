@@ -6,7 +6,12 @@ use axum::{body::Body, http::HeaderMap, response::Response};
 use common::{access::Caller, limit::Limit, wire::Problem};
 use prometheus::IntCounter;
 
-use super::{Limits, answers, body::UnreadBody, memory::BodyMemory, rate::CallerRates};
+use super::{
+    Limits, answers,
+    body::UnreadBody,
+    memory::{BodyMemory, Reservation},
+    rate::CallerRates,
+};
 use crate::address;
 
 /// `Retry-After` of a request beyond a rate, in seconds: a bucket is full again after one.
@@ -70,6 +75,11 @@ impl Shares {
     /// The answer, which takes memory from the caller's share until it has gone out.
     pub(super) fn held(&self, caller: &Caller, may_refuse: bool, answer: Response) -> Response {
         answers::hold(&self.answers, caller, may_refuse, answer)
+    }
+
+    /// The memory of an export, which the answer keeps until it has gone out, or a refusal where there is none.
+    pub(crate) fn export(&self, caller: &Caller) -> Result<Reservation, Problem> {
+        answers::of_export(&self.answers, caller)
     }
 
     /// The form of a stranger who signs in, which takes its memory from the share of the address.

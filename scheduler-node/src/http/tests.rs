@@ -219,6 +219,32 @@ async fn an_empty_body_or_object_is_no_input() {
 }
 
 #[tokio::test]
+async fn exports_that_are_not_read_take_memory_and_leave_room_for_other_requests() {
+    let (api, _test) = Api::new().await;
+    let begin = async |token: &str| {
+        let request = Request::get("/v1/tasks/export?queue=mine");
+        let request = request.header(header::AUTHORIZATION, format!("Bearer {token}")).body(Body::empty());
+        api.router.clone().oneshot(request.expect("a request")).await.expect("an answer")
+    };
+    let mut begun = Vec::new();
+    for nth in 1..=7 {
+        let export = begin(&api.all).await;
+        assert_eq!(export.status(), 200, "{nth}");
+        begun.push(export);
+    }
+    let refused = begin(&api.all).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(refused.headers()[header::RETRY_AFTER], "1");
+    let (listed, page) = api.ask(&api.all, &Method::GET, "/v1/tasks", "").await;
+    assert_eq!(listed, 200, "what is no export has room: {page}");
+    assert_eq!(begin(&api.mine).await.status(), 200, "another caller");
+    let first = to_bytes(begun.remove(0).into_body(), 1 << 20).await.expect("a body");
+    assert_eq!(first, "{\"exported\":0}\n");
+    drop(first);
+    assert_eq!(begin(&api.all).await.status(), 200, "one has gone out");
+}
+
+#[tokio::test]
 async fn an_unreadable_path_of_a_business_key_is_a_problem() {
     let (api, _test) = Api::new().await;
     for method in [Method::GET, Method::PATCH, Method::DELETE] {
