@@ -11,6 +11,7 @@ use common::{
         shard::{CallOffQuery, EstimatesQuery},
     },
 };
+use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
 /// The text that axum puts before the reason.
@@ -70,6 +71,7 @@ pub(super) fn call_off(uri: &Uri) -> Result<ShardSet, Problem> {
 
 /// The parameters of a query; the problem names the one to blame.
 pub(super) fn parameters<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
+    check_utf8(uri.query().unwrap_or_default())?;
     let problem = match Query::<T>::try_from_uri(uri) {
         Ok(Query(read)) => return Ok(read),
         Err(rejection) => rejection.body_text(),
@@ -84,6 +86,15 @@ pub(super) fn parameters<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
         Some((name, reason)) if names.contains(name) => read::explain_text(reason),
         _ => read::explain_text(reason),
     })
+}
+
+/// Refuses what is not UTF-8. It would be read with U+FFFD in its place, as another value than the client's.
+fn check_utf8(query: &str) -> Result<(), Problem> {
+    let Some(pair) = query.split('&').find(|pair| percent_decode_str(pair).decode_utf8().is_err()) else {
+        return Ok(());
+    };
+    let name = pair.split('=').next().unwrap_or_default();
+    Err(Problem::invalid_field(name.to_owned(), format!("`{name}`: invalid UTF-8 in the query")))
 }
 
 #[cfg(test)]
@@ -148,6 +159,9 @@ mod tests {
             ("queue=a&queue=b", "queue"),
             ("queue=a%2Fb", "queue"),
             ("key=", "key"),
+            ("queue=mail&key=%ff", "key"),
+            ("partition_key=M%FCller", "partition_key"),
+            ("%e4=a", "%e4"),
         ] {
             let problem = read(query).expect_err("refused");
             assert_eq!((problem.status, problem.field.as_deref()), (422, Some(field)), "{query}: {problem:?}");
