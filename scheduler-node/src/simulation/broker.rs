@@ -78,10 +78,10 @@ impl SimulatedBroker {
 
     /// Lets a message arrive after a while, whatever has become of its publisher.
     fn send(&self, message: &Outgoing, after: Duration) {
-        let (world, delivery) = (Arc::clone(&self.world), message.delivery.clone());
+        let (world, node, delivery) = (Arc::clone(&self.world), self.node, message.delivery.clone());
         drop(spawn_child(async move {
             tokio::time::sleep(after).await;
-            let latest = world.latest();
+            let latest = world.latest(node);
             let (id, attempt) = (delivery.id, delivery.attempt.number());
             world.note(&format!("arrived {id}:{attempt}"));
             world.state().judge.arrived((id, attempt), delivery.redelivered, delivery.due_at, latest);

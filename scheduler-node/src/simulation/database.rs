@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -163,15 +163,17 @@ impl SimulatedDatabase {
     async fn claim<T: Send + 'static>(&self, op: StoreOp, statement: Statement<T>) -> Result<T, Error> {
         let (world, node) = (Arc::clone(&self.world), self.node);
         let asked = self.clock.ask(clock::instant());
-        let run = async move { (world.execute(node, op.text(), statement).await, world.now()) };
-        let (answer, now) = self.send(op, run).await?;
-        self.observe(now, asked);
+        let run = async move { (world.execute(node, op.text(), statement).await, world.now(), clock::instant()) };
+        let (answer, now, read_at) = self.send(op, run).await?;
+        self.observe(now, read_at, asked);
         Ok(answer)
     }
 
-    fn observe(&self, now: UnixMicros, asked: Asked) {
+    /// Notes an answer for which the server's clock was read at `read_at` and showed `now`.
+    fn observe(&self, now: UnixMicros, read_at: Instant, asked: Asked) {
         let ahead = if self.world.is(Mutant::ClockReadAhead) { Duration::from_millis(500) } else { Duration::ZERO };
         self.clock.observe(now.plus(ahead), asked, clock::instant());
+        self.world.has_read_clock(self.node, asked.sent, read_at);
     }
 
     /// Sends a statement that reads.
@@ -200,8 +202,8 @@ impl Statements for SimulatedDatabase {
 
     async fn ping(&self) -> Result<(), Error> {
         let asked = self.clock.ask(clock::instant());
-        let now = self.read(StoreOp::Ping, World::now).await?;
-        self.observe(now, asked);
+        let (now, read_at) = self.read(StoreOp::Ping, |world| (world.now(), clock::instant())).await?;
+        self.observe(now, read_at, asked);
         Ok(())
     }
 

@@ -108,7 +108,7 @@ impl Judge {
         }
     }
 
-    /// Judges a message at its arrival. `latest`: the latest time that the database's clock has shown.
+    /// Judges a message at its arrival. `latest`: the latest time by which its publisher may go.
     pub fn arrived(&mut self, message: Message, redelivered: bool, due_at: UnixMicros, latest: UnixMicros) {
         let (id, attempt) = message;
         if latest < due_at {

@@ -80,12 +80,21 @@ pub struct State {
     pub dice: Dice,
     /// How far the database's clock was set forward.
     shift_us: i64,
-    /// When the clock was set back, and by how much.
-    set_back: Vec<(Duration, Duration)>,
+    set_back: Vec<SetBack>,
+}
+
+/// A moment at which the clock was set back.
+#[derive(Debug)]
+struct SetBack {
+    at: Duration,
+    by: Duration,
+    /// How much of it each node cannot have noticed yet.
+    unnoticed: [Duration; NODES],
 }
 
 /// For so long a node may still go by the clock as it was before it was set back: until the answer to a statement
-/// that it sent afterwards, and answers may be slow.
+/// that it sent afterwards, and answers may be slow. Later no answer from before arrives that shows the clock ahead,
+/// because the clock is set back by no more than this.
 const REMEMBERED: Duration = Duration::from_secs(3);
 
 impl World {
@@ -120,12 +129,28 @@ impl World {
         UnixMicros::new(EPOCH.plus(self.elapsed()).micros() + self.state().shift_us)
     }
 
-    /// The latest time by which a node may go: the database's, or that before its clock was set back.
-    pub fn latest(&self) -> UnixMicros {
+    /// The latest time by which the node may go: the database's, or that before its clock was set back, as far as the
+    /// node cannot have noticed.
+    pub fn latest(&self, node: usize) -> UnixMicros {
         let (now, elapsed) = (self.now(), self.elapsed());
         let state = self.state();
-        let recent = state.set_back.iter().filter(|(at, _)| elapsed - *at < REMEMBERED);
-        now.plus(recent.map(|(_, by)| *by).sum())
+        let ahead = |back: &SetBack| if elapsed - back.at < REMEMBERED { back.by } else { back.unnoticed[node] };
+        now.plus(state.set_back.iter().map(ahead).sum())
+    }
+
+    /// Notes that the node has the answer to a statement, which was sent at `sent` and read the clock at `read`. The
+    /// answer contradicts each older reading that is ahead of the clock by more than the time between the two: as far
+    /// as the node knows, the clock was read at `sent`. What is ahead by less goes unnoticed, as docs/reliability.md
+    /// says of a set-back that is shorter than a round trip.
+    pub fn has_read_clock(&self, node: usize, sent: std::time::Instant, read: std::time::Instant) {
+        let elapsed = read.saturating_duration_since(self.start.into_std());
+        for back in &mut self.state().set_back {
+            if elapsed.saturating_sub(back.at) >= REMEMBERED
+                && let Some(unnoticed) = back.unnoticed.get_mut(node)
+            {
+                *unnoticed = read.saturating_duration_since(sent).min(*unnoticed);
+            }
+        }
     }
 
     pub fn set_clock_forward(&self, by: Duration) {
@@ -136,7 +161,7 @@ impl World {
         let at = self.elapsed();
         let mut state = self.state();
         state.shift_us -= i64::try_from(by.as_micros()).expect("it is short");
-        state.set_back.push((at, by));
+        state.set_back.push(SetBack { at, by, unnoticed: [by; NODES] });
     }
 
     pub fn is(&self, mutant: Mutant) -> bool {
