@@ -93,7 +93,6 @@ impl OwnedShards {
     }
 
     /// The shards that may be claimed from, with the epochs to present to the fence.
-    #[cfg(test)]
     pub fn claimable(&self) -> BTreeMap<ShardId, Epoch> {
         self.state.lock().fences()
     }
@@ -272,10 +271,17 @@ impl OwnedShards {
         entries
     }
 
-    /// Begins to take tasks that are not known yet: a drain of these shards waits until the pick is dropped.
-    pub fn pick(&self) -> Picking<'_> {
+    /// Begins to take tasks that are not known yet: a drain of these shards waits until the pick is dropped. `known`:
+    /// the fences by which the caller has decided. Shards that have stopped since, or are held under another epoch, are
+    /// left out.
+    pub fn pick(&self, known: &BTreeMap<ShardId, Epoch>) -> Picking<'_> {
         let mut state = self.state.lock();
-        let fences = state.fences();
+        let goes_on = |shard, epoch| state.claimable(shard) && state.is_held_under(shard, epoch);
+        let fences: BTreeMap<ShardId, Epoch> = known
+            .iter()
+            .map(|(shard, epoch)| (*shard, *epoch))
+            .filter(|(shard, epoch)| goes_on(*shard, *epoch))
+            .collect();
         let number = state.picks.last_key_value().map_or(0, |(last, _)| last + 1);
         state.picks.insert(number, fences.clone());
         Picking { owned_shards: self, number, fences }
@@ -439,7 +445,7 @@ impl OwnedShards {
 pub struct Picking<'a> {
     owned_shards: &'a OwnedShards,
     number: u64,
-    /// The shards that may be claimed from, with the epochs to present to the fence.
+    /// The shards to pick from, with the epochs to present to the fence.
     pub fences: BTreeMap<ShardId, Epoch>,
 }
 

@@ -189,9 +189,8 @@ impl<S: Statements> ReadyStarter<S> {
             Ok(most) => most,
             Err(again) => return Some(again),
         };
-        let picking = self.claims.database.owned_shards.pick();
-        let looked = self.start(queue, known, &picking.fences, progress, most).await;
-        drop(picking);
+        let fences = self.claims.database.owned_shards.claimable();
+        let looked = self.start(queue, known, &fences, progress, most).await;
         self.note_look(&queue.name, &mut progress.failing, looked.as_ref().err());
         match looked {
             Ok(LookResult::Nothing) => None,
@@ -306,6 +305,11 @@ impl<S: Statements> ReadyStarter<S> {
             .filter(|(shard, _)| counts.shards.contains(shard))
             .map(|(shard, epoch)| (*shard, *epoch))
             .collect();
+        // A drain waits from here on: the count only reads, and may take seconds.
+        let picking = self.claims.database.owned_shards.pick(&fences);
+        if picking.fences.is_empty() {
+            return Ok(LookResult::Blocked { within: BLOCKED_EVERY });
+        }
         let below = limit.map_or(most, |limit| usize::try_from(limit).unwrap_or(0).saturating_sub(counts.out));
         let mut room = most.min(below);
         let mut walked = false;
@@ -313,7 +317,7 @@ impl<S: Statements> ReadyStarter<S> {
         progress.comes_due = progress.comes_due.filter(|_| room > 0 && progress.rounds.iter().any(Option::is_some));
         while room > 0 && ready != [0; LEVELS] {
             let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), dice::roll);
-            let Some(taken) = self.pick(queue, (known, from), &fences, progress, wanted).await? else {
+            let Some(taken) = self.pick(queue, (known, from), &picking.fences, progress, wanted).await? else {
                 return Ok(LookResult::Turned);
             };
             walked = true;

@@ -142,17 +142,28 @@ async fn a_drain_waits_for_what_is_in_flight() {
 #[tokio::test]
 async fn a_drain_waits_for_a_pick_that_may_take_something_of_its_shards() {
     let owned = std::sync::Arc::new(owned());
-    let pick = owned.pick();
+    let known = owned.claimable();
+    let pick = owned.pick(&known);
     assert_eq!(pick.fences.keys().copied().collect::<Vec<_>>(), [ShardId::new(1)]);
     let shards = [ShardId::new(1)];
     owned.stop_claiming(&shards, Stop::Cut);
-    assert!(owned.pick().fences.is_empty(), "nothing further is picked");
+    assert!(owned.pick(&known).fences.is_empty(), "nothing further is picked");
     let draining = std::sync::Arc::clone(&owned);
     let drained = crate::supervise::spawn_child(async move { draining.drained(&shards).await });
     tokio::task::yield_now().await;
     assert!(!drained.is_finished());
     drop(pick);
     drained.await.unwrap();
+}
+
+#[test]
+fn a_pick_leaves_out_shards_that_another_node_may_have_had_since_the_caller_counted() {
+    let (owned, [lost, kept]) = (owned(), [1, 2].map(ShardId::new));
+    owned.adopt(&[(kept, Epoch::from_store(4))]);
+    let known = owned.claimable();
+    owned.forget(&[lost]);
+    owned.adopt(&[(lost, Epoch::from_store(3))]);
+    assert_eq!(owned.pick(&known).fences, [(kept, Epoch::from_store(4))].into());
 }
 
 #[test]

@@ -16,6 +16,7 @@ use super::{progress::LaneStart, *};
 use crate::{
     loops::tests::{Loops, ids_of},
     store::{
+        PoolKind,
         lane::LaneEnd,
         tests::{fixture, node},
     },
@@ -183,6 +184,28 @@ async fn a_look_begins_at_the_floor_and_finds_what_became_ready_below_it() {
     claims.received("due", &ids, &loops.fences, Duration::ZERO, held.unwrap()).await;
     starter.look(&queue, true).await;
     assert_eq!(ids_of(&mut dispatches, 3).await, ids.into());
+}
+
+#[tokio::test]
+async fn a_count_holds_up_no_hand_over_and_nothing_is_started_in_a_shard_that_stopped_meanwhile() {
+    let loops = Loops::new().await;
+    loops.limited().await;
+    let (claims, _dispatches) = loops.claims();
+    let (starter, queue) = (loops.ready_starter(claims), QueueName::new(LIMITED));
+    loops.test.be_patient(PoolKind::Fire).await;
+    let mut hold = loops.test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").execute(&mut *hold).await.unwrap();
+    let hand_over = async {
+        loops.test.until_waiting(1).await;
+        let (owned_shards, shards) = (&loops.database().owned_shards, [ShardId::new(0)]);
+        owned_shards.begin_release(&shards);
+        assert_eq!(owned_shards.busy(&shards), [], "the count has taken nothing");
+        sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    };
+    let (again, ()) = tokio::join!(starter.look(&queue, true), hand_over);
+    assert!(again.is_some(), "three tasks still wait");
+    let started = "SELECT count(*) FROM duetime.task WHERE state <> 'ready'";
+    assert_eq!(sqlx::query_scalar::<_, i64>(started).fetch_one(&loops.test.pool).await.unwrap(), 0);
 }
 
 const SHARDS: [ShardId; 2] = [ShardId::new(0), ShardId::new(1)];
