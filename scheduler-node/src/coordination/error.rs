@@ -115,6 +115,13 @@ pub(super) fn status(error: &etcd_client::Error) -> Option<i32> {
     }
 }
 
+/// Whether etcd answered that a lease of this number exists. Other refusals have the same code, such as that of a login
+/// where etcd has no users.
+pub(super) fn is_lease_known(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(answer) = error else { return false };
+    status(error) == Some(code::FAILED_PRECONDITION) && answer.message().contains("lease already exists")
+}
+
 /// Whether etcd has understood and refused the request, so that the next endpoint would refuse it too.
 pub(super) fn is_refusal(error: &etcd_client::Error) -> bool {
     const REFUSALS: [i32; 7] = [

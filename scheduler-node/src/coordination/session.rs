@@ -8,7 +8,7 @@ use etcd_client::{Client, LeaseGrantOptions};
 use super::{
     Coordination, Error, EtcdOp,
     client::REQUEST_TIMEOUT,
-    error::{code, status},
+    error::{code, is_lease_known, status},
     records::Kept,
 };
 
@@ -74,7 +74,7 @@ impl Coordination {
         };
         match self.endpoints.ask(EtcdOp::LeaseGrant, self.renewal_timeout(), grant).await {
             Ok(answer) => Ok(LeaseId(answer.id())),
-            Err(Error::Refused { source, .. }) if status(&source) == Some(code::FAILED_PRECONDITION) => Ok(LeaseId(id)),
+            Err(Error::Refused { source, .. }) if is_lease_known(&source) => Ok(LeaseId(id)),
             Err(error) => Err(error),
         }
     }

@@ -66,6 +66,14 @@ async fn a_wrong_password_is_refused_and_a_changed_one_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_login_that_an_etcd_without_users_refuses_grants_no_lease() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let settings = EtcdSettings { user: Some(("node".to_owned(), "secret".into())), ..settings(&endpoints, &prefix) };
+    let refused = soon("an answer", connect(settings).await.lease_grant()).await;
+    assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
+}
+
+#[tokio::test]
 async fn certificates_that_are_none_are_refused_at_the_start() {
     let tls = EtcdTls { ca: Some(b"not a certificate".to_vec()), identity: None };
     let settings = EtcdSettings { tls: Some(tls), ..settings(&["https://127.0.0.1:1".to_owned()], "/duetime") };
