@@ -21,7 +21,7 @@ pub struct ClusterReport {
     /// Set after too many nodes vanished together: the master reassigns nothing until then.
     pub frozen_until: Option<UnixMicros>,
     pub lag: Lag,
-    /// The parts that could not be found out, and why.
+    /// The parts that could not be found out, and why. Also, how many shards have an owner that is no member.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

@@ -98,7 +98,7 @@ enum Left {
     Nothing,
     /// This many shards are owned by the node or assigned to it.
     Some(u64),
-    /// A database or etcd is not read, so the owners of some shards are unknown.
+    /// A database or etcd is not read, or some owners are no members, so it is unknown which node has some shards.
     NotKnown,
     /// The node has been undrained.
     Undrained,

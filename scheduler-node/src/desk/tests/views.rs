@@ -9,7 +9,7 @@ use common::{
     wire::{ListFilter, QueueRequest},
 };
 
-use super::{PLAIN, counter, fresh, request, with_one_of_two_gone, with_two_databases};
+use super::{PLAIN, counter, drain::among, fresh, request, with_one_of_two_gone, with_two_databases};
 use crate::store::{
     PoolKind,
     tests::{fixture, outlook::finished},
@@ -105,8 +105,23 @@ async fn owners_are_told_by_the_fences_and_not_known_where_a_database_is_away() 
     assert!(report.shards[0].owner.is_none());
     let away: BTreeSet<_> = report.shards[64..].iter().map(|shard| (shard.owner.clone(), shard.epoch)).collect();
     assert_eq!(away, BTreeSet::from([(None, None)]));
-    assert_eq!(report.notes.len(), 1);
+    assert_eq!(report.notes.len(), 2);
     assert!(report.notes[0].contains("`east`"), "{:?}", report.notes);
+    assert!(report.notes[1].starts_with("1 of the shards"), "without etcd no owner is a member: {:?}", report.notes);
+}
+
+#[tokio::test]
+async fn a_note_counts_the_shards_whose_last_owner_is_no_member() {
+    let (counter, _coordination, nodes, test) = among(&["a", "b"]).await;
+    let ended = NodeId { incarnation: Incarnation::new(uuid::Uuid::new_v4()), ..nodes[1].clone() };
+    for (owner, shards, counted) in [(&nodes[0], 0..5, None), (&ended, 5..7, Some("2 of the shards"))] {
+        let shards: Vec<ShardId> = shards.map(ShardId::new).collect();
+        test.database.shard_acquire(&shards, owner).await.unwrap();
+        let report = counter.desk.cluster().await.expect("a cluster");
+        let note = report.notes.iter().find(|note| note.contains("are not members"));
+        assert_eq!(note.and_then(|note| note.get(..15)), counted, "{:?}", report.notes);
+        assert_eq!(report.nodes.iter().map(|node| node.shards_owned).collect::<Vec<_>>(), [5, 0]);
+    }
 }
 
 /// A database that is reached and does not answer: a lock stands in for a server that hangs.
