@@ -14,7 +14,7 @@ pub enum Action {
     Drop { shard: ShardId },
     /// Stop claiming, drain the attempts in flight, then delete the owner key, if it is still this node's.
     Release { shard: ShardId },
-    /// The owner key is lost, but not the shard: create the key again, with the same epoch.
+    /// The owner key is lost: create it again, with the same epoch, unless the fence is lost too.
     Reregister { shard: ShardId, epoch: Epoch },
     /// Create the owner key (or find that it is this node's), then take the fence.
     Acquire { shard: ShardId },

@@ -7,7 +7,7 @@
 //!   claim holds wait in a statement of their own, so that they delay no other shard.
 //! - release: does etcd still assign it away? -> wait for a turn -> stop claiming -> drain -> delete the owner key
 //!   -> forget.
-//! - register again: the key was lost, the fence was not.
+//! - register again: the key was lost -> is the fence still held? -> create the key.
 //!
 //! A shard that has moved to another database is forgotten in the former one and acquired in its new place, unless the
 //! loop that moved it has adopted it there. From a shard in the last part of a move nothing is claimed.
@@ -100,6 +100,9 @@ pub trait Fence: fmt::Debug + Send + Sync + 'static {
         shards: &[ShardId],
         node: &NodeId,
     ) -> impl Future<Output = Result<Vec<(ShardId, Epoch)>, store::Error>> + Send;
+
+    /// Lists the shards whose fences are still in force under these epochs.
+    fn held(&self, of: &BTreeMap<ShardId, Epoch>) -> impl Future<Output = Result<Vec<ShardId>, store::Error>> + Send;
 }
 
 impl Fence for store::Database {
@@ -109,6 +112,10 @@ impl Fence for store::Database {
 
     async fn acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
         self.shard_acquire(shards, node).await
+    }
+
+    async fn held(&self, fences: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, store::Error> {
+        self.shard_held(fences).await
     }
 }
 
@@ -382,7 +389,7 @@ impl<F: Fence> Owner<F> {
             state.retries.retain(|shard, _| concerned.contains(shard));
         }
         let is_pausing = self.etcd_retry.is_some_and(|retry| !retry.is_due());
-        let (mut leaving, mut lost_keys) = (Vec::new(), Vec::new());
+        let (mut leaving, mut lost_keys) = (Vec::new(), BTreeMap::<usize, Vec<_>>::new());
         let mut wanted: BTreeMap<usize, Vec<ShardId>> = BTreeMap::new();
         for action in actions {
             let shard = action.shard();
@@ -396,12 +403,12 @@ impl<F: Fence> Owner<F> {
                 _ if is_pausing || self.resting.contains(&shard) => {}
                 (Action::Release { .. }, _) if owned.contains_key(&shard) => leaving.push(shard),
                 (Action::Release { .. }, _) => self.begin(shard, self.actor.clone().release_key(index, shard)),
-                (Action::Reregister { epoch, .. }, _) => lost_keys.push((shard, epoch)),
+                (Action::Reregister { epoch, .. }, _) => lost_keys.entry(index).or_default().push((shard, epoch)),
                 (Action::Acquire { .. }, _) => wanted.entry(index).or_default().push(shard),
             }
         }
         if let Some(lease) = lease {
-            self.register_again(&lost_keys, lease);
+            self.register_again(lost_keys, lease);
             self.acquire(wanted, lease);
         }
         if !leaving.is_empty() {
@@ -411,10 +418,13 @@ impl<F: Fence> Owner<F> {
     }
 
     /// Creates lost keys again, many in one request.
-    fn register_again(&mut self, lost_keys: &[(ShardId, Epoch)], lease: LeaseId) {
-        for owned in lost_keys.chunks(KEYS_PER_TRANSACTION) {
-            self.busy.extend(owned.iter().map(|(shard, _)| *shard));
-            self.acts.push(self.actor.clone().reregister(owned.to_vec(), lease).boxed());
+    fn register_again(&mut self, lost_keys: BTreeMap<usize, Vec<(ShardId, Epoch)>>, lease: LeaseId) {
+        for (index, owned) in lost_keys {
+            for owned in owned.chunks(KEYS_PER_TRANSACTION) {
+                self.busy.extend(owned.iter().map(|(shard, _)| *shard));
+                let (actor, database) = (self.actor.clone(), self.databases[index].database.clone());
+                self.acts.push(actor.reregister(index, owned.to_vec(), database, lease).boxed());
+            }
         }
     }
 

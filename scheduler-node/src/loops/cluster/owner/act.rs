@@ -1,6 +1,10 @@
 //! Acts that run beside the owner's loop: one request, or one wait, and its result.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     cluster::AssignmentRecord,
@@ -9,7 +13,7 @@ use common::{
 use futures::future::join_all;
 use tokio::sync::Semaphore;
 
-use super::Fence;
+use super::{Fence, OwnerDatabase};
 use crate::{
     coordination::{Coordination, Error, LeaseId, OwnerKey},
     store,
@@ -19,6 +23,10 @@ use crate::{
 
 /// Most drains end within this time: they only wait for the confirms of the last published tasks.
 const QUICK_DRAIN: Duration = Duration::from_millis(100);
+
+/// A database that takes longer than this to tell which fences are held does not keep lost owner keys away. Until a key
+/// is back, other nodes take the shard for one without an owner.
+const HELD_WITHIN: Duration = Duration::from_secs(1);
 
 /// The result of an act. `index`: the index of the shard's database.
 #[derive(Debug)]
@@ -40,8 +48,11 @@ pub(super) enum ActResult {
         taken: Vec<(ShardId, Epoch)>,
         result: Result<Vec<ShardId>, Error>,
     },
+    /// `overtaken`: fences that another node has taken. Their keys are not created again.
     Reregistered {
+        index: usize,
         shards: Vec<ShardId>,
+        overtaken: Vec<(ShardId, Epoch)>,
         result: Result<Vec<OwnerKey>, Error>,
     },
     Looked {
@@ -107,12 +118,24 @@ impl Actor {
         ActResult::Confirmed { index, taken, result }
     }
 
-    pub(super) async fn reregister(self, owned: Vec<(ShardId, Epoch)>, lease: LeaseId) -> ActResult {
+    /// Asks the database first: while this node stood still, another one may have owned the shards and ended.
+    pub(super) async fn reregister<F: Fence>(
+        self,
+        index: usize,
+        owned: Vec<(ShardId, Epoch)>,
+        database: OwnerDatabase<F>,
+        lease: LeaseId,
+    ) -> ActResult {
+        let overtaken = overtaken(&owned, &database).await;
         let _turn = self.requests.acquire().await;
         let _work = at_work();
-        let keys: Vec<_> = owned.iter().map(|(shard, epoch)| (*shard, Some(*epoch))).collect();
-        let result = self.coordination.owners_create(&keys, &self.me, lease).await;
-        ActResult::Reregistered { shards: owned.into_iter().map(|(shard, _)| shard).collect(), result }
+        let held = owned.iter().filter(|fence| !overtaken.contains(fence));
+        let keys: Vec<_> = held.map(|(shard, epoch)| (*shard, Some(*epoch))).collect();
+        let result = match keys.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.coordination.owners_create(&keys, &self.me, lease).await,
+        };
+        ActResult::Reregistered { index, shards: keys.into_iter().map(|(shard, _)| shard).collect(), overtaken, result }
     }
 
     /// Reads the assignment from etcd itself before anything is stopped: the mirror may be as old as an outage.
@@ -166,6 +189,18 @@ impl Actor {
         let result = self.coordination.owner_remove(shard, &self.me).await;
         ActResult::Released { index, shards: vec![shard], slow: Vec::new(), result }
     }
+}
+
+/// Those of the fences that the database no longer has under these epochs, as far as it answers in time. Shards that
+/// are not claimed from are left out: the last part of a move changes the epoch, and the mover adopts it.
+async fn overtaken<F: Fence>(owned: &[(ShardId, Epoch)], database: &OwnerDatabase<F>) -> Vec<(ShardId, Epoch)> {
+    let _work = at_work();
+    let claimable = database.owned_shards.claimable();
+    let asked = owned.iter().copied().filter(|(shard, epoch)| claimable.get(shard) == Some(epoch));
+    let asked: BTreeMap<ShardId, Epoch> = asked.collect();
+    let answer = tokio::time::timeout(HELD_WITHIN, database.fence.held(&asked)).await;
+    let Ok(Ok(held)) = answer else { return Vec::new() };
+    asked.into_iter().filter(|(shard, _)| !held.contains(shard)).collect()
 }
 
 /// Whether no task of the shards is in flight in any database within `time`.

@@ -29,7 +29,10 @@ impl<F: Fence> Owner<F> {
             ActResult::Fenced { index, keys, waited: false, result } => self.took_free(index, keys, result),
             ActResult::Fenced { index, keys, waited: true, result } => self.waited(index, keys, result),
             ActResult::Confirmed { index, taken, result } => self.confirmed(index, &taken, result),
-            ActResult::Reregistered { shards, result } => self.reregistered(&shards, result),
+            ActResult::Reregistered { index, shards, overtaken, result } => {
+                self.forget_overtaken(index, overtaken);
+                self.reregistered(&shards, result);
+            }
             ActResult::Looked { shards, result } => self.looked(shards, result),
             ActResult::Released { index, shards, slow, result } => {
                 self.release_slow(index, slow);
@@ -141,6 +144,18 @@ impl<F: Fence> Owner<F> {
         self.databases[index].database.owned_shards.adopt(&ours);
         self.actor.coordination.metrics().acquisitions.inc_by(ours.len() as u64);
         self.log.acquired.extend(ours.into_iter().map(|(shard, _)| shard));
+    }
+
+    /// Forgets shards whose fences another node has taken. The next step acquires those that are assigned to this node.
+    fn forget_overtaken(&mut self, index: usize, overtaken: Vec<(ShardId, Epoch)>) {
+        let owned_shards = &self.databases[index].database.owned_shards;
+        for (shard, epoch) in overtaken {
+            self.busy.remove(&shard);
+            // The last part of a move may have begun since, and changed the epoch.
+            if owned_shards.is_claimable(shard) && owned_shards.forget_epoch(shard, epoch) {
+                self.log.dropped.insert(shard);
+            }
+        }
     }
 
     fn reregistered(&mut self, shards: &[ShardId], result: Result<Vec<OwnerKey>, Error>) {

@@ -80,6 +80,40 @@ async fn when_all_leases_run_out_together_the_same_nodes_keep_the_same_shards_an
     assert_eq!(one.view().members.len(), 3);
 }
 
+/// As after a long stop of the node's process: another node had its shards meanwhile, and has ended.
+#[tokio::test]
+async fn an_owner_without_keys_takes_fences_again_that_it_has_lost_and_keeps_the_others() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let before = one.owned();
+    let shards: Vec<ShardId> = before.keys().copied().collect();
+    let (kept, lost) = shards.split_at(shards.len() / 2);
+    let taken: BTreeMap<ShardId, Epoch> = one.line.take(lost).await.unwrap().into_iter().collect();
+    one.coordination.owners_remove(&shards, &one.me).await.unwrap();
+    eventually("it has the lost ones under epochs of its own", || {
+        let owned = one.owned();
+        owned.len() == shards.len() && lost.iter().all(|shard| owned[shard] > taken[shard])
+    })
+    .await;
+    balanced(&[&one]).await;
+    let after = one.owned();
+    assert!(kept.iter().all(|shard| after[shard] == before[shard]), "{before:?}, {after:?}");
+}
+
+#[tokio::test]
+async fn an_owner_without_keys_is_one_again_while_its_database_is_away() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let (before, shards) = (one.owned(), one.owned().into_keys().collect::<Vec<_>>());
+    one.line.down.store(true, Ordering::Relaxed);
+    let revision = one.view().revision;
+    one.coordination.owners_remove(&shards, &one.me).await.unwrap();
+    eventually("its keys are back", || one.view().revision > revision && one.keyed() == shards.len()).await;
+    assert_eq!(one.owned(), before);
+}
+
 #[tokio::test]
 async fn most_of_the_nodes_vanishing_together_freezes_the_assignment_for_a_while() {
     let world = World::shared().await.with_short_leases();

@@ -93,17 +93,28 @@ impl Fence for Line {
         held.wait_for(|held| shards.iter().all(|shard| !held.contains(shard))).await.unwrap();
         self.take(shards).await
     }
+
+    async fn held(&self, fences: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, store::Error> {
+        self.reached(StoreOp::ShardHeld)?;
+        let rows = self.fences.rows.lock();
+        let is_held = |(shard, epoch): &(&ShardId, &Epoch)| rows.get(*shard).is_none_or(|row| row <= *epoch);
+        Ok(fences.iter().filter(is_held).map(|(shard, _)| *shard).collect())
+    }
 }
 
 impl Line {
+    fn reached(&self, op: StoreOp) -> Result<(), store::Error> {
+        if !self.down.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(store::Error { database: main_database(), op, effect: Effect::None, source: None })
+    }
+
     async fn take(&self, shards: &[ShardId]) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
         if let Some(slow) = &self.slow {
             slow.acquire().await.unwrap().forget();
         }
-        if self.down.load(Ordering::Relaxed) {
-            let (database, op) = (main_database(), StoreOp::ShardAcquire);
-            return Err(store::Error { database, op, effect: Effect::None, source: None });
-        }
+        self.reached(StoreOp::ShardAcquire)?;
         self.statements.lock().push(shards.len());
         let mut rows = self.fences.rows.lock();
         let mut next = |shard: &ShardId| {
