@@ -15,16 +15,22 @@ CREATE SEQUENCE duetime.inbox_notified_ms;
 -- second. A value in the future is of a clock that was set back, and does not count.
 -- A notification goes out at the commit. So a transaction renews the value once, which `duetime.notified` notes: a long
 -- one that renewed it again and again would silence all others until its end.
-CREATE FUNCTION duetime.notify_inbox() RETURNS void LANGUAGE plpgsql AS $$
+-- Returns whether it notified, so that a caller can assign the answer: PL/pgSQL evaluates an expression that has no
+-- subquery itself, and runs the executor for PERFORM.
+CREATE FUNCTION duetime.notify_inbox() RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
+    -- A function, and no subquery, for the same reason. NULL before the first notification.
+    v_notified_ms bigint := pg_sequence_last_value('duetime.inbox_notified_ms');
     v_now_ms bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
 BEGIN
-    IF (SELECT s.last_value NOT BETWEEN v_now_ms - 19 AND v_now_ms FROM duetime.inbox_notified_ms AS s)
+    IF (v_notified_ms BETWEEN v_now_ms - 19 AND v_now_ms) IS NOT TRUE
        AND current_setting('duetime.notified', true) IS DISTINCT FROM 'yes' THEN
         PERFORM set_config('duetime.notified', 'yes', true);
         PERFORM setval('duetime.inbox_notified_ms', v_now_ms);
         PERFORM pg_notify('duetime_inbox', '');
+        RETURN true;
     END IF;
+    RETURN false;
 END
 $$;
 

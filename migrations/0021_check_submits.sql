@@ -292,6 +292,7 @@ DECLARE
     v_shard integer;
     v_id uuid;
     v_now timestamptz := clock_timestamp();
+    v_notified boolean;
 BEGIN
     IF (submit.options = '{}' AND submit.key IS NULL AND submit.queue ~ '^[A-Za-z0-9._-]{1,128}$'
         AND NOT submit.queue ^@ 'amq.' AND NOT submit.queue ^@ 'duetime.'
@@ -317,7 +318,7 @@ BEGIN
                 'queue', submit.queue, 'payload', submit.payload, 'key', submit.key,
                 -- A due time in the past means now.
                 'due_at', to_char(greatest(submit.due_at, v_now) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')), v_now);
-    PERFORM duetime.notify_inbox();
+    v_notified := duetime.notify_inbox();
     RETURN v_id;
 END
 $$;

@@ -135,6 +135,14 @@ async fn submissions_close_after_one_another_share_a_notification() {
 }
 
 #[tokio::test]
+async fn the_first_submission_of_a_database_notifies() {
+    let test = fixture::database().await;
+    let mut nudges = test.database.nudges(None).await.unwrap();
+    submit(&test, "'mail', '{}'").await;
+    assert_eq!(soon("a notification", nudges.next()).await.unwrap(), Notification::Inbox);
+}
+
+#[tokio::test]
 async fn neither_an_open_transaction_nor_a_clock_that_was_set_back_silences_submissions() {
     let test = fixture::database().await;
     let mut nudges = test.database.nudges(None).await.unwrap();
