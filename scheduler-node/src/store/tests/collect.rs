@@ -261,6 +261,26 @@ async fn an_inbox_of_many_rows_is_read_by_its_index() {
     }
 }
 
+/// Otherwise each row is compared with all shards that can be reached, or all rows that wait are read for one page.
+#[tokio::test]
+async fn a_read_of_an_inbox_compares_rows_with_the_nodes_shards_first_and_needs_no_sort_of_what_waits() {
+    let test = fixture::database().await;
+    let mut connection = fixture::planned(&test.pool).await;
+    let fill = "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+         SELECT gen_random_uuid(), g % 128, '{}', now() + g * interval '1 ms' FROM generate_series(1, 20000) AS g";
+    let shards = super::explain::shards();
+    let types = "int[], int[], interval, bigint, uuid[], bigint, bigint, boolean, timestamptz";
+    let values = format!("{shards}, {shards}, '1 s', 256, '{{}}', 1000000, 1000000, true, now()");
+    for change in ["ANALYZE duetime.inbox", fill, "ANALYZE duetime.inbox"] {
+        sqlx::raw_sql(change).execute(&test.pool).await.unwrap();
+        let read = include_str!("../queries/inbox_read.sql");
+        let plan = super::explain::plan(&mut connection, read, types, &values).await;
+        assert!(plan.contains("CASE WHEN ((shard = ANY ($1))"), "{plan}");
+        let head: Vec<&str> = plan.lines().skip_while(|line| !line.contains("CTE head")).skip(1).take(2).collect();
+        assert!(head[0].contains("Limit") && head[1].contains("Index Scan using inbox_waiting"), "{plan}");
+    }
+}
+
 /// Otherwise each search reads all rows that are kept.
 #[tokio::test]
 async fn a_search_for_rows_to_forget_reads_old_ones_only() {
