@@ -120,7 +120,9 @@ impl Lender {
             (kept.take_old(), kept.connections.len())
         };
         drop(back);
-        Connections { open: self.pool.size(), idle: self.pool.num_idle() + kept, most: self.most() }
+        // sqlx counts a connection as idle a moment after another statement can take it: its count may be below zero.
+        let idle = kept.saturating_add_signed(self.pool.num_idle().cast_signed());
+        Connections { open: self.pool.size(), idle, most: self.most() }
     }
 
     #[cfg(test)]
