@@ -132,6 +132,13 @@ impl Lender {
         self.pool.close().await;
     }
 
+    /// Makes all that are kept as old as if each had been lent on for too long.
+    #[cfg(test)]
+    pub(super) fn age(&self) {
+        let long_ago = Instant::now().checked_sub(LENT_ON_AT_MOST * 2).expect("this machine has run for longer");
+        self.kept.lock().connections.iter_mut().for_each(|lent| lent.since = long_ago);
+    }
+
     fn take_or_wait(&self) -> Result<Lent, Waiting<'_>> {
         let mut kept = self.kept.lock();
         kept.connections.pop().ok_or_else(|| {

@@ -50,6 +50,17 @@ async fn a_statement_that_waits_for_the_pool_gets_the_connection_that_is_given_b
 }
 
 #[tokio::test]
+async fn a_connection_that_was_lent_on_for_too_long_goes_back_to_its_pool() {
+    let test = fixture::database().await;
+    let lender = lender(&test, 2);
+    lender.acquire().await.unwrap().give_back();
+    assert_eq!(lender.tidy().idle, 1, "it is lent on");
+    lender.age();
+    assert_eq!(lender.tidy().idle, 0, "the pool looks at it first");
+    assert_ne!(session(&lender).await, 0);
+}
+
+#[tokio::test]
 async fn a_connection_whose_answer_was_not_read_to_its_end_is_not_lent_on() {
     let test = fixture::database().await;
     let lender = lender(&test, 1);
