@@ -14,7 +14,8 @@ use crate::address::{self, SESSION_ATTRS, is_loopback};
 /// The longest wait for a free connection. After it, the caller gets the error that the database is not available.
 pub(super) const ACQUIRE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// The longest life of a connection, so that one whose peer died silently does not keep its place for long.
+/// The longest life of a connection, so that one whose peer died silently does not keep its place for long. The pool
+/// looks at a connection that comes back, and at resting ones as often as this. So one may get twice as old.
 const MAX_LIFETIME: Duration = Duration::from_secs(600);
 
 /// Limits that the server enforces, so that no client-side timeout has to abandon a statement half way.
