@@ -93,6 +93,14 @@ impl ClusterReport {
             notes: Vec::new(),
         }
     }
+
+    /// Part of the note about owners that are no members.
+    pub const NO_MEMBERS: &'static str = "that are not members";
+
+    /// Whether the owner of each shard is known. One that is no member is known too.
+    pub fn knows_owners(&self) -> bool {
+        self.notes.iter().all(|note| note.contains(Self::NO_MEMBERS))
+    }
 }
 
 fn shard_report(view: &ClusterView, database: &DatabaseName, shard: ShardId) -> ShardReport {

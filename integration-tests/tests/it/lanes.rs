@@ -214,8 +214,8 @@ async fn a_rate_is_kept_and_used() {
         let half = RATE * SECONDS / 2;
         let best_us = at_us.windows(half).map(|part| part[half - 1] - part[0]).min().context("they have arrived")?;
         let best_s = best_us as f64 / 1e6;
-        // A busy consumer may take three times as long for the better half.
-        ensure!(best_s < 3.0 * SECONDS as f64 / 2.0, "{half} tasks at {RATE} a second took {best_s} s or longer");
+        // A busy consumer may take twice as long for the better half. A node that took only its part, a third, fails.
+        ensure!(best_s < 2.0 * SECONDS as f64 / 2.0, "{half} tasks at {RATE} a second took {best_s} s or longer");
         Ok(())
     })
     .await;

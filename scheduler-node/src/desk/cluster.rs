@@ -132,7 +132,8 @@ fn show_owners(report: &mut ClusterReport, fences: &HashMap<ShardId, ShardRow>) 
     let others: usize = owned.into_values().sum();
     if others > 0 {
         report.notes.push(format!(
-            "{others} of the shards were last owned by starts of nodes that are not members now; unless those still run without etcd, no node dispatches them"
+            "shards last owned by starts of nodes {}, as far as this node knows from etcd: {others}; unless those still run, no node dispatches them",
+            ClusterReport::NO_MEMBERS
         ));
     }
 }

@@ -113,18 +113,22 @@ async fn gather<T>(
 ) -> Vec<Job<T>> {
     let mut tasks = first.tasks.len();
     let mut batch = vec![first];
-    if !is_alone && tasks < WORTH_A_STATEMENT && jobs.len() < WORTH_A_STATEMENT && !jobs.is_closed() {
+    let mut take_arrived = || {
+        while tasks < most
+            && let Ok(job) = jobs.try_recv()
+        {
+            tasks += job.tasks.len();
+            batch.push(job);
+        }
+        tasks >= WORTH_A_STATEMENT || jobs.is_closed()
+    };
+    if !take_arrived() && !is_alone {
         // The jobs that come meanwhile wake nothing: one wake for the batch, and not one for each of them.
         tokio::select! {
             () = end => {}
             () = tokio::time::sleep(PATIENCE) => {}
         }
-    }
-    while tasks < most
-        && let Ok(job) = jobs.try_recv()
-    {
-        tasks += job.tasks.len();
-        batch.push(job);
+        take_arrived();
     }
     batch
 }
