@@ -109,6 +109,11 @@ impl BodyText {
         if self.text.trim_ascii().is_empty() { "{}" } else { &self.text }
     }
 
+    /// The text, and the reservation for it and for what is parsed from it.
+    pub(super) fn into_parts(self) -> (String, Reservation) {
+        (self.text, self.reserved)
+    }
+
     /// Keeps only the reservation, for the values that were parsed from the body and take as much memory.
     pub(crate) fn into_reserved(self) -> Reservation {
         self.reserved

@@ -152,6 +152,9 @@ impl Reservation {
     /// Reserves memory up to `bytes`. Waits for it for a while, then refuses the body.
     pub(super) async fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
         let more = bytes.saturating_sub(self.bytes);
+        if more == 0 {
+            return Ok(());
+        }
         let take = || self.memory.take(&self.caller, more, bytes <= SMALL_BYTES).ok();
         let within = self.memory.free_within;
         let is_taken = if within.is_zero() {

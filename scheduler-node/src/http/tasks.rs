@@ -1,5 +1,7 @@
 //! Tasks: submit, show, list, change, cancel, run, retry, report.
 
+use std::collections::BTreeMap;
+
 use axum::{
     Json,
     extract::State,
@@ -29,6 +31,10 @@ use crate::{
 /// Yields after parsing this many tasks of a batch, so that parsing never delays due tasks.
 const READ_AT_A_TIME: usize = 64;
 
+/// About what a header or a dependency takes beside its characters: a place in a map or list that is not full, and its
+/// allocations.
+const PART_BYTES: usize = 160;
+
 pub(super) async fn submit(
     scoped: Scoped,
     State(api): State<Api>,
@@ -56,10 +62,11 @@ pub(super) async fn submit_batch(
     BodyAlone(body): BodyAlone,
 ) -> Result<Response, Refusal> {
     let upstream = upstream(&body.headers);
-    let text = body.text(api.limits.batch_bytes).await?;
-    let tasks = read_batch(text.as_str(), api.limits.single_bytes).await?;
+    let (text, mut reserved) = body.text(api.limits.batch_bytes).await?.into_parts();
+    let tasks = read_batch(&text, api.limits.single_bytes, &mut reserved).await?;
+    drop(text);
     let desk = scoped.desk;
-    let answers = stored(text.into_reserved(), async move { desk.submit_batch_for(upstream, tasks).await }).await?;
+    let answers = stored(reserved, async move { desk.submit_batch_for(upstream, tasks).await }).await?;
     let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
         Ok(receipt) => BatchResult::Accepted(receipt),
         Err(problem) => BatchResult::Refused { error: problem.at(index) },
@@ -68,7 +75,7 @@ pub(super) async fn submit_batch(
 }
 
 /// Stores the tasks of a request to the end, also when its client hangs up: the submitter keeps them until they are
-/// stored. Until then they take about as much memory as the text did that has `reserved` it.
+/// stored. Until then they take about as much memory as is `reserved`.
 async fn stored<T: Send + 'static>(
     reserved: Reservation,
     storing: impl Future<Output = T> + Send + 'static,
@@ -83,15 +90,32 @@ async fn stored<T: Send + 'static>(
     })
 }
 
-/// Parses each task by itself: an invalid one does not fail the others. `most_bytes`: of one task.
-async fn read_batch(text: &str, most_bytes: usize) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
+/// Parses each task by itself: an invalid one does not fail the others. `most_bytes`: of one task. All of them are kept
+/// until they are stored, so what they take beside their text is `reserved` too: little tasks take many times as much.
+async fn read_batch(
+    text: &str,
+    most_bytes: usize,
+    reserved: &mut Reservation,
+) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
     let batch = BatchRequest::split(text)?;
+    let mut taken_bytes = text.len() + batch.tasks.len() * size_of::<Result<TaskRequest, Problem>>();
+    reserved.grow_to(taken_bytes).await?;
     let mut tasks = Vec::with_capacity(batch.tasks.len());
     for some in batch.tasks.chunks(READ_AT_A_TIME) {
-        tasks.extend(some.iter().map(|raw| read_task(raw.get(), most_bytes)));
+        for raw in some {
+            let task = read_task(raw.get(), most_bytes);
+            taken_bytes += task.as_ref().map_or(0, parts) * PART_BYTES;
+            tasks.push(task);
+        }
+        reserved.grow_to(taken_bytes).await?;
         tokio::task::yield_now().await;
     }
     Ok(tasks)
+}
+
+/// The headers and dependencies of a task.
+fn parts(task: &TaskRequest) -> usize {
+    task.headers.as_ref().map_or(0, BTreeMap::len) + task.depends_on.as_ref().map_or(0, Vec::len)
 }
 
 /// Parses a task of a batch, which may be as large as one alone: parsed, a list of little values takes many times the
@@ -201,13 +225,34 @@ mod tests {
         }
     }
 
+    async fn read(text: &str, most_bytes: usize) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
+        let memory = Arc::new(BodyMemory::new(1 << 20));
+        read_batch(text, most_bytes, &mut Reservation::none(&memory, "ops".into())).await
+    }
+
+    #[tokio::test]
+    async fn a_batch_takes_memory_for_what_its_tasks_have_beside_their_text() {
+        let memory = Arc::new(BodyMemory::of_sign_ins());
+        let of_caller = || Reservation::none(&memory, "ops".into());
+        let text = r#"[{"queue":"q","headers":{"a":"","b":""},"depends_on":["c"]},{"queue":"q"},5]"#;
+        let mut reserved = of_caller();
+        read_batch(text, 100, &mut reserved).await.expect("room");
+        let tasks_bytes = 3 * size_of::<Result<TaskRequest, Problem>>() + 3 * PART_BYTES;
+        assert_eq!(memory.reserved_bytes(), text.len() + tasks_bytes);
+        drop(reserved);
+        // Such memory is refused at once. The caller's share is 4 MiB, and the third part has no room in it.
+        let mut others = of_caller();
+        others.grow_to((4 << 20) - text.len() - tasks_bytes + 1).await.expect("room");
+        assert_eq!(read_batch(text, 100, &mut of_caller()).await.expect_err("refused").status, 429);
+    }
+
     #[tokio::test]
     async fn a_task_of_a_batch_that_cannot_be_read_leaves_the_others() {
         for text in [
             r#"{"tasks":[{"queue":"a"},{"queue":"a","colour":1},{"queue":5},{"queue":"b","payload":{"x":1}}]}"#,
             r#"[{"queue":"a"},{"queue":"a","colour":1},{"queue":5},{"queue":"b","payload":{"x":1}}]"#,
         ] {
-            let tasks = read_batch(text, 100).await.expect("a batch");
+            let tasks = read(text, 100).await.expect("a batch");
             let fields: Vec<_> =
                 tasks.iter().map(|task| task.as_ref().err().and_then(|problem| problem.field.as_deref())).collect();
             assert_eq!(fields, [None, Some("colour"), Some("queue"), None]);
@@ -217,14 +262,14 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_batch_is_refused_as_a_whole() {
         for (text, status) in [("{\"tasks\":[{]}", 400), ("", 400), ("{}", 422), ("{\"task\":[]}", 422), ("5", 422)] {
-            assert_eq!(read_batch(text, 100).await.expect_err("refused").status, status, "{text}");
+            assert_eq!(read(text, 100).await.expect_err("refused").status, status, "{text}");
         }
     }
 
     #[tokio::test]
     async fn a_task_of_a_batch_is_no_larger_than_one_alone() {
         let task = r#"{"queue":"a"}"#;
-        let tasks = read_batch(&format!(r#"[{task},{{"queue": "a"}}]"#), task.len()).await.expect("a batch");
+        let tasks = read(&format!(r#"[{task},{{"queue": "a"}}]"#), task.len()).await.expect("a batch");
         let statuses: Vec<_> = tasks.iter().map(|task| task.as_ref().err().map(|problem| problem.status)).collect();
         assert_eq!(statuses, [None, Some(413)]);
     }
