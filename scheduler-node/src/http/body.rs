@@ -144,7 +144,11 @@ async fn collect(
             // The buffer doubles as bytes arrive, or grows to the announced size if that is less than double.
             let wanted = needed.max(bytes.capacity() * 2).max(announced.min(FIRST_RESERVED_BYTES)).min(limit_bytes);
             let wanted = if (needed..wanted).contains(&announced) { announced } else { wanted };
-            reserved.grow_to(wanted).await?;
+            if let Err(problem) = reserved.grow_to(wanted).await {
+                drop((chunk, bytes, reserved));
+                drain(arriving, DRAIN_BYTES).await;
+                return Err(problem);
+            }
             bytes.reserve_exact(wanted - bytes.len());
         }
         bytes.extend_from_slice(&chunk);
@@ -214,6 +218,8 @@ fn too_large(limit_bytes: usize) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use axum::http::{HeaderName, HeaderValue};
 
     use super::*;
@@ -298,6 +304,22 @@ mod tests {
         let large = Body::from("x".repeat(500_000));
         let taken = sent(&HeaderMap::new(), large).text(500_000).await.expect("there is room");
         assert_eq!(taken.as_str().len(), 500_000);
+    }
+
+    #[tokio::test]
+    async fn a_body_without_room_is_read_to_its_end_so_that_its_client_sees_the_answer() {
+        let memory = Arc::new(BodyMemory::of_sign_ins());
+        let mut others = Reservation::none(&memory, "ops".into());
+        others.grow_to(4 << 20).await.expect("the caller's share");
+        let read = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&read);
+        let chunks = stream::iter(["a", "b", "c"].map(Ok::<_, std::io::Error>));
+        let body = Body::from_stream(chunks.inspect(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
+        let sent = UnreadBody { headers: HeaderMap::new(), body, memory, answers: None, caller: "ops".into() };
+        assert_eq!(sent.text(10).await.expect_err("refused").status, 429);
+        assert_eq!(read.load(Ordering::Relaxed), 3);
     }
 
     #[tokio::test]
