@@ -47,9 +47,16 @@ pub(super) fn hold(memory: &Arc<BodyMemory>, caller: &Caller, may_refuse: bool, 
 
 /// The memory of an export, before anything is read for it.
 pub(super) fn of_export(memory: &Arc<BodyMemory>, caller: &Caller) -> Result<Reservation, Problem> {
-    let held = Reservation::at_once(memory, Arc::clone(&caller.name), EXPORT_BYTES, true).map_err(refused)?;
-    // One more export would take all that the caller has, and each other request would be refused until one ends.
-    check(memory, &caller.name).map(|()| held)
+    match Reservation::at_once(memory, Arc::clone(&caller.name), EXPORT_BYTES, true) {
+        Ok(held) if memory.has_room(&caller.name) => Ok(held),
+        // One more export would take all that the caller has, and each other request would be refused until one ends.
+        Ok(_) | Err(Shortage::Caller) => {
+            let detail = "the caller has as many exports and other answers under way on this node as it may; wait until \
+                          one has ended, or ask another node";
+            Err(Problem::too_many(detail).retry_after(AGAIN_AFTER_S))
+        }
+        Err(shortage) => Err(refused(shortage)),
+    }
 }
 
 impl Reservation {

@@ -127,7 +127,7 @@ pub(crate) struct Limits {
     pub(crate) batch_bytes: usize,
     /// Of all bodies that are being read or stored at one time; a body beyond it waits.
     pub(crate) bodies_bytes: usize,
-    /// Of all whole answers that clients have not taken; beyond it, requests are refused.
+    /// Of all answers that clients have not taken, where an export counts as 8 MiB; beyond it, requests are refused.
     pub(crate) answers_bytes: usize,
     /// Requests a second of each caller; 0: no limit.
     pub(crate) requests_per_second: u32,
