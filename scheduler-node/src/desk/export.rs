@@ -155,6 +155,8 @@ impl Export {
             self.exported += 1;
             add(&mut lines, &exported(task))?;
         }
+        // They wait for their client while the next ones are made, and grew by doubling: up to half may be empty.
+        lines.shrink_to_fit();
         Ok(lines)
     }
 
