@@ -118,11 +118,13 @@ routes! { Api =>
 
 /// The names, times and headers of a request beside its payload; they are small.
 const AROUND_PAYLOAD_BYTES: usize = 64 << 10;
+/// 100 dependencies: each a queue's name, and a key of 256 characters that JSON may escape in 12 bytes each.
+const DEPENDENCIES_BYTES: usize = 320 << 10;
 
 /// Limits on the bodies and the rate of requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Of a request about one task: its payload in base64 and the JSON around it.
+    /// Of a request about one task: its payload in base64 and the JSON around it, with all dependencies it may have.
     pub(crate) single_bytes: usize,
     pub(crate) batch_bytes: usize,
     /// Of all bodies that are being read or stored at one time; a body beyond it waits.
@@ -138,7 +140,7 @@ impl Limits {
     pub(crate) fn of_payload(max_payload_bytes: usize, requests_per_second: u32) -> Self {
         let largest = max_payload_bytes.max(MAX_RESULT_BYTES);
         Self {
-            single_bytes: largest.div_ceil(3) * 4 + AROUND_PAYLOAD_BYTES,
+            single_bytes: largest.div_ceil(3) * 4 + DEPENDENCIES_BYTES + AROUND_PAYLOAD_BYTES,
             batch_bytes: 64 << 20,
             bodies_bytes: 160 << 20,
             // One caller's half is a dozen of the largest pages of tasks, and thousands of usual answers.
