@@ -20,9 +20,13 @@ use crate::by_database::ByDatabase;
 /// A database that takes longer than this to tell its shards does not delay the map of the others.
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often a refused statement is sent again, at most. With the pauses that is some 1.6 s, three times the longest
-/// cut between two databases.
-const FOLLOW_TRIES: u32 = 7;
+/// How often a refused statement is sent again, at most. With the pauses that is more than 5 s, longer than the longest
+/// cut between two databases. Most cuts end within the first half second.
+const FOLLOW_TRIES: u32 = 17;
+
+/// The same for a sender that holds up others and can send again later. With the pauses that is more than 1 s, twice as
+/// long as a first cut.
+const BRIEF_FOLLOW_TRIES: u32 = 7;
 
 /// The pause before the second try, which doubles up to the longest. The first try comes at once: the map was old.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(25);
@@ -252,6 +256,11 @@ impl Places {
         // The shards of a database that cannot be read stay where they were.
         let _ = self.refresh().await;
         true
+    }
+
+    /// As [`Self::follow`], for a sender that holds up others and can send again later.
+    pub async fn follow_briefly(&self, refusals: u32) -> bool {
+        refusals < BRIEF_FOLLOW_TRIES && self.follow(refusals).await
     }
 
     /// Reads the map, and returns whether the shard's place is another one than `before`.

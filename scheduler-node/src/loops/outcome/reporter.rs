@@ -154,6 +154,15 @@ fn finished(answers: &[(TaskId, Reported)]) -> Vec<TaskId> {
     finished.map(|(id, _)| *id).collect()
 }
 
+/// How long events follow a shard that moves.
+#[derive(Clone, Copy, Debug)]
+enum Patience {
+    /// The caller waits for the answer.
+    Long,
+    /// Others wait behind these events, which come again.
+    Short,
+}
+
 /// The tasks whose deadlines have passed and that are not ended yet.
 #[derive(Debug, Default)]
 pub struct Left {
@@ -181,13 +190,17 @@ impl<S: Statements> Reporter<S> {
     /// Applies one report that came by hand or over HTTP.
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<Reported, Error> {
         let event = AttemptEvent::Reported { attempt, body: Box::new(body), from: None };
-        let answers = self.apply_in_place(vec![(id, event)]).await?;
+        let answers = self.apply_in_place(vec![(id, event)], Patience::Long).await?;
         Ok(answers.into_iter().next().map_or(Reported::Missing, |(_, answer)| answer))
     }
 
     /// Applies events in the places of their tasks' shards. If a shard moves meanwhile, its events go to the new place,
     /// a bounded number of times.
-    async fn apply_in_place(&self, events: Vec<(TaskId, AttemptEvent)>) -> Result<Vec<(TaskId, Reported)>, Error> {
+    async fn apply_in_place(
+        &self,
+        events: Vec<(TaskId, AttemptEvent)>,
+        patience: Patience,
+    ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let (mut answers, mut left, mut refusals) = (Vec::new(), events, 0);
         loop {
             let (parts, lost) = self.databases.divide(std::mem::take(&mut left), |(id, _)| *id);
@@ -204,7 +217,12 @@ impl<S: Statements> Reporter<S> {
                 }
             }
             let Some(error) = moved else { return Ok(answers) };
-            if !self.databases.places().follow(refusals).await {
+            let places = self.databases.places();
+            let has_followed = match patience {
+                Patience::Long => places.follow(refusals).await,
+                Patience::Short => places.follow_briefly(refusals).await,
+            };
+            if !has_followed {
                 return Err(error);
             }
             refusals += 1;
@@ -248,7 +266,7 @@ impl<S: Statements> Reporter<S> {
         events: &mut [(TaskId, AttemptEvent)],
     ) -> Option<(Vec<TaskId>, Error)> {
         let database = &self.databases[index];
-        let end = |part: &[(TaskId, AttemptEvent)]| self.apply_in_place(part.to_vec());
+        let end = |part: &[(TaskId, AttemptEvent)]| self.apply_in_place(part.to_vec(), Patience::Short);
         let ended = |answers: &Vec<(TaskId, Reported)>| finished(answers);
         let (_, tried) = database.suspects.try_each(StoreOp::TaskFinish, events, |(id, _)| *id, end, ended).await;
         let mut left: Vec<(Vec<TaskId>, Error)> = Vec::new();

@@ -21,7 +21,7 @@ use common::{
 use tokio::sync::mpsc;
 
 use super::{
-    AWAY_LONGEST, AttemptEvent, HELD_LONGEST, Reported, Reporter, finished,
+    AWAY_LONGEST, AttemptEvent, HELD_LONGEST, Patience, Reported, Reporter, finished,
     incoming::{ReadReport, ToQuarantine, name_of},
 };
 use crate::{
@@ -157,7 +157,8 @@ impl<S: Statements> Reporter<S> {
         let (others, known) = reports.split_at(first_suspect);
         let are_held = |part: &[ReadReport]| self.databases.are_held(part.iter().map(id).collect());
         let write = |part: &[ReadReport]| {
-            self.apply_in_place(part.iter().map(|report| (report.id, report.event.clone())).collect())
+            let events = part.iter().map(|report| (report.id, report.event.clone())).collect();
+            self.apply_in_place(events, Patience::Short)
         };
         let done = until_done_or_held(WHAT, others, Some(AWAY_LONGEST), are_held, write).await;
         let done = database
@@ -255,7 +256,7 @@ impl<S: Statements> Reporter<S> {
         let copy = || Kept { task: Some(*id), attempt: event.attempt(), ..kept(message) };
         let is_kept = *is_kept || database.set_aside.keep(&database.sql, Kind::Report, copy(), &why(error)).await;
         let bare = event.bare();
-        match self.apply_in_place(vec![(*id, bare.clone())]).await {
+        match self.apply_in_place(vec![(*id, bare.clone())], Patience::Short).await {
             Ok(_) => return Fate::Settled { is_kept },
             // A row at fault refuses any form of a report.
             Err(again)
