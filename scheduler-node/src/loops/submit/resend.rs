@@ -73,25 +73,27 @@ where
         doubts_alone += usize::from(is_doubt && part.len() == 1);
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
         let late = started.elapsed() > RESOLVE_DEADLINE;
-        let next = match (error.effect, unknown) {
+        // Each sending takes its window when it begins: the one before may have used up an earlier one.
+        let next = || match (error.effect, unknown) {
             (Effect::Unknown, _) => window.next(database),
             (Effect::None, true) => Window { after: window.after, ..Window::first(database) },
             (Effect::None, false) => Window::first(database),
         };
         if is_split && part.len() > 1 && !late {
-            let (before, after) = part.split_at(part.len() / 2);
-            let (before_sent, after_sent) = (send(before, sending, next).await, send(after, sending, next).await);
-            parts.push((after, sending, next, after_sent));
-            parts.push((before, sending, next, before_sent));
+            let (place, (before, after)) = (parts.len(), part.split_at(part.len() / 2));
+            for half in [before, after] {
+                let window = next();
+                parts.insert(place, (half, sending, window, send(half, sending, window).await));
+            }
             continue;
         }
+        let next = next();
         let pause = PAUSE.max(next.wait(database));
         // The clock of a server that took over may be far behind the end of the last window.
         let is_too_long = started.elapsed() + pause > RESOLVE_DEADLINE + EXECUTED_WITHIN;
         if refused || late || is_too_long || !(unknown || error.is_contention()) {
-            let is_refused = refused && part.len() == 1;
             // The log has a line about a refused task where it is set aside.
-            if !is_refused {
+            if !(refused && part.len() == 1) {
                 note_unstored(node_database, part.len(), &error, others_pass);
             }
             known.push((part, Known::Failed(unstored(&error, part.len() == 1, unknown))));
@@ -208,5 +210,26 @@ mod tests {
         let known = known.await;
         assert!(known.iter().all(|(_, known)| matches!(known, Known::Stored(_))), "{known:?}");
         assert_eq!(known.len(), tasks.len());
+    }
+
+    #[tokio::test]
+    async fn the_second_half_of_a_batch_has_a_window_that_begins_after_the_first_was_sent() {
+        let (counter, _test) = fresh().await;
+        let database = counter.databases.home();
+        let tasks = [0, 0].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
+        let over = Window { after: None, until: UnixMicros::new(0) };
+        let late = database.sql.task_submit_within(&tasks, Sending::First, over, i64::MAX).await;
+        let error = late.expect_err("its window is over");
+        let ends = std::cell::RefCell::new(Vec::new());
+        let known = until_known(database, &tasks, Sending::First, (over, error), |_, _, window| {
+            ends.borrow_mut().push(window.until);
+            async {
+                tokio::time::sleep(EXECUTED_WITHIN).await;
+                Ok(())
+            }
+        });
+        assert_eq!(known.await.len(), tasks.len());
+        let ends = ends.into_inner();
+        assert!(matches!(ends.as_slice(), [first, second] if *second >= first.plus(EXECUTED_WITHIN / 2)), "{ends:?}");
     }
 }
