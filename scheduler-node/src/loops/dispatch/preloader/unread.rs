@@ -94,12 +94,19 @@ impl Unread {
 
     /// Adds shards. The first of them begin a round.
     pub(super) fn add(&mut self, shards: &[ShardId]) {
-        self.is_slow = true;
-        if self.shards.is_empty() {
+        if self.shards.is_empty() || !self.is_slow {
             self.took = Duration::ZERO;
         }
+        self.is_slow = true;
         let new: Vec<ShardId> = shards.iter().copied().filter(|shard| !self.is_left(*shard)).collect();
         self.shards.extend(new);
+    }
+
+    /// Adds shards that no full read has left over: they say nothing about reads of many.
+    pub(super) fn add_alone(&mut self, shards: &[ShardId]) {
+        let (was_slow, took) = (self.is_slow, self.took);
+        self.add(shards);
+        (self.is_slow, self.took) = (was_slow, took);
     }
 
     pub(super) fn keep(&mut self, is_owned: impl Fn(ShardId) -> bool) {
@@ -296,6 +303,26 @@ mod tests {
             }
             assert_eq!(unread.overdue(NOW), overdue);
         }
+    }
+
+    #[test]
+    fn a_few_shards_that_are_added_alone_neither_begin_nor_end_the_slowness() {
+        let mut unread = Unread::default();
+        let few = &SHARDS[..1];
+        unread.add_alone(few);
+        assert!(!unread.is_slow());
+        assert_eq!(unread.next(NOW), Some(few[0]));
+        unread.read(few[0], QUICK_ROUND, None);
+        let oldest = NOW.minus(Duration::from_secs(60));
+        unread.add(&SHARDS);
+        while let Some(shard) = unread.next(NOW) {
+            unread.read(shard, QUICK_ROUND, Some(oldest));
+        }
+        unread.add_alone(few);
+        assert_eq!(unread.next(NOW), Some(few[0]));
+        unread.read(few[0], Duration::ZERO, None);
+        assert!(unread.is_slow(), "the last round over all was slow");
+        assert_eq!(unread.overdue(NOW), Duration::from_secs(60), "the others are not read again");
     }
 
     #[test]
