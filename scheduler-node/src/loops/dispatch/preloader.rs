@@ -53,8 +53,12 @@ const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
 /// The most shards of one statement. It takes some 100 MB of keys, if so many tasks of each are overdue.
 const SHARDS_AT_ONCE: usize = 256;
 
-/// Shards are read one by one for this long in one pass: nudges wait meanwhile.
+/// Shards are read one by one for this long in one pass: nudges wait meanwhile. Where common reads run out of time, it
+/// is as long as these have taken in vain, so that half of the time goes to reads that help.
 const UNREAD_WITHIN: Duration = Duration::from_secs(1);
+
+/// The most of that. About as long as the common reads of one pass take where all of them run out of time.
+const UNREAD_WITHIN_MOST: Duration = Duration::from_secs(20);
 
 /// Where the beginning of a shard cannot be read in time, what came due in the last minute is read: more than a node
 /// needs to follow what is submitted now.
@@ -69,6 +73,8 @@ pub struct Preloader<S = Arc<Database>> {
     /// Shards with more keys than one read takes. Each is read on by itself and delays no other shard.
     behind: BTreeMap<ShardId, Behind>,
     unread: Unread,
+    /// How long reads of several shards have run out of time since shards were read one by one.
+    wasted: Duration,
     /// How far behind the oldest claimable task was by the last read that showed it, and when that was.
     overdue: (Duration, Instant),
     /// The passes that failed although the database answers.
@@ -83,8 +89,20 @@ impl<S: Statements> Preloader<S> {
         let reach = ReadIntervals::of(horizon);
         let (horizon, behind, unread) = (Horizon::new(reach), BTreeMap::new(), Unread::default());
         let overdue = (Duration::ZERO, clock::instant());
-        let (failed_passes, unreadable) = Default::default();
-        Self { database, horizon, reach, heap_entries, behind, unread, overdue, failed_passes, unreadable, metrics }
+        let (wasted, failed_passes, unreadable) = Default::default();
+        Self {
+            database,
+            horizon,
+            reach,
+            heap_entries,
+            behind,
+            unread,
+            wasted,
+            overdue,
+            failed_passes,
+            unreadable,
+            metrics,
+        }
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -120,7 +138,7 @@ impl<S: Statements> Preloader<S> {
 
     /// Reads adopted shards, nudged shards and what is regularly read. Returns for how long nothing will be wanted.
     async fn activate(&mut self) -> Result<Duration, Error> {
-        let _work = at_work();
+        let work = at_work();
         self.take_over().await?;
         let Some(now) = self.database.sql.clock().at(clock::instant()) else {
             self.tell_unread();
@@ -131,6 +149,7 @@ impl<S: Statements> Preloader<S> {
             self.unread.set_back(now);
         }
         self.follow_nudges(now).await?;
+        work.beat();
         let owned = self.database.owned_shards.claimable_shards();
         if owned.is_empty() {
             self.horizon.reset();
@@ -142,6 +161,7 @@ impl<S: Statements> Preloader<S> {
         }
         self.catch_up(now).await?;
         self.read_unread(now).await?;
+        work.beat();
         let has_room = self.has_room();
         if let Some(window) = self.horizon.next(now, has_room) {
             if window.pass != ReadKind::Repair {
@@ -331,6 +351,7 @@ impl<S: Statements> Preloader<S> {
         let owned_shards = Arc::clone(&self.database.owned_shards);
         self.unread.keep(|shard| owned_shards.is_claimable(shard));
         self.unreadable.retain(|shard| owned_shards.is_claimable(*shard));
+        let within = UNREAD_WITHIN.max(std::mem::take(&mut self.wasted)).min(UNREAD_WITHIN_MOST);
         let (began, mut passed) = (clock::instant(), Duration::ZERO);
         while let Some(shard) = self.unread.next(now.plus(passed)) {
             let asked = clock::instant();
@@ -361,7 +382,7 @@ impl<S: Statements> Preloader<S> {
                     return Err(error);
                 }
             }
-            if passed >= UNREAD_WITHIN {
+            if passed >= within {
                 break;
             }
         }

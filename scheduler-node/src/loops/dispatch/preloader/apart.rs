@@ -69,6 +69,7 @@ impl<S: Statements> Preloader<S> {
             if part.is_empty() {
                 continue;
             }
+            let asked = clock::instant();
             match self.ask(part, range, now).await {
                 Ok(found) => keys.extend(found),
                 Err(error) if is_unreadable(&error) => {
@@ -82,7 +83,12 @@ impl<S: Statements> Preloader<S> {
                         several => self.unread.add(several),
                     }
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    if error.is_out_of_time() {
+                        self.wasted += clock::instant().saturating_duration_since(asked);
+                    }
+                    return Err(error);
+                }
             }
         }
         Ok(keys)

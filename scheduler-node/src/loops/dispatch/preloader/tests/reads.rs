@@ -200,6 +200,20 @@ async fn adopted_shards_that_cannot_be_read_together_in_time_are_read_one_by_one
 }
 
 #[tokio::test]
+async fn shards_are_read_one_by_one_for_as_long_as_common_reads_have_run_out_of_time() {
+    let mut reads = Reads::of(&THREE).await;
+    let now = fixture::now(&reads.test.pool).await;
+    for shard in THREE {
+        reads.write(fixture::fresh_id_of(shard), now.minus(LATELY / 2)).await;
+    }
+    reads.slow_down().await;
+    reads.preloader.take_over().await.unwrap();
+    reads.preloader.read_unread(now).await.unwrap();
+    let heap_len = reads.preloader.database.owned_shards.heap_len();
+    assert_eq!(heap_len, THREE.len(), "the reads of one pass do not come to all of them");
+}
+
+#[tokio::test]
 async fn nudged_shards_that_cannot_be_read_together_in_time_are_read_one_by_one() {
     let mut reads = Reads::of(&THREE).await;
     assert!(reads.finds(0).await, "the first read is done");
