@@ -162,6 +162,8 @@ impl<S: Statements> Preloader<S> {
         self.catch_up(now).await?;
         self.read_unread(now).await?;
         work.beat();
+        // These reads may have taken long. A repair must not end before the present.
+        let now = self.database.sql.clock().at(clock::instant()).unwrap_or(now);
         let has_room = self.has_room();
         if let Some(window) = self.horizon.next(now, has_room) {
             if window.pass != ReadKind::Repair {
