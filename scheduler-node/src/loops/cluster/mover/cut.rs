@@ -28,6 +28,10 @@ const IDLE_WITHIN: Duration = Duration::from_millis(500);
 /// The longest wait of a first cut for tasks in flight. Beyond it claims go on, and the cut comes again later.
 const DRAIN_WITHIN: Duration = Duration::from_millis(250);
 
+/// After this many late cuts a cut waits no longer for tasks in flight, then 1 s: publishes end within that time, or
+/// hang for as long as their queue does.
+const LATE_DRAINS_MOST: u32 = 3;
+
 /// The longest time without claims at a first cut. One that has not written the last changes by then gives up and opens
 /// the source again.
 const CUT_WITHIN: Duration = Duration::from_millis(450);
@@ -124,7 +128,8 @@ impl Work {
 
     pub(super) async fn cut_without_claims(&mut self, ends: &Ends, epoch: Epoch, began: Instant) -> Result<Cut, Error> {
         let (source, shard) = (&ends.source, self.shard);
-        let (drain_within, cut_within) = (DRAIN_WITHIN * (1 + self.late_cuts), CUT_WITHIN * (1 + self.late_cuts));
+        let drain_within = DRAIN_WITHIN * (1 + self.late_cuts.min(LATE_DRAINS_MOST));
+        let cut_within = CUT_WITHIN * (1 + self.late_cuts);
         if tokio::time::timeout(drain_within, source.owned_shards.drained(&[shard])).await.is_err() {
             self.cut_was_late();
             return Ok(Cut::GivenUp("tasks in flight did not end in time"));
