@@ -20,7 +20,7 @@ use super::{
     statement::Statement,
     table::{Locks, Rows, Table},
 };
-use crate::broker::BrokerState;
+use crate::{broker::BrokerState, store::DatabaseClock};
 
 /// The database's time at the start of each run. It is far from the nodes' wall clock, which decides nothing.
 const EPOCH: UnixMicros = UnixMicros::new(1_000_000_000_000_000);
@@ -141,14 +141,16 @@ impl World {
     /// Notes that the node has the answer to a statement, which was sent at `sent` and read the clock at `read`. The
     /// answer contradicts each older reading that is ahead of the clock by more than the time between the two: as far
     /// as the node knows, the clock was read at `sent`. What is ahead by less goes unnoticed, as docs/reliability.md
-    /// says of a set-back that is shorter than a round trip.
+    /// says of a set-back that is shorter than a round trip. It does until the node drops what it read before.
     pub fn has_read_clock(&self, node: usize, sent: std::time::Instant, read: std::time::Instant) {
         let elapsed = read.saturating_duration_since(self.start.into_std());
         for back in &mut self.state().set_back {
             if elapsed.saturating_sub(back.at) >= REMEMBERED
                 && let Some(unnoticed) = back.unnoticed.get_mut(node)
             {
-                *unnoticed = read.saturating_duration_since(sent).min(*unnoticed);
+                let is_forgotten = elapsed.saturating_sub(back.at) > REMEMBERED + DatabaseClock::KEPT;
+                let trip = read.saturating_duration_since(sent);
+                *unnoticed = if is_forgotten { Duration::ZERO } else { trip.min(*unnoticed) };
             }
         }
     }

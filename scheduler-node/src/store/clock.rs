@@ -10,11 +10,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 
-/// The age at which a reading is dropped. Crystals drift apart by some 50 microseconds a second at the worst, so by
-/// half a millisecond within this time.
-const KEPT: Duration = Duration::from_secs(10);
-
-/// The most readings kept. More of them within [`KEPT`] add no information.
+/// The most readings kept. More of them within [`DatabaseClock::KEPT`] add no information.
 const READINGS: usize = 64;
 
 /// The database's clock as seen from this node: a lower bound that is never ahead of the real one, and an upper bound
@@ -86,7 +82,7 @@ impl Readings {
         // The server gave the new answer between these two moments. A reading that has no room for it is void.
         kept.retain(|reading| reading.at_least(new.sent) <= new.server && new.server <= reading.at_most(new.arrived));
         while kept.front().is_some_and(|oldest| {
-            kept.len() >= READINGS || new.arrived.saturating_duration_since(oldest.arrived) > KEPT
+            kept.len() >= READINGS || new.arrived.saturating_duration_since(oldest.arrived) > DatabaseClock::KEPT
         }) {
             kept.pop_front();
         }
@@ -103,6 +99,10 @@ impl Readings {
 }
 
 impl DatabaseClock {
+    /// The age at which a reading is dropped. Crystals drift apart by some 50 microseconds a second at the worst, so by
+    /// half a millisecond within this time.
+    pub(crate) const KEPT: Duration = Duration::from_secs(10);
+
     /// Begins a reading. Call before the statement's server is chosen.
     pub fn ask(&self, sent: Instant) -> Asked {
         Asked { sent, server: self.readings.lock().server }
