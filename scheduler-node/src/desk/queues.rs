@@ -152,9 +152,10 @@ impl Desk {
         }
     }
 
-    /// Refuses a new placement while the queue has unfinished tasks. Tasks stay on their shards, so those of a
-    /// queue with a new placement would be counted and ordered on two shards. A queue that does not exist has the
-    /// default one: tasks may have come for it while it was deleted, or from a schedule that was set meanwhile.
+    /// Refuses a new placement while the queue has unfinished tasks, or is about to have some. Tasks stay on their
+    /// shards, so those of a queue with a new placement would be counted and ordered on two shards. Submissions in SQL
+    /// have their shards too, and would be refused after their commit. A queue that does not exist has the default
+    /// placement: tasks may have come for it while it was deleted, or from a schedule that was set meanwhile.
     async fn refuse_to_move(
         &self,
         name: &QueueName,
@@ -162,7 +163,11 @@ impl Desk {
         placement: Placement,
     ) -> Result<(), Problem> {
         let now = before.map_or_else(Placement::default, |before| before.placement);
-        if now == placement || self.live(name).await?.0 == 0 {
+        if now == placement {
+            return Ok(());
+        }
+        self.refuse_if_awaited(name, "change `placement`").await?;
+        if self.live(name).await?.0 == 0 {
             return Ok(());
         }
         let detail = format!(
@@ -269,19 +274,27 @@ impl Desk {
             let detail = format!("the queue has schedules ({}); delete or change them first", named.join(", "));
             return Err(Problem::conflict(detail));
         }
-        // In this order, what becomes a task meanwhile is seen as one of both.
-        let looks = self.parts().store.databases().iter().map(|database| database.queue_awaited(name));
-        if futures::future::try_join_all(looks).await?.contains(&true) {
-            let detail = "submissions in SQL or fire times of the queue are about to be tasks; try again when they are, \
-                          and cancel these first";
-            return Err(Problem::conflict(detail));
-        }
+        self.refuse_if_awaited(name, "delete the queue").await?;
         let (tasks, may_have_more) = self.live(name).await?;
         if tasks == 0 {
             return Ok(());
         }
         let more = if may_have_more { " or more" } else { "" };
         let detail = format!("the queue has {tasks}{more} unfinished tasks; cancel them first");
+        Err(Problem::conflict(detail))
+    }
+
+    /// Refuses a `change` of a queue for which submissions in SQL or fire times are about to be tasks. The caller counts
+    /// the tasks afterwards: in this order, what becomes a task meanwhile is seen as one of both.
+    async fn refuse_if_awaited(&self, name: &QueueName, change: &str) -> Result<(), Problem> {
+        let looks = self.parts().store.databases().iter().map(|database| database.queue_awaited(name));
+        if !futures::future::try_join_all(looks).await?.contains(&true) {
+            return Ok(());
+        }
+        let detail = format!(
+            "submissions in SQL or fire times of the queue are about to be tasks; let these finish or cancel them, then \
+             {change}"
+        );
         Err(Problem::conflict(detail))
     }
 

@@ -200,6 +200,21 @@ async fn a_queue_with_tasks_left_is_not_placed_anew() {
 }
 
 #[tokio::test]
+async fn a_queue_is_not_placed_anew_under_a_submission_in_sql_that_is_about_to_be_a_task() {
+    let (counter, tests) = with_two_databases().await;
+    counter.desk.queue_put(name("orders"), queue("{}")).await.expect("set");
+    let submit = "SELECT duetime.submit('orders', '1', key => 'k')";
+    sqlx::query(submit).execute(&tests[1].pool).await.unwrap();
+    let single = || queue(r#"{"placement":"single"}"#);
+    let refused = counter.desk.queue_put(name("orders"), single()).await.expect_err("no node has collected it yet");
+    assert_eq!((refused.status, refused.detail.contains("then change `placement`")), (409, true), "{refused}");
+    counter.desk.queue_put(name("orders"), queue(r#"{"max_attempts":7}"#)).await.expect("everything else may change");
+    let refuse = "UPDATE duetime.inbox SET error = 'no task', refused_at = now()";
+    sqlx::query(refuse).execute(&tests[1].pool).await.unwrap();
+    counter.desk.queue_put(name("orders"), single()).await.expect("it will never be a task");
+}
+
+#[tokio::test]
 async fn tasks_of_a_queue_that_does_not_exist_keep_the_default_placement() {
     let (counter, _test) = fresh().await;
     let task = new_task(fixture::fresh_id_of(ShardId::new(100)));
