@@ -206,23 +206,16 @@ impl Desk {
     }
 
     /// Lets a task pass whose key exists already, and the other task answers for it. One that takes the other's place
-    /// adds the bytes by which it is larger, so it needs room for these. A bounded number of keys is looked up.
+    /// adds the bytes by which it is larger, so it needs room for these. A bounded number of keys is looked up. Those of
+    /// the request itself are known: an admitted task that comes before it is not written yet, and has its room.
     async fn let_answered_pass(
         &self,
         tasks: &[Result<ValidTask, Problem>],
         cases: &mut [LimitedTask],
         admission: &mut Admission,
     ) {
-        let refused = |case: &LimitedTask| matches!(&case.verdict, LimitVerdict::Refused(limit, _) if *limit != Some(Limit::QueueSubmits));
-        let keyed = |case: &LimitedTask| tasks[case.place].as_ref().ok().filter(|task| task.keyed.is_some());
-        let named: Vec<(usize, &ValidTask)> = (0..)
-            .zip(cases.iter())
-            .filter(|(_, case)| refused(case))
-            .filter_map(|(at, case)| Some((at, keyed(case)?)))
-            .take(KEYS_LOOKED_UP)
-            .collect();
-        let mut answered = Vec::new();
-        for some in named.chunks(LOOKED_UP_AT_ONCE) {
+        let (mut answered, unknown) = refused_with_key(tasks, cases);
+        for some in unknown.chunks(LOOKED_UP_AT_ONCE) {
             let found = join_all(some.iter().map(|(_, task)| self.growth_of_another(task))).await;
             answered.extend(some.iter().zip(found).filter_map(|((at, _), found)| Some((*at, found?))));
         }
@@ -310,6 +303,43 @@ impl Desk {
         let book = self.parts().books.load_full();
         let used = book.iter().filter(|queue| self.scope.has(&queue.name)).count();
         Some((i64::try_from(used).unwrap_or(i64::MAX), most))
+    }
+}
+
+/// The refused tasks with a key, each by its index in `cases`: first those whose key an admitted task before them has,
+/// with the bytes by which that one grows; then others, to be looked up.
+fn refused_with_key<'a>(
+    tasks: &'a [Result<ValidTask, Problem>],
+    cases: &[LimitedTask],
+) -> (Vec<(usize, i64)>, Vec<(usize, &'a ValidTask)>) {
+    let mut admitted: BTreeMap<(&QueueName, Option<&str>, &str), &ValidTask> = BTreeMap::new();
+    let (mut answered, mut unknown) = (Vec::new(), Vec::new());
+    for (at, LimitedTask { place, verdict, .. }) in cases.iter().enumerate() {
+        let Ok(task) = &tasks[*place] else { continue };
+        let Some(keyed) = &task.keyed else { continue };
+        let key = (&task.queue, task.partition_key.as_deref(), keyed.key.as_str());
+        match verdict {
+            LimitVerdict::Admitted => {
+                admitted.insert(key, task);
+            }
+            LimitVerdict::Open | LimitVerdict::Refused(Some(Limit::QueueSubmits), _) => {}
+            LimitVerdict::Refused(..) => match admitted.get(&key) {
+                Some(earlier) => answered.push((at, growth_of_earlier(earlier, task))),
+                None if unknown.len() < KEYS_LOOKED_UP => unknown.push((at, task)),
+                None => {}
+            },
+        }
+    }
+    (answered, unknown)
+}
+
+/// The bytes by which a task that is not written yet grows when a later one with its key may take its place.
+fn growth_of_earlier(earlier: &ValidTask, later: &ValidTask) -> i64 {
+    match later.keyed.as_ref().map(|keyed| keyed.on_duplicate) {
+        Some(OnDuplicate::Replace | OnDuplicate::Version) => {
+            later.content.usage().bytes - earlier.content.usage().bytes
+        }
+        Some(OnDuplicate::Keep | OnDuplicate::Reject) | None => 0,
     }
 }
 

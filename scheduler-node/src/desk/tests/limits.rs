@@ -272,6 +272,19 @@ async fn a_task_that_is_there_already_is_answered_though_there_is_no_room() {
 }
 
 #[tokio::test]
+async fn a_task_whose_key_an_accepted_one_of_its_batch_has_needs_no_room_of_its_own() {
+    let (counter, test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 1, "max_pending_bytes": 100 })).await;
+    let keyed = |key: &str, payload: &str| json!({ "queue": "mail", "key": key, "on_duplicate": "replace", "delay_ms": 60_000, "payload": payload });
+    let large = "x".repeat(200);
+    let tasks = [keyed("a", "1"), keyed("b", "1"), keyed("a", &large), keyed("a", "2"), keyed("b", "2")];
+    let answers = batch(&counter.desk, tasks).await;
+    assert_eq!(statuses(&answers), [200, 429, 429, 200, 429], "the large one adds too many bytes");
+    let [first, last] = [&answers[0], &answers[3]].map(|answer| answer.as_ref().expect("accepted").id);
+    assert_eq!((first, test.live().await), (last, 1));
+}
+
+#[tokio::test]
 async fn a_queue_takes_so_many_submissions_a_second() {
     let (counter, _test) = fresh().await;
     put_queue(&counter, "mail", json!({ "max_submits_per_second": 3 })).await;

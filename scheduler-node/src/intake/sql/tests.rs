@@ -1,6 +1,6 @@
 use common::{
     ids::Epoch,
-    queue::{Queue, QueueBook},
+    queue::{Queue, QueueBook, QueuePolicy},
 };
 use prometheus::{Registry, TextEncoder};
 
@@ -52,6 +52,25 @@ async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
     intake.collect(&mut passed).await.unwrap();
     let made = test.database.task_read(task).await.unwrap().expect("it is there");
     assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"2".as_slice()), 1));
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.inbox").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(left, 0);
+}
+
+/// Both are judged before the earlier one is written.
+#[tokio::test]
+async fn a_later_submission_of_a_key_takes_the_place_of_one_that_has_the_last_room() {
+    let (counter, test) = fresh().await;
+    let database = &counter.databases.all()[0];
+    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
+    let intake = intake(&counter);
+    let policy = QueuePolicy { max_pending: Some(1), ..QueuePolicy::default() };
+    let queue = Queue { policy, ..Queue::with_defaults(QueueName::new("orders")) };
+    counter.books.store(Arc::new(QueueBook::new(2, [queue])));
+    let task = replace(&test, 0).await;
+    replace(&test, 1).await;
+    intake.collect(&mut Passed::default()).await.unwrap();
+    let made = test.database.task_read(task).await.unwrap().expect("it is there");
+    assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"1".as_slice()), 1));
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.inbox").fetch_one(&test.pool).await.unwrap();
     assert_eq!(left, 0);
 }
