@@ -2,11 +2,12 @@
 -- with the former content does not end it. It leaves its place in the order of its lane for that of its new due time:
 -- no attempt of it is in flight, and it may be due, or stop waiting for others, only much later.
 -- A task whose expiry has passed does not hold its key: a submission that finds it moves it to the archive first.
+-- Behind a submission that is answered `busy`, later ones of its batch with its key are busy too.
 -- Locks: none that another session waits for; a function. Its move to the archive locks the task's row, as that of a
 -- superseded task does; a sweep of expired tasks passes over the row meanwhile.
 
--- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new, and so is the move of
--- an expired one.
+-- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new, and so are the move of
+-- an expired one and the note of a busy key. A batch comes in the order of its keys, so one note is enough.
 
 CREATE OR REPLACE FUNCTION duetime.task_put(
     p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
@@ -18,6 +19,8 @@ RETURNS TABLE (
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    -- A queue's name has no blank, so a blank keeps the three parts apart. Without a key the id takes its place.
+    v_name text := p_queue || ' ' || coalesce(length(p_partition_key), 0) || ' ' || coalesce(p_partition_key, '') || coalesce(p_key, p_id::text);
     v_found record;
     v_other record;
     v_due_at timestamptz;
@@ -26,10 +29,14 @@ DECLARE
                         THEN duetime.depends_on_itself(p_queue, p_partition_key, p_key, p_depends_on) END;
     v_state duetime.task_state := CASE WHEN p_depends_on IS NULL THEN 'scheduled' ELSE 'waiting' END;
 BEGIN
-    -- A queue's name has no blank, so a blank keeps the three parts apart. Without a key the id takes its place.
-    PERFORM pg_advisory_xact_lock(hashtextextended(p_queue || ' ' || coalesce(length(p_partition_key), 0) || ' ' || coalesce(p_partition_key, '') || coalesce(p_key, p_id::text), 0));
+    PERFORM pg_advisory_xact_lock(hashtextextended(v_name, 0));
     IF statement_timestamp() <= p_after OR clock_timestamp() > p_until THEN
         PERFORM duetime.out_of_time();
+    END IF;
+    -- The lock that made an earlier submission wait may have ended since; this one must not overtake it.
+    IF current_setting('duetime.busy_key', true) = v_name THEN
+        RETURN QUERY SELECT 'busy'::text, p_id, v_state, p_due_at, clock_timestamp(), p_version, 0::bigint;
+        RETURN;
     END IF;
     LOOP
         v_due_at := CASE WHEN p_now THEN clock_timestamp() ELSE p_due_at END;
@@ -52,6 +59,7 @@ BEGIN
         -- A task whose expiry has passed is never claimed any more, and the sweep has not taken it yet.
         IF FOUND AND v_found.expired AND v_found.id <> p_id THEN
             IF NOT duetime.task_lock(ARRAY[v_found.id]) THEN
+                PERFORM set_config('duetime.busy_key', v_name, true);
                 RETURN QUERY SELECT 'busy'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
                 RETURN;
             END IF;
@@ -100,6 +108,7 @@ BEGIN
             outcome := v_loop;
         END IF;
         IF outcome = 'replaced' AND NOT duetime.task_lock(ARRAY[v_found.id]) THEN
+            PERFORM set_config('duetime.busy_key', v_name, true);
             outcome := 'busy';
         END IF;
         IF outcome = 'replaced' THEN
@@ -130,6 +139,7 @@ BEGIN
               FROM duetime.task AS t
              WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
                AND t.version < p_version)) THEN
+            PERFORM set_config('duetime.busy_key', v_name, true);
             RETURN QUERY SELECT 'busy'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
             RETURN;
         END IF;

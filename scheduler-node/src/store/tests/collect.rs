@@ -167,6 +167,31 @@ async fn submissions_of_one_transaction_have_ascending_ids_and_are_applied_in_th
 }
 
 #[tokio::test]
+async fn a_submission_does_not_overtake_an_earlier_one_with_its_key_that_is_being_cancelled() {
+    let test = fixture::database().await;
+    let replacing = |payload: &str, key: &str| {
+        format!("'mail', '{payload}', key => '{key}', options => '{{\"on_duplicate\": \"replace\"}}'")
+    };
+    let first = submit(&test, &replacing("1", "k")).await;
+    submit(&test, &replacing("2", "k")).await;
+    let other = submit(&test, &replacing("3", "other")).await;
+    let tasks = waiting(&test).await;
+    let mut cancelling = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *cancelling).await.unwrap();
+    sqlx::query("SELECT duetime.cancel($1)").bind(first.uuid()).execute(&mut *cancelling).await.unwrap();
+    let collect = async || -> Vec<TaskId> {
+        let collected = test.database.task_collect_keyed(&tasks, &[HOLD; 3], None).await.unwrap();
+        collected.iter().map(|one| one.id).collect()
+    };
+    assert_eq!(collect().await, [other]);
+    sqlx::query("ROLLBACK").execute(&mut *cancelling).await.unwrap();
+    assert_eq!(collect().await.len(), 2);
+    let made = test.database.task_read(first).await.unwrap().expect("the first made a task");
+    assert_eq!(made.payload.as_deref(), Some(b"2".as_slice()));
+    assert_eq!((read(&test).await.len(), test.live().await), (0, 2));
+}
+
+#[tokio::test]
 async fn what_its_own_on_duplicate_refuses_stays_with_the_reason_and_is_not_collected_again() {
     let test = fixture::database().await;
     for _ in 0..2 {

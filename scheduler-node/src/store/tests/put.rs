@@ -402,6 +402,26 @@ async fn a_key_whose_task_another_transaction_holds_is_busy_and_its_neighbours_g
 }
 
 #[tokio::test]
+async fn a_submission_does_not_overtake_a_busy_one_of_its_batch() {
+    let test = database().await;
+    let first = keyed(OnDuplicate::Keep, 0);
+    put(&test, &first).await;
+    let lock = test.lock_row(first.id).await;
+    let mut batch = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *batch).await.unwrap();
+    let replace = "SELECT outcome FROM duetime.task_put(gen_random_uuid(), 0, $1, now(), false, 3::smallint, '', 'x', NULL, NULL, NULL, NULL, NULL, NULL,
+                                                        'k', 0, 'replace', interval '1 hour', 1000, NULL)";
+    let mut replaced = async || -> String {
+        sqlx::query_scalar(replace).bind(first.queue.as_str()).fetch_one(&mut *batch).await.unwrap()
+    };
+    assert_eq!(replaced().await, "busy");
+    lock.release().await;
+    assert_eq!(replaced().await, "busy", "the other transaction has ended, but the earlier submission waits");
+    sqlx::query("COMMIT").execute(&mut *batch).await.unwrap();
+    assert!(put(&test, &keyed(OnDuplicate::Replace, 0)).await.is_written(), "another batch");
+}
+
+#[tokio::test]
 async fn what_comes_from_another_inbox_while_its_key_is_busy_comes_again() {
     let test = database().await;
     let first = keyed(OnDuplicate::Keep, 0);

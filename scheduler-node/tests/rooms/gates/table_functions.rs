@@ -7,7 +7,7 @@ use super::gate::{
 };
 
 const KEY_LOCK: Guard =
-    guard("takes the lock of the key first", Call("SELECT pg_advisory_xact_lock(hashtextextended(p_queue"));
+    guard("takes the lock of the key first", Call("SELECT pg_advisory_xact_lock(hashtextextended(v_name"));
 const WINDOW_STATED: &str = "writes nothing outside of the time window that the sender gave";
 const WINDOW: Guard =
     guard(WINDOW_STATED, Command("IF statement_timestamp ( ) <= p_after OR clock_timestamp ( ) > p_until THEN"));
