@@ -373,11 +373,13 @@ BEGIN
             v_ended_at := clock_timestamp();
             v_keep_ms := coalesce(
                 (SELECT (q.policy ->> 'keep_succeeded_ms')::bigint FROM duetime.queue AS q WHERE q.name = v_gone.queue), 86400000);
-            -- Copies each column as it was, whichever columns there are.
+            -- Copies each column as it was, whichever columns there are. The function stands in FROM: in the list of columns,
+            -- PostgreSQL would call it once for each column.
             INSERT INTO duetime.archive
-            SELECT (jsonb_populate_record(NULL::duetime.archive, to_jsonb(v_gone) || jsonb_build_object(
+            SELECT a.*
+              FROM jsonb_populate_record(NULL::duetime.archive, to_jsonb(v_gone) || jsonb_build_object(
                        'state', 'cancelled', 'finished_at', v_ended_at,
-                       'drop_on', ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1))).*
+                       'drop_on', ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1)) AS a
                 ON CONFLICT (drop_on, id) DO NOTHING;
             RETURN CASE v_gone.attempt WHEN 0 THEN 'cancelled' ELSE 'no_further_attempts' END;
         END IF;
