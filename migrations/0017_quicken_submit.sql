@@ -10,7 +10,7 @@
 -- once, whatever becomes of the transaction that sets it.
 CREATE SEQUENCE duetime.inbox_notified_ms;
 
--- Notifies the nodes of rows in the inbox, unless another submission did so within the last 20 ms. A node that finds
+-- Notifies the nodes of rows in the inbox, unless another transaction did so within the last 20 ms. A node that finds
 -- rows looks again 40 ms later, so it finds those that were committed meanwhile; and it glances at each inbox twice a
 -- second. A value in the future is of a clock that was set back, and does not count.
 -- A notification goes out at the commit. So a transaction renews the value once, which `duetime.notified` notes: a long

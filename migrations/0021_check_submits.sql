@@ -324,7 +324,7 @@ END
 $$;
 
 -- Stood in 0014_place_submits.sql; 0010_create_cancel.sql describes it. A shard beyond those of the cluster is in no
--- database.
+-- database. It notifies as `submit` does: a row whose mark has no notification of its own is found within half a second.
 CREATE OR REPLACE FUNCTION duetime.cancel(id uuid)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -344,7 +344,7 @@ BEGIN
      WHERE i.id = v_id AND i.error IS NULL AND (i.leaving_at IS NULL OR i.cancelled_at IS NOT NULL)
        AND NOT duetime.has_shard(i.shard);
     IF FOUND THEN
-        PERFORM pg_notify('duetime_inbox', '');
+        PERFORM duetime.notify_inbox();
         RETURN 'cancelled';
     END IF;
     DELETE FROM duetime.inbox AS i WHERE i.id = v_id AND i.leaving_at IS NULL RETURNING i.* INTO v_row;

@@ -1,5 +1,6 @@
 //! Tests of the store against a real PostgreSQL.
 
+mod application;
 mod audit;
 mod bulk;
 mod change;
