@@ -1,5 +1,5 @@
 -- Lets duetime.submit refuse what no node would take. So far only a node refused it, after the commit.
--- Lets duetime.cancel answer that an id without a shard of the cluster is of no task.
+-- Lets duetime.cancel answer that an id without a shard of the cluster, and NULL, are of no task.
 -- Makes long chains of dependencies quicker to submit.
 -- Lets a change of a queue see which of its rules for submissions change, and its deletion whether it has tasks.
 -- Locks: none that another session waits for; functions only.
@@ -336,6 +336,9 @@ DECLARE
     v_ended_at timestamptz;
     v_keep_ms bigint;
 BEGIN
+    IF v_id IS NULL THEN
+        RAISE EXCEPTION 'there is no task without an id' USING ERRCODE = 'no_data_found';
+    END IF;
     -- With this setting the functions of a move pass the gate (0012_gate_shards.sql). The caller must not.
     PERFORM set_config('duetime.mover', '', true);
     -- Marks a row whose shard is in another database; a node takes the row there and keeps it as a cancelled task.

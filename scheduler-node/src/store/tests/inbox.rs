@@ -376,6 +376,8 @@ async fn a_cancel_in_sql_says_what_it_promises_or_raises_why_it_cannot() {
     assert_eq!(code(&cancel(&test.pool, fixture::fresh_id()).await.unwrap_err()), "P0002");
     let of_no_shard = fixture::fresh_id_of(ShardId::new(fixture::SHARDS));
     assert_eq!(code(&cancel(&test.pool, of_no_shard).await.unwrap_err()), "P0002");
+    let of_no_id = sqlx::query("SELECT duetime.cancel(NULL)").execute(&test.pool).await.unwrap_err();
+    assert_eq!(code(&of_no_id), "P0002");
     sqlx::query("UPDATE duetime.shard SET status = 'gone' WHERE id = 127").execute(&test.pool).await.unwrap();
     let elsewhere = fixture::fresh_id_of(ShardId::new(127));
     assert_eq!(code(&cancel(&test.pool, elsewhere).await.unwrap_err()), "0A000");
