@@ -1,5 +1,7 @@
 -- Lets duetime.submit refuse what no node would take. So far only a node refused it, after the commit.
 -- Lets duetime.cancel answer that an id without a shard of the cluster, and NULL, are of no task.
+-- Lets both mean UTC in any session. From PostgreSQL 18 on, the name of a zone is looked up among the abbreviations of
+-- the session's own zone first: with `SET TimeZone = 'UTC-3'`, `UTC` is three hours off. An interval is no name.
 -- Makes long chains of dependencies quicker to submit.
 -- Lets a change of a queue see which of its rules for submissions change, and its deletion whether it has tasks.
 -- Locks: none that another session waits for; functions only.
@@ -317,9 +319,39 @@ BEGIN
     VALUES (v_id, v_shard, submit.options || jsonb_build_object(
                 'queue', submit.queue, 'payload', submit.payload, 'key', submit.key,
                 -- A due time in the past means now.
-                'due_at', to_char(greatest(submit.due_at, v_now) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')), v_now);
+                'due_at', to_char(greatest(submit.due_at, v_now) AT TIME ZONE interval '0', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')), v_now);
     v_notified := duetime.notify_inbox();
     RETURN v_id;
+END
+$$;
+
+-- Stood in 0014_place_submits.sql; 0010_create_cancel.sql describes it.
+CREATE OR REPLACE FUNCTION duetime.inbox_cancelled(p_row duetime.inbox) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    r jsonb := p_row.request;
+    v_ended_at timestamptz := clock_timestamp();
+    v_binary boolean := coalesce(jsonb_typeof(r -> 'payload_base64') = 'string', false);
+    v_keep_ms bigint;
+BEGIN
+    v_keep_ms := coalesce(
+        (SELECT (q.policy ->> 'keep_succeeded_ms')::bigint FROM duetime.queue AS q WHERE q.name = r ->> 'queue'), 86400000);
+    INSERT INTO duetime.archive (
+        id, shard, queue, state, wake_at, due_at, expires_at, priority, max_attempts, timeout_ms, retry, payload, content_type, headers, key,
+        partition_key, version, created_at, finished_at, drop_on)
+    SELECT p_row.id, p_row.shard, r ->> 'queue', 'cancelled', (r ->> 'due_at')::timestamptz, (r ->> 'due_at')::timestamptz,
+           CASE WHEN jsonb_typeof(r -> 'expires_at') = 'number' THEN to_timestamp((r ->> 'expires_at')::numeric / 1000)
+                WHEN jsonb_typeof(r -> 'expires_after_ms') = 'number'
+                THEN p_row.submitted_at + (r ->> 'expires_after_ms')::bigint * interval '1 ms'
+                ELSE (r ->> 'expires_at')::timestamptz END,
+           coalesce((r ->> 'priority')::smallint, 3), (r ->> 'max_attempts')::integer, (r ->> 'timeout_ms')::bigint,
+           nullif(r -> 'retry', 'null'),
+           CASE WHEN v_binary THEN decode(r ->> 'payload_base64', 'base64') ELSE convert_to(coalesce(r -> 'payload', 'null')::text, 'UTF8') END,
+           coalesce(r ->> 'content_type', CASE WHEN v_binary THEN 'application/octet-stream' ELSE 'application/json' END),
+           nullif(r -> 'headers', 'null'), r ->> 'key', r ->> 'partition_key', coalesce((r ->> 'version')::bigint, 0), p_row.submitted_at,
+           v_ended_at, ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE interval '0')::date + 1
+     WHERE duetime.has_shard(p_row.shard);
+EXCEPTION WHEN data_exception OR integrity_constraint_violation THEN
+    NULL;
 END
 $$;
 
@@ -382,7 +414,7 @@ BEGIN
             SELECT a.*
               FROM jsonb_populate_record(NULL::duetime.archive, to_jsonb(v_gone) || jsonb_build_object(
                        'state', 'cancelled', 'finished_at', v_ended_at,
-                       'drop_on', ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1)) AS a
+                       'drop_on', ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE interval '0')::date + 1)) AS a
                 ON CONFLICT (drop_on, id) DO NOTHING;
             RETURN CASE v_gone.attempt WHEN 0 THEN 'cancelled' ELSE 'no_further_attempts' END;
         END IF;
