@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use common::task::NewTask;
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::{
+    sync::{Semaphore, mpsc, oneshot},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::supervise::{at_work, spawn_child};
@@ -11,10 +14,9 @@ use crate::supervise::{at_work, spawn_child};
 /// As many tasks as make a statement's own cost small beside theirs.
 const WORTH_A_STATEMENT: usize = 64;
 
-/// While a statement is under way, the next one with fewer tasks waits for its end. Clients that each wait for their
-/// answer then share few statements. A statement that takes longer than this holds up no other: it may wait for a lock
-/// or a standby. The runtime's timer rounds it up by a millisecond at most.
-const PATIENCE: Duration = Duration::from_millis(2);
+/// While a statement is under way, the next one waits this long for so many tasks. Clients that each wait for their
+/// answer then share few statements. The runtime's timer rounds it up by a millisecond at most.
+const PATIENCE: Duration = Duration::from_millis(1);
 
 /// How many tasks share a statement, and how many statements are under way.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +76,6 @@ pub(super) async fn run_batches<T, F>(
     F: Future<Output = ()> + Send + 'static,
 {
     let statements = Arc::new(Semaphore::new(bounds.in_flight));
-    let ended = Arc::new(Notify::new());
     loop {
         let room = Arc::clone(&statements).acquire_owned().await.expect("the semaphore is never closed");
         let first = tokio::select! {
@@ -85,16 +86,13 @@ pub(super) async fn run_batches<T, F>(
             }
         };
         let Some(first) = first else { break };
-        // It hears each end from here on. So a statement that is still seen under way cannot end unheard.
-        let end = ended.notified();
         let is_alone = statements.available_permits() + 1 == bounds.in_flight;
-        let writing = write(gather(first, &mut jobs, bounds.tasks, is_alone, end).await);
-        let ended = Arc::clone(&ended);
+        let patience = if is_alone { Duration::ZERO } else { PATIENCE };
+        let writing = write(gather(first, &mut jobs, bounds.tasks, patience).await);
         spawn_child(async move {
             let _work = at_work();
             writing.await;
             drop(room);
-            ended.notify_waiters();
         });
     }
     // The last statements hold permits until they have answered.
@@ -102,33 +100,25 @@ pub(super) async fn run_batches<T, F>(
     let _ = statements.acquire_many(all).await;
 }
 
-/// Takes the jobs that have arrived. If they are not worth a statement and another one is under way, it also takes
-/// those that come until its `end`, or within [`PATIENCE`].
-async fn gather<T>(
-    first: Job<T>,
-    jobs: &mut mpsc::Receiver<Job<T>>,
-    most: usize,
-    is_alone: bool,
-    end: impl Future<Output = ()>,
-) -> Vec<Job<T>> {
+/// Takes the jobs that have arrived. As long as they are not worth a statement, it also takes those that come within
+/// `patience`.
+async fn gather<T>(first: Job<T>, jobs: &mut mpsc::Receiver<Job<T>>, most: usize, patience: Duration) -> Vec<Job<T>> {
+    let until = Instant::now() + patience;
     let mut tasks = first.tasks.len();
     let mut batch = vec![first];
-    let mut take_arrived = || {
-        while tasks < most
-            && let Ok(job) = jobs.try_recv()
-        {
-            tasks += job.tasks.len();
-            batch.push(job);
-        }
-        tasks >= WORTH_A_STATEMENT || jobs.is_closed()
-    };
-    if !take_arrived() && !is_alone {
-        // The jobs that come meanwhile wake nothing: one wake for the batch, and not one for each of them.
-        tokio::select! {
-            () = end => {}
-            () = tokio::time::sleep(PATIENCE) => {}
-        }
-        take_arrived();
+    while tasks < most {
+        let job = match jobs.try_recv() {
+            Ok(job) => job,
+            Err(_) if tasks < WORTH_A_STATEMENT && !patience.is_zero() => {
+                match tokio::time::timeout_at(until, jobs.recv()).await {
+                    Ok(Some(job)) => job,
+                    Ok(None) | Err(_) => break,
+                }
+            }
+            Err(_) => break,
+        };
+        tasks += job.tasks.len();
+        batch.push(job);
     }
     batch
 }
@@ -155,74 +145,5 @@ pub(super) fn answer<T>(batch: Vec<Job<T>>, lengths: &[usize], answers: Vec<Resu
     for (job, length) in batch.into_iter().zip(lengths) {
         // A caller that hung up does not need its answer.
         let _ = job.answer.send(answers.by_ref().take(*length).collect());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::time::Instant;
-
-    use super::*;
-
-    fn job() -> Job<()> {
-        Job { tasks: Vec::new(), source: "test", routed: 0, answer: oneshot::channel().0 }
-    }
-
-    /// Writes one job alone in a statement that ends when it is told so. Returns the way to the loop, what ends the
-    /// statement, and the sizes of the batches that follow.
-    async fn behind_a_statement() -> (mpsc::Sender<Job<()>>, Arc<Notify>, mpsc::Receiver<usize>) {
-        let ((to_write, jobs), (begun, mut sizes)) = (mpsc::channel(8), mpsc::channel(8));
-        let release = Arc::new(Notify::new());
-        let held = Arc::clone(&release);
-        spawn_child(async move {
-            let bounds = Bounds { in_flight: 3, tasks: 100 };
-            run_batches(jobs, CancellationToken::new(), bounds, |batch: Vec<Job<()>>| {
-                let (begun, held) = (begun.clone(), Arc::clone(&held));
-                async move {
-                    begun.send(batch.len()).await.unwrap();
-                    held.notified().await;
-                }
-            })
-            .await;
-        });
-        to_write.send(job()).await.unwrap();
-        assert_eq!(sizes.recv().await, Some(1), "nothing else is under way");
-        (to_write, release, sizes)
-    }
-
-    /// Sends jobs one by one, so that the loop could take each by itself.
-    async fn send_five(to_write: &mpsc::Sender<Job<()>>) {
-        for _ in 0..5 {
-            to_write.send(job()).await.unwrap();
-            tokio::task::yield_now().await;
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_comes_during_a_statement_shares_the_next_one_which_begins_at_its_end() {
-        let (to_write, release, mut sizes) = behind_a_statement().await;
-        let began = Instant::now();
-        send_five(&to_write).await;
-        assert!(sizes.try_recv().is_err(), "they wait for the statement");
-        release.notify_one();
-        assert_eq!((sizes.recv().await, began.elapsed()), (Some(5), Duration::ZERO));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_statement_that_does_not_end_holds_up_the_next_one_for_a_moment_only() {
-        let (to_write, _release, mut sizes) = behind_a_statement().await;
-        let began = Instant::now();
-        send_five(&to_write).await;
-        assert_eq!(sizes.recv().await, Some(5));
-        assert!((PATIENCE..=PATIENCE * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_last_job_waits_for_no_other() {
-        let (to_write, _release, mut sizes) = behind_a_statement().await;
-        let began = Instant::now();
-        to_write.send(job()).await.unwrap();
-        drop(to_write);
-        assert_eq!((sizes.recv().await, began.elapsed()), (Some(1), Duration::ZERO));
     }
 }
