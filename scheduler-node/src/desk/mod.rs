@@ -60,7 +60,7 @@ use crate::{
     loops::{nudger::Nudger, outcome::reporter::Reporter, submit::submitter::Submitter, upkeep::queue_reader::Books},
     metrics::Metrics,
     readiness::{Readiness, Report},
-    store::{self, Database, Store, change::Guarded, rows::TaskRecord},
+    store::{self, Database, Patience, Store, change::Guarded, rows::TaskRecord},
     supervise::spawn_child,
     traces::Traces,
 };
@@ -215,7 +215,7 @@ impl Desk {
                     tokio::time::sleep(PARTITION_PAUSE).await;
                     continue;
                 }
-                Err(error) if error.is_moved() => places.follow(refusals).await,
+                Err(error) if error.is_moved() => places.follow(refusals, Patience::Long).await,
                 Ok(found) if is_missing(found) => {
                     let is_elsewhere = refusals == 0 && places.is_elsewhere(id.shard(), place).await;
                     if !is_elsewhere && places.of(id.shard()).is_some_and(|place| !place.status.is_open()) {

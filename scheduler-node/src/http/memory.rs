@@ -19,6 +19,10 @@ const SMALL_PART: usize = 8;
 /// One caller gets at most one part in this many.
 const CALLER_PART: usize = 2;
 
+/// A body that begins leaves one part in this many of its caller's memory to those that have arrived and need more:
+/// parsed, a batch takes more than its text. Else they would wait for one another.
+const LEFT_PART: usize = 16;
+
 /// The memory of all forms of sign-ins: those of 8 addresses that take all they can.
 const SIGN_INS_BYTES: usize = 32 << 20;
 /// One address gets at most one part in this many: 512 of the largest forms. Everybody may come through one proxy.
@@ -80,7 +84,11 @@ impl BodyMemory {
     /// Whether the caller's share has room for a body that is small.
     pub(super) fn has_room(&self, caller: &Arc<str>) -> bool {
         let of_caller = self.taken.lock().by_caller.get(caller).copied().unwrap_or(0);
-        of_caller + SMALL_BYTES <= self.bytes / self.caller_part
+        of_caller + SMALL_BYTES <= self.of_one_caller()
+    }
+
+    fn of_one_caller(&self) -> usize {
+        self.bytes / self.caller_part
     }
 
     #[cfg(test)]
@@ -88,10 +96,11 @@ impl BodyMemory {
         self.taken.lock().bytes
     }
 
-    fn take(&self, caller: &Arc<str>, bytes: usize, is_small: bool) -> Result<(), Shortage> {
+    /// `left`: how much of the caller's share stays free.
+    fn take(&self, caller: &Arc<str>, bytes: usize, is_small: bool, left: usize) -> Result<(), Shortage> {
         let mut taken = self.taken.lock();
         let of_caller = taken.by_caller.get(caller).copied().unwrap_or(0);
-        if of_caller + bytes > self.bytes / self.caller_part {
+        if of_caller + bytes + left > self.of_one_caller() {
             return Err(Shortage::Caller);
         }
         let kept = if is_small { 0 } else { self.bytes / SMALL_PART };
@@ -142,7 +151,7 @@ impl Reservation {
         bounded: bool,
     ) -> Result<Self, Shortage> {
         if bounded {
-            memory.take(&caller, bytes, bytes <= SMALL_BYTES)?;
+            memory.take(&caller, bytes, bytes <= SMALL_BYTES, 0)?;
         } else {
             memory.taken.lock().add(&caller, bytes, false);
         }
@@ -155,22 +164,29 @@ impl Reservation {
         if more == 0 {
             return Ok(());
         }
-        let take = || self.memory.take(&self.caller, more, bytes <= SMALL_BYTES).ok();
         let within = self.memory.free_within;
+        if self.bytes > 0 && bytes > self.memory.of_one_caller() {
+            let detail = "the request takes more memory than one caller has here; send less at a time";
+            return Err(Problem::payload_too_large(detail.to_owned()));
+        }
+        // A sign-in does not wait, and needs no more later.
+        let begins = self.bytes == 0 && !within.is_zero();
+        let left = if begins { self.memory.of_one_caller() / LEFT_PART } else { 0 };
+        let take = || self.memory.take(&self.caller, more, bytes <= SMALL_BYTES, left).ok();
         let is_taken = if within.is_zero() {
             take().is_some()
         } else {
             tokio::time::timeout(within, until(|| self.memory.freed.notified(), take)).await.is_ok()
         };
         if !is_taken {
-            return Err(self.refusal(more, bytes));
+            return Err(self.refusal(more, bytes, left));
         }
         self.bytes += more;
         Ok(())
     }
 
-    fn refusal(&self, more: usize, bytes: usize) -> Problem {
-        let full = self.memory.take(&self.caller, more, bytes <= SMALL_BYTES);
+    fn refusal(&self, more: usize, bytes: usize, left: usize) -> Problem {
+        let full = self.memory.take(&self.caller, more, bytes <= SMALL_BYTES, left);
         if full.is_ok() {
             // The memory has just been freed. The request is refused all the same, because its client may be gone.
             self.memory.give_back(&self.caller, more, true);
@@ -234,9 +250,20 @@ mod tests {
     async fn a_body_waits_until_there_is_room() {
         let memory = Arc::new(BodyMemory { free_within: Duration::from_secs(60), ..BodyMemory::new(8 * MIB) });
         let mut first = Reservation::none(&memory, "a".into());
-        first.grow_to(4 * MIB).await.expect("room");
+        first.grow_to(3 * MIB).await.expect("room");
         let mut second = Reservation::none(&memory, "a".into());
-        let (taken, ()) = tokio::join!(second.grow_to(4 * MIB), async { drop(first) });
+        let (taken, ()) = tokio::join!(second.grow_to(3 * MIB), async { drop(first) });
         taken.expect("room");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_begins_leaves_room_to_one_that_needs_more_unless_no_room_is_enough() {
+        let memory = memory();
+        let of = || Reservation::none(&memory, "a".into());
+        let (mut first, mut second) = (of(), of());
+        assert_eq!(status(&mut first, 58 * MIB).await, 200);
+        assert_eq!(status(&mut second, 3 * MIB).await, 429);
+        assert_eq!(status(&mut first, 64 * MIB).await, 200);
+        assert_eq!(status(&mut first, 65 * MIB).await, 413, "it would wait for itself");
     }
 }

@@ -98,7 +98,7 @@ pub use clock::Asked;
 pub use clock::DatabaseClock;
 pub use error::{Effect, Error, Fault};
 pub use op::{StoreFamilies, StoreMetrics, StoreOp};
-pub use places::Places;
+pub use places::{Patience, Places};
 pub use pools::{Connections, PoolKind};
 pub use statements::Statements;
 

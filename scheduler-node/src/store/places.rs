@@ -20,17 +20,23 @@ use crate::by_database::ByDatabase;
 /// A database that takes longer than this to tell its shards does not delay the map of the others.
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often a refused statement is sent again, at most. With the pauses that is more than 5 s, longer than the longest
-/// cut between two databases. Most cuts end within the first half second.
-const FOLLOW_TRIES: u32 = 17;
-
-/// The same for a sender that holds up others and can send again later. With the pauses that is more than 1 s, twice as
-/// long as a first cut.
-const BRIEF_FOLLOW_TRIES: u32 = 7;
+/// How often a refused statement is sent again, at most, by the patience of its sender.
+const LONG_TRIES: u32 = 17;
+const SHORT_TRIES: u32 = 7;
 
 /// The pause before the second try, which doubles up to the longest. The first try comes at once: the map was old.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(25);
 const FOLLOW_LONGEST: Duration = Duration::from_millis(400);
+
+/// How long a statement that is refused, because its shard has moved, is sent again.
+#[derive(Clone, Copy, Debug)]
+pub enum Patience {
+    /// A caller waits for the answer. With the pauses that is more than 5 s, longer than the longest cut between two
+    /// databases. Most cuts end within the first half second.
+    Long,
+    /// The sender holds up others, and it can send again later. That is more than 1 s, twice as long as a first cut.
+    Short,
+}
 
 /// What this node knows of the places of the shards. It may be older than the fence rows: a statement that is sent to
 /// a former place is refused there ([`Error::is_moved`]), and its sender reads the map anew ([`Self::refresh`]).
@@ -246,8 +252,12 @@ impl Places {
     /// Reads the map after a refusal because a shard has moved; `refusals` counts those before. Between the two
     /// databases of a move no place takes a write, so the later tries wait a little. Returns whether the caller may
     /// try again.
-    pub async fn follow(&self, refusals: u32) -> bool {
-        if refusals >= FOLLOW_TRIES {
+    pub async fn follow(&self, refusals: u32, patience: Patience) -> bool {
+        let tries = match patience {
+            Patience::Long => LONG_TRIES,
+            Patience::Short => SHORT_TRIES,
+        };
+        if refusals >= tries {
             return false;
         }
         if refusals > 0 {
@@ -256,11 +266,6 @@ impl Places {
         // The shards of a database that cannot be read stay where they were.
         let _ = self.refresh().await;
         true
-    }
-
-    /// As [`Self::follow`], for a sender that holds up others and can send again later.
-    pub async fn follow_briefly(&self, refusals: u32) -> bool {
-        refusals < BRIEF_FOLLOW_TRIES && self.follow(refusals).await
     }
 
     /// Reads the map, and returns whether the shard's place is another one than `before`.

@@ -30,7 +30,7 @@ use super::{
 use crate::{
     by_database::ByDatabase,
     clock,
-    store::{Database, Error, Places, Statements, StoreOp, watch::Nudge},
+    store::{Database, Error, Patience, Places, Statements, StoreOp, watch::Nudge},
 };
 
 /// The pause before a task whose claim has no known outcome is looked at again.
@@ -193,7 +193,7 @@ impl<S> NodeDatabases<S> {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        if !self.places.follow(refusals).await {
+        if !self.places.follow(refusals, Patience::Long).await {
             return Err(rows);
         }
         let (parts, lost) = self.divide(rows, id);

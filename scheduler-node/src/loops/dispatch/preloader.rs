@@ -53,12 +53,8 @@ const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
 /// The most shards of one statement. It takes some 100 MB of keys, if so many tasks of each are overdue.
 const SHARDS_AT_ONCE: usize = 256;
 
-/// Shards are read one by one for this long in one pass: nudges wait meanwhile. Where common reads run out of time, it
-/// is as long as these have taken in vain, so that half of the time goes to reads that help.
+/// Shards are read one by one for this long in one pass: nudges wait meanwhile.
 const UNREAD_WITHIN: Duration = Duration::from_secs(1);
-
-/// The most of that. About as long as the common reads of one pass take where all of them run out of time.
-const UNREAD_WITHIN_MOST: Duration = Duration::from_secs(20);
 
 /// Where the beginning of a shard cannot be read in time, what came due in the last minute is read: more than a node
 /// needs to follow what is submitted now.
@@ -73,7 +69,7 @@ pub struct Preloader<S = Arc<Database>> {
     /// Shards with more keys than one read takes. Each is read on by itself and delays no other shard.
     behind: BTreeMap<ShardId, Behind>,
     unread: Unread,
-    /// How long reads of several shards have run out of time since shards were read one by one.
+    /// How long reads of several shards have run out of time, without what reads of one shard have had since.
     wasted: Duration,
     /// How far behind the oldest claimable task was by the last read that showed it, and when that was.
     overdue: (Duration, Instant),
@@ -140,6 +136,7 @@ impl<S: Statements> Preloader<S> {
     async fn activate(&mut self) -> Result<Duration, Error> {
         let work = at_work();
         self.take_over().await?;
+        work.beat();
         let Some(now) = self.database.sql.clock().at(clock::instant()) else {
             self.tell_unread();
             return Ok(PAUSE_AFTER_ERROR);
@@ -149,7 +146,6 @@ impl<S: Statements> Preloader<S> {
             self.unread.set_back(now);
         }
         self.follow_nudges(now).await?;
-        work.beat();
         let owned = self.database.owned_shards.claimable_shards();
         if owned.is_empty() {
             self.horizon.reset();
@@ -160,6 +156,7 @@ impl<S: Statements> Preloader<S> {
             return Ok(LONGEST_SLEEP);
         }
         self.catch_up(now).await?;
+        work.beat();
         self.read_unread(now).await?;
         work.beat();
         // These reads may have taken long. A repair must not end before the present.
@@ -353,7 +350,7 @@ impl<S: Statements> Preloader<S> {
         let owned_shards = Arc::clone(&self.database.owned_shards);
         self.unread.keep(|shard| owned_shards.is_claimable(shard));
         self.unreadable.retain(|shard| owned_shards.is_claimable(*shard));
-        let within = UNREAD_WITHIN.max(std::mem::take(&mut self.wasted)).min(UNREAD_WITHIN_MOST);
+        let within = self.unread_within();
         let (began, mut passed) = (clock::instant(), Duration::ZERO);
         while let Some(shard) = self.unread.next(now.plus(passed)) {
             let asked = clock::instant();
@@ -385,9 +382,10 @@ impl<S: Statements> Preloader<S> {
                 }
             }
             if passed >= within {
-                break;
+                return Ok(());
             }
         }
+        self.wasted = Duration::ZERO;
         Ok(())
     }
 

@@ -32,7 +32,7 @@ use crate::{
     loops::upkeep::queue_reader::{Books, catch_up},
     metrics::Metrics,
     receipt::Receipts,
-    store::{Database, Error, Fault, Statements, StoreOp, settle::StandingRow},
+    store::{Database, Error, Fault, Patience, Statements, StoreOp, settle::StandingRow},
     traces::Traces,
     working_set::{
         database::{Aside, DatabaseIndex, NodeDatabase, NodeDatabases},
@@ -154,15 +154,6 @@ fn finished(answers: &[(TaskId, Reported)]) -> Vec<TaskId> {
     finished.map(|(id, _)| *id).collect()
 }
 
-/// How long events follow a shard that moves.
-#[derive(Clone, Copy, Debug)]
-enum Patience {
-    /// The caller waits for the answer.
-    Long,
-    /// Others wait behind these events, which come again.
-    Short,
-}
-
 /// The tasks whose deadlines have passed and that are not ended yet.
 #[derive(Debug, Default)]
 pub struct Left {
@@ -217,12 +208,7 @@ impl<S: Statements> Reporter<S> {
                 }
             }
             let Some(error) = moved else { return Ok(answers) };
-            let places = self.databases.places();
-            let has_followed = match patience {
-                Patience::Long => places.follow(refusals).await,
-                Patience::Short => places.follow_briefly(refusals).await,
-            };
-            if !has_followed {
+            if !self.databases.places().follow(refusals, patience).await {
                 return Err(error);
             }
             refusals += 1;

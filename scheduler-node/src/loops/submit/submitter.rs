@@ -29,7 +29,10 @@ use crate::{
         prober::NodeFitness,
         queue_reader::{Books, catch_up},
     },
-    store::put::{Put, PutOutcome},
+    store::{
+        Patience,
+        put::{Put, PutOutcome},
+    },
     working_set::database::{DatabaseIndex, NodeDatabases},
 };
 
@@ -121,7 +124,7 @@ impl Submitter {
             return tasks.iter().map(|_| why()).collect();
         };
         let (placed, routed) = self.routes.place(tasks, shard_count);
-        let mut answers = self.write_routed(placed, source, routed.min(admitted)).await;
+        let mut answers = self.write_routed(placed, source, routed.min(admitted), Patience::Long).await;
         for _ in 1..TRIES {
             if moved(&answers).next().is_none() || !self.knows_again().await {
                 break;
@@ -133,7 +136,7 @@ impl Submitter {
                 break;
             }
             let (placed, routed) = self.routes.place(moved, shard_count);
-            let again = self.write_routed(placed, source, routed.min(admitted)).await;
+            let again = self.write_routed(placed, source, routed.min(admitted), Patience::Long).await;
             for (place, answer) in places.into_iter().zip(again) {
                 answers[place] = answer;
             }
@@ -146,9 +149,10 @@ impl Submitter {
         catch_up(&self.routes.databases.home().sql, &self.routes.books).await.is_ok()
     }
 
-    /// Writes tasks that have ids already. They stay on their shards, even if their queue has been placed anew.
+    /// Writes tasks that have ids already and come again. They stay on their shards, even if their queue has been placed
+    /// anew.
     pub async fn write(&self, new: Vec<NewTask>, source: &'static str) -> Vec<Result<Accepted, SubmitError>> {
-        self.write_routed(new, source, i64::MAX).await
+        self.write_routed(new, source, i64::MAX, Patience::Short).await
     }
 
     /// Writes tasks, each in the place of its shard. Those that a database hands back are divided again by the map and
@@ -158,6 +162,7 @@ impl Submitter {
         new: Vec<NewTask>,
         source: &'static str,
         routed: i64,
+        patience: Patience,
     ) -> Vec<Result<Accepted, SubmitError>> {
         let mut answers = self.write_once(new, source, routed).await;
         let mut refusals = 0;
@@ -166,7 +171,7 @@ impl Submitter {
             if left.is_empty() {
                 return answers;
             }
-            if !self.routes.databases.places().follow(refusals).await {
+            if !self.routes.databases.places().follow(refusals, patience).await {
                 let why = || Err(SubmitError::Unavailable(NO_PLACE.to_owned()));
                 places.into_iter().for_each(|place| answers[place] = why());
                 return answers;

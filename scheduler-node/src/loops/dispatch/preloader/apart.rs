@@ -16,6 +16,12 @@ use crate::{
     store::{Error, Fault, Statements, preload::Key},
 };
 
+/// The longest that shards are read one by one in one pass: about as long as one common read.
+const UNREAD_WITHIN_MOST: Duration = Duration::from_secs(5);
+
+/// The most that counts as taken in vain: about as long as the common reads of one pass, if all run out of time.
+const WASTED_MOST: Duration = Duration::from_secs(20);
+
 /// The keys that a read takes of each of its shards.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyRange {
@@ -54,6 +60,14 @@ impl<S: Statements> Preloader<S> {
         Ok(keys)
     }
 
+    /// For how long shards are read one by one in this pass. Where common reads run out of time, it is as long as these
+    /// have taken in vain, so that half of the time goes to reads that help.
+    pub(super) fn unread_within(&mut self) -> Duration {
+        let within = self.wasted.clamp(UNREAD_WITHIN, UNREAD_WITHIN_MOST);
+        self.wasted = self.wasted.saturating_sub(within);
+        within
+    }
+
     /// Reads keys into the heap by one statement, or by several if one fails because of what a shard has. Such a shard
     /// rests, and is read alone from then on: there are no keys of it.
     pub(super) async fn read_part(
@@ -85,7 +99,7 @@ impl<S: Statements> Preloader<S> {
                 }
                 Err(error) => {
                     if error.is_out_of_time() {
-                        self.wasted += clock::instant().saturating_duration_since(asked);
+                        self.wasted = WASTED_MOST.min(self.wasted + clock::instant().saturating_duration_since(asked));
                     }
                     return Err(error);
                 }

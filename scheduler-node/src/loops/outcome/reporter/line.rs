@@ -21,13 +21,13 @@ use common::{
 use tokio::sync::mpsc;
 
 use super::{
-    AWAY_LONGEST, AttemptEvent, HELD_LONGEST, Patience, Reported, Reporter, finished,
+    AWAY_LONGEST, AttemptEvent, HELD_LONGEST, Reported, Reporter, finished,
     incoming::{ReadReport, ToQuarantine, name_of},
 };
 use crate::{
     broker::Incoming,
     clock,
-    store::{Error, Fault, Statements, StoreOp},
+    store::{Error, Fault, Patience, Statements, StoreOp},
     supervise::{at_work, spawn_child},
     working_set::{
         database::{Aside, DatabaseIndex, NodeDatabase, held_again},

@@ -54,7 +54,7 @@ async fn an_attempt_that_is_retried_shows_nothing_of_the_archive() {
         from: None,
     };
     let events = vec![(ids[0], report("failed")), (ids[2], report("succeeded"))];
-    let answers = loops.reporter().apply_in_place(events).await.unwrap();
+    let answers = loops.reporter().apply_in_place(events, Patience::Long).await.unwrap();
     assert_eq!(answers.len(), 2);
     assert_eq!(finished(&answers), [ids[2]]);
 }
