@@ -356,7 +356,8 @@ END
 $$;
 
 -- Stood in 0014_place_submits.sql; 0010_create_cancel.sql describes it. A shard beyond those of the cluster is in no
--- database. It notifies as `submit` does: a row whose mark has no notification of its own is found within half a second.
+-- database. It notifies as `submit` does: a row whose mark has no notification of its own is found within half a
+-- second.
 CREATE OR REPLACE FUNCTION duetime.cancel(id uuid)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -408,7 +409,7 @@ BEGIN
             v_ended_at := clock_timestamp();
             v_keep_ms := coalesce(
                 (SELECT (q.policy ->> 'keep_succeeded_ms')::bigint FROM duetime.queue AS q WHERE q.name = v_gone.queue), 86400000);
-            -- Copies each column as it was, whichever columns there are. The function stands in FROM: in the list of columns,
+            -- Copies each column as it was, whichever columns there are. The function stands in FROM: in the columns,
             -- PostgreSQL would call it once for each column.
             INSERT INTO duetime.archive
             SELECT a.*

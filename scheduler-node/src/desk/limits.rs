@@ -206,8 +206,8 @@ impl Desk {
     }
 
     /// Lets a task pass whose key exists already, and the other task answers for it. One that takes the other's place
-    /// adds the bytes by which it is larger, so it needs room for these. A bounded number of keys is looked up. Those of
-    /// the request itself are known: an admitted task that comes before it is not written yet, and has its room.
+    /// adds the bytes by which it is larger, so it needs room for these. A bounded number of keys is looked up. Those
+    /// of the request itself are known: an admitted task that comes before it is not written yet, and has its room.
     async fn let_answered_pass(
         &self,
         tasks: &[Result<ValidTask, Problem>],
@@ -217,10 +217,21 @@ impl Desk {
         let (mut answered, unknown) = refused_with_key(tasks, cases);
         for some in unknown.chunks(LOOKED_UP_AT_ONCE) {
             let found = join_all(some.iter().map(|(_, task)| self.growth_of_another(task))).await;
-            answered.extend(some.iter().zip(found).filter_map(|((at, _), found)| Some((*at, found?))));
+            let found = some
+                .iter()
+                .zip(found)
+                .filter_map(|((at, _), found)| Some(Answered { at: *at, growth: found?, room_of: None }));
+            answered.extend(found);
         }
-        for (at, growth) in answered {
+        let mut grown: BTreeMap<usize, i64> = BTreeMap::new();
+        for Answered { at, growth, room_of } in answered {
             let case = &mut cases[at];
+            let before = room_of.and_then(|of| grown.get(&of)).copied().unwrap_or(0);
+            let growth = growth - before;
+            if room_of.is_some() && growth <= 0 {
+                case.verdict = LimitVerdict::Admitted;
+                continue;
+            }
             let taken = if growth > 0 { Usage { tasks: 0, bytes: growth } } else { case.size };
             if growth > 0 && !take_bytes(&case.bounds, taken) {
                 continue;
@@ -232,6 +243,7 @@ impl Desk {
                 admission.add(&bound.meter, taken);
             }
             case.verdict = LimitVerdict::Admitted;
+            grown.extend(room_of.map(|of| (of, before + growth)));
         }
     }
 
@@ -306,13 +318,24 @@ impl Desk {
     }
 }
 
-/// The refused tasks with a key, each by its index in `cases`: first those whose key an admitted task before them has,
-/// with the bytes by which that one grows; then others, to be looked up.
+/// A refused task for which another one with its key answers.
+struct Answered {
+    /// Its index in the cases.
+    at: usize,
+    /// The bytes by which the room of the other one grows, if this one may take its place.
+    growth: i64,
+    /// The index of the first task of the request with this key, whose room it is. All later ones share it.
+    room_of: Option<usize>,
+}
+
+/// The refused tasks with a key: first those whose key an admitted task before them has; then others, each by its index
+/// in `cases`, to be looked up.
 fn refused_with_key<'a>(
     tasks: &'a [Result<ValidTask, Problem>],
     cases: &[LimitedTask],
-) -> (Vec<(usize, i64)>, Vec<(usize, &'a ValidTask)>) {
-    let mut admitted: BTreeMap<(&QueueName, Option<&str>, &str), &ValidTask> = BTreeMap::new();
+) -> (Vec<Answered>, Vec<(usize, &'a ValidTask)>) {
+    // The first admitted task of each key, and the room of the largest.
+    let mut admitted: BTreeMap<(&QueueName, Option<&str>, &str), (usize, i64)> = BTreeMap::new();
     let (mut answered, mut unknown) = (Vec::new(), Vec::new());
     for (at, LimitedTask { place, verdict, .. }) in cases.iter().enumerate() {
         let Ok(task) = &tasks[*place] else { continue };
@@ -320,11 +343,14 @@ fn refused_with_key<'a>(
         let key = (&task.queue, task.partition_key.as_deref(), keyed.key.as_str());
         match verdict {
             LimitVerdict::Admitted => {
-                admitted.insert(key, task);
+                let (_, bytes) = admitted.entry(key).or_insert((at, 0));
+                *bytes = task.content.usage().bytes.max(*bytes);
             }
             LimitVerdict::Open | LimitVerdict::Refused(Some(Limit::QueueSubmits), _) => {}
             LimitVerdict::Refused(..) => match admitted.get(&key) {
-                Some(earlier) => answered.push((at, growth_of_earlier(earlier, task))),
+                Some((of, bytes)) => {
+                    answered.push(Answered { at, growth: growth_beyond(*bytes, task), room_of: Some(*of) });
+                }
                 None if unknown.len() < KEYS_LOOKED_UP => unknown.push((at, task)),
                 None => {}
             },
@@ -333,12 +359,10 @@ fn refused_with_key<'a>(
     (answered, unknown)
 }
 
-/// The bytes by which a task that is not written yet grows when a later one with its key may take its place.
-fn growth_of_earlier(earlier: &ValidTask, later: &ValidTask) -> i64 {
+/// The bytes by which `room` grows when a later task with its key may take the place of the one that has it.
+fn growth_beyond(room: i64, later: &ValidTask) -> i64 {
     match later.keyed.as_ref().map(|keyed| keyed.on_duplicate) {
-        Some(OnDuplicate::Replace | OnDuplicate::Version) => {
-            later.content.usage().bytes - earlier.content.usage().bytes
-        }
+        Some(OnDuplicate::Replace | OnDuplicate::Version) => later.content.usage().bytes - room,
         Some(OnDuplicate::Keep | OnDuplicate::Reject) | None => 0,
     }
 }

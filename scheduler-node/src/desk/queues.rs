@@ -284,8 +284,8 @@ impl Desk {
         Err(Problem::conflict(detail))
     }
 
-    /// Refuses a `change` of a queue for which submissions in SQL or fire times are about to be tasks. The caller counts
-    /// the tasks afterwards: in this order, what becomes a task meanwhile is seen as one of both.
+    /// Refuses a `change` of a queue for which submissions in SQL or fire times are about to be tasks. The caller
+    /// counts the tasks afterwards: in this order, what becomes a task meanwhile is seen as one of both.
     async fn refuse_if_awaited(&self, name: &QueueName, change: &str) -> Result<(), Problem> {
         let looks = self.parts().store.databases().iter().map(|database| database.queue_awaited(name));
         if !futures::future::try_join_all(looks).await?.contains(&true) {

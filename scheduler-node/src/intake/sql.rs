@@ -192,13 +192,20 @@ impl SqlIntake {
         passed.leave_unknown(unknown);
         // Tables of one database that are locked or full keep no rows of another waiting.
         let mut failed = self.refuse_judged(refused, passed).await.err();
-        if let Some(own) = parts.remove(&(self.index, false)) {
-            failed = failed.or(self.hand_over(self.index, own, false, passed).await.err());
-        }
+        let mut parts: Vec<_> = parts.into_iter().collect();
+        // Of this database's rows, those that were on their way elsewhere come first: they are older than others with
+        // their keys.
+        parts.sort_by_key(|((index, away), _)| (*index != self.index, !*away));
+        let mut has_own_failed = false;
         for ((index, away), tasks) in parts {
+            if index == self.index && has_own_failed {
+                continue;
+            }
             // Each part may wait for locks of its own.
             work.beat();
-            match self.hand_over(index, tasks, away, passed).await {
+            let handed_over = self.hand_over(index, tasks, away, passed).await;
+            has_own_failed |= index == self.index && handed_over.is_err();
+            match handed_over {
                 Ok(()) => {}
                 // The next pass sends the rows to the new place.
                 Err(error) if error.is_moved() => self.databases.places().want(),

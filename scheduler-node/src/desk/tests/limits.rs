@@ -285,6 +285,20 @@ async fn a_task_whose_key_an_accepted_one_of_its_batch_has_needs_no_room_of_its_
 }
 
 #[tokio::test]
+async fn tasks_of_one_key_in_one_batch_share_the_room_of_the_largest() {
+    for bytes in [[50, 80, 80], [60, 60, 61], [90, 3, 90]] {
+        let (counter, test) = fresh().await;
+        put_queue(&counter, "mail", json!({ "max_pending_bytes": 100 })).await;
+        // The quotes of a payload count too.
+        let payloads = bytes.map(|bytes| "x".repeat(bytes - 2));
+        let task = |payload: &String| json!({ "queue": "mail", "key": "a", "on_duplicate": "replace", "delay_ms": 60_000, "payload": payload });
+        let answers = batch(&counter.desk, payloads.iter().map(task)).await;
+        assert_eq!(statuses(&answers), [200; 3], "{bytes:?}");
+        assert_eq!(test.live().await, 1);
+    }
+}
+
+#[tokio::test]
 async fn a_queue_takes_so_many_submissions_a_second() {
     let (counter, _test) = fresh().await;
     put_queue(&counter, "mail", json!({ "max_submits_per_second": 3 })).await;

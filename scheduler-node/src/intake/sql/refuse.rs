@@ -44,9 +44,9 @@ pub(super) struct Aside {
 type TaskKey = (QueueName, Option<String>, String);
 
 impl Passed {
-    /// Tries the rows and databases again that were left alone for long enough. While other rows wait behind them, these
-    /// get a batch of every second pass, the one that has waited longest first: however many they are and however slow
-    /// the passes, each has its turn.
+    /// Tries the rows and databases again that were left alone for long enough. While other rows wait behind them, they
+    /// get a batch of every second pass, and those that have waited longest go first. So each has its turn, however
+    /// many they are and however slow the passes.
     pub(super) fn let_in_again(&mut self, now: Instant) {
         self.is_turn_of_others = self.has_more && !self.is_turn_of_others;
         if self.is_turn_of_others {

@@ -149,8 +149,8 @@ impl Submitter {
         catch_up(&self.routes.databases.home().sql, &self.routes.books).await.is_ok()
     }
 
-    /// Writes tasks that have ids already and come again. They stay on their shards, even if their queue has been placed
-    /// anew.
+    /// Writes tasks that have ids already and come again. They stay on their shards, even if their queue has been
+    /// placed anew.
     pub async fn write(&self, new: Vec<NewTask>, source: &'static str) -> Vec<Result<Accepted, SubmitError>> {
         self.write_routed(new, source, i64::MAX, Patience::Short).await
     }
