@@ -5,7 +5,7 @@
 -- another database's inbox with its answer, and a second copy of the row gets that answer.
 -- Of the rows of one statement with a key, the last submission is the last one applied. So a row gets no answer and
 -- stays if an earlier row of $1 with its key is still in this inbox and was not taken: another transaction locks it, or
--- it is on its way into another database. Behind a row that is answered `busy`, the later ones with its key are busy too
+-- it is on its way into another database. Behind a row that is answered `busy`, later ones with its key are busy too
 -- (duetime.task_put).
 -- A shard that has moved to another database fails the statement (DT001).
 -- It locks partitions and keys in their order, as task_put.sql does, so that two batches never wait for each other's
