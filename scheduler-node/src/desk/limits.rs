@@ -215,20 +215,21 @@ impl Desk {
         admission: &mut Admission,
     ) {
         let (mut answered, unknown) = refused_with_key(tasks, cases);
+        // An admitted task has its room already. Of a stored one, the first task that it answers for takes the room.
+        let mut grown: BTreeMap<usize, i64> = answered.iter().map(|one| (one.room_of, 0)).collect();
         for some in unknown.chunks(LOOKED_UP_AT_ONCE) {
-            let found = join_all(some.iter().map(|(_, task)| self.growth_of_another(task))).await;
+            let found = join_all(some.iter().map(|one| self.growth_of_another(one.task))).await;
             let found = some
                 .iter()
                 .zip(found)
-                .filter_map(|((at, _), found)| Some(Answered { at: *at, growth: found?, room_of: None }));
+                .filter_map(|(one, found)| Some(Answered { at: one.at, growth: found?, room_of: one.first }));
             answered.extend(found);
         }
-        let mut grown: BTreeMap<usize, i64> = BTreeMap::new();
         for Answered { at, growth, room_of } in answered {
             let case = &mut cases[at];
-            let before = room_of.and_then(|of| grown.get(&of)).copied().unwrap_or(0);
-            let growth = growth - before;
-            if room_of.is_some() && growth <= 0 {
+            let before = grown.get(&room_of).copied();
+            let growth = growth - before.unwrap_or(0);
+            if before.is_some() && growth <= 0 {
                 case.verdict = LimitVerdict::Admitted;
                 continue;
             }
@@ -243,7 +244,7 @@ impl Desk {
                 admission.add(&bound.meter, taken);
             }
             case.verdict = LimitVerdict::Admitted;
-            grown.extend(room_of.map(|of| (of, before + growth)));
+            grown.insert(room_of, before.unwrap_or(0) + growth.max(0));
         }
     }
 
@@ -324,18 +325,27 @@ struct Answered {
     at: usize,
     /// The bytes by which the room of the other one grows, if this one may take its place.
     growth: i64,
-    /// The index of the first task of the request with this key, whose room it is. All later ones share it.
-    room_of: Option<usize>,
+    /// The index of the first case with this key. All later ones share its room.
+    room_of: usize,
 }
 
-/// The refused tasks with a key: first those whose key an admitted task before them has; then others, each by its index
-/// in `cases`, to be looked up.
+/// A refused task whose key is to be looked up.
+struct LookedUp<'a> {
+    /// Its index in the cases.
+    at: usize,
+    /// The index of the first case with this key that is looked up.
+    first: usize,
+    task: &'a ValidTask,
+}
+
+/// The refused tasks with a key: first those whose key an admitted task before them has; then others, to be looked up.
 fn refused_with_key<'a>(
     tasks: &'a [Result<ValidTask, Problem>],
     cases: &[LimitedTask],
-) -> (Vec<Answered>, Vec<(usize, &'a ValidTask)>) {
+) -> (Vec<Answered>, Vec<LookedUp<'a>>) {
     // The first admitted task of each key, and the room of the largest.
     let mut admitted: BTreeMap<(&QueueName, Option<&str>, &str), (usize, i64)> = BTreeMap::new();
+    let mut looked_up: BTreeMap<(&QueueName, Option<&str>, &str), usize> = BTreeMap::new();
     let (mut answered, mut unknown) = (Vec::new(), Vec::new());
     for (at, LimitedTask { place, verdict, .. }) in cases.iter().enumerate() {
         let Ok(task) = &tasks[*place] else { continue };
@@ -349,9 +359,12 @@ fn refused_with_key<'a>(
             LimitVerdict::Open | LimitVerdict::Refused(Some(Limit::QueueSubmits), _) => {}
             LimitVerdict::Refused(..) => match admitted.get(&key) {
                 Some((of, bytes)) => {
-                    answered.push(Answered { at, growth: growth_beyond(*bytes, task), room_of: Some(*of) });
+                    answered.push(Answered { at, growth: growth_beyond(*bytes, task), room_of: *of });
                 }
-                None if unknown.len() < KEYS_LOOKED_UP => unknown.push((at, task)),
+                None if unknown.len() < KEYS_LOOKED_UP => {
+                    let first = *looked_up.entry(key).or_insert(at);
+                    unknown.push(LookedUp { at, first, task });
+                }
                 None => {}
             },
         }

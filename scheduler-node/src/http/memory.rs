@@ -19,8 +19,9 @@ const SMALL_PART: usize = 8;
 /// One caller gets at most one part in this many.
 const CALLER_PART: usize = 2;
 
-/// A body that begins leaves one part in this many of its caller's memory to those that have arrived and need more:
-/// parsed, a batch takes more than its text. Else they would wait for one another.
+/// A body that begins leaves one part in this many of its caller's memory to those that have begun and need more:
+/// parsed, a batch takes more than its text. Else bodies of up to 1 MiB, which take the memory for their text at once,
+/// would wait for one another.
 const LEFT_PART: usize = 16;
 
 /// The memory of all forms of sign-ins: those of 8 addresses that take all they can.
@@ -100,6 +101,8 @@ impl BodyMemory {
     fn take(&self, caller: &Arc<str>, bytes: usize, is_small: bool, left: usize) -> Result<(), Shortage> {
         let mut taken = self.taken.lock();
         let of_caller = taken.by_caller.get(caller).copied().unwrap_or(0);
+        // A caller's only body has no other to leave room to.
+        let left = if of_caller == 0 { 0 } else { left };
         if of_caller + bytes + left > self.of_one_caller() {
             return Err(Shortage::Caller);
         }

@@ -192,23 +192,16 @@ impl SqlIntake {
         passed.leave_unknown(unknown);
         // Tables of one database that are locked or full keep no rows of another waiting.
         let mut failed = self.refuse_judged(refused, passed).await.err();
-        let mut parts: Vec<_> = parts.into_iter().collect();
-        // Of this database's rows, those that were on their way elsewhere come first: they are older than others with
-        // their keys.
-        parts.sort_by_key(|((index, away), _)| (*index != self.index, !*away));
-        let mut has_own_failed = false;
-        for ((index, away), tasks) in parts {
-            if index == self.index && has_own_failed {
-                continue;
-            }
+        for ((index, away), tasks) in in_order(parts, self.index) {
             // Each part may wait for locks of its own.
             work.beat();
-            let handed_over = self.hand_over(index, tasks, away, passed).await;
-            has_own_failed |= index == self.index && handed_over.is_err();
-            match handed_over {
+            match self.hand_over(index, tasks, away, passed).await {
                 Ok(()) => {}
                 // The next pass sends the rows to the new place.
-                Err(error) if error.is_moved() => self.databases.places().want(),
+                Err(error) if error.is_moved() => {
+                    self.databases.places().want();
+                    passed.skips_own |= index == self.index && passed.has_more;
+                }
                 Err(error) if error.database == *self.source().name() => failed = failed.or(Some(error)),
                 Err(error) => {
                     self.logged(Err::<(), _>(error));
@@ -456,6 +449,22 @@ impl SqlIntake {
         }
         Ok(())
     }
+}
+
+/// The parts of a pass, those of the inbox's `own` database first. Beside a row that was on its way elsewhere, the
+/// other rows of that database go with it: one statement keeps the order of those with one key.
+fn in_order(
+    mut parts: BTreeMap<(DatabaseIndex, bool), Vec<NewTask>>,
+    own: DatabaseIndex,
+) -> Vec<((DatabaseIndex, bool), Vec<NewTask>)> {
+    if parts.contains_key(&(own, true))
+        && let Some(others) = parts.remove(&(own, false))
+    {
+        parts.entry((own, true)).or_default().extend(others);
+    }
+    let mut parts: Vec<_> = parts.into_iter().collect();
+    parts.sort_by_key(|((index, _), _)| *index != own);
+    parts
 }
 
 /// Whether `every` has passed since `last`; if so, sets `last` to now.

@@ -16,8 +16,8 @@ use crate::{
     store::{Error, Fault, Statements, preload::Key},
 };
 
-/// The longest that shards are read one by one in one pass: about as long as one common read.
-const UNREAD_WITHIN_MOST: Duration = Duration::from_secs(5);
+/// The longest that shards are read one by one in one pass: about as long as two common reads.
+const UNREAD_WITHIN_MOST: Duration = Duration::from_secs(10);
 
 /// The most that counts as taken in vain: about as long as the common reads of one pass, if all run out of time.
 const WASTED_MOST: Duration = Duration::from_secs(20);
@@ -61,7 +61,7 @@ impl<S: Statements> Preloader<S> {
     }
 
     /// For how long shards are read one by one in this pass. Where common reads run out of time, it is as long as these
-    /// have taken in vain, so that half of the time goes to reads that help.
+    /// have taken in vain, within a bound, so that much of the time goes to reads that help.
     pub(super) fn unread_within(&mut self) -> Duration {
         let within = self.wasted.clamp(UNREAD_WITHIN, UNREAD_WITHIN_MOST);
         self.wasted = self.wasted.saturating_sub(within);
