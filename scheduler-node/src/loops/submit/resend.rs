@@ -194,14 +194,19 @@ mod tests {
         assert!(matches!(known.as_slice(), [(_, Known::Failed(SubmitError::Unknown(_)))]), "{known:?}");
     }
 
+    /// A window that is over, and the failure of a sending within it.
+    async fn too_late(database: &NodeDatabase, tasks: &[NewTask]) -> (Window, Error) {
+        let over = Window { after: None, until: UnixMicros::new(0) };
+        let late = database.sql.task_submit_within(tasks, Sending::First, over, i64::MAX).await;
+        (over, late.expect_err("its window is over"))
+    }
+
     #[tokio::test]
     async fn tasks_that_are_too_many_for_the_window_of_one_sending_are_stored_in_parts() {
         let (counter, _test) = fresh().await;
         let database = counter.databases.home();
         let tasks = [0, 0].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
-        let over = Window { after: None, until: UnixMicros::new(0) };
-        let late = database.sql.task_submit_within(&tasks, Sending::First, over, i64::MAX).await;
-        let error = late.expect_err("its window is over");
+        let (over, error) = too_late(database, &tasks).await;
         let known = until_known(database, &tasks, Sending::First, (over, error), |part, sending, window| {
             // Both together take longer than any window.
             let window = if part.len() > 1 { over } else { window };
@@ -217,9 +222,7 @@ mod tests {
         let (counter, _test) = fresh().await;
         let database = counter.databases.home();
         let tasks = [0, 0].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
-        let over = Window { after: None, until: UnixMicros::new(0) };
-        let late = database.sql.task_submit_within(&tasks, Sending::First, over, i64::MAX).await;
-        let error = late.expect_err("its window is over");
+        let (over, error) = too_late(database, &tasks).await;
         let ends = std::cell::RefCell::new(Vec::new());
         let known = until_known(database, &tasks, Sending::First, (over, error), |_, _, window| {
             ends.borrow_mut().push(window.until);

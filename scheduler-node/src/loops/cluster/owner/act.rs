@@ -131,9 +131,10 @@ impl Actor {
         let _work = at_work();
         let held = owned.iter().filter(|fence| !overtaken.contains(fence));
         let keys: Vec<_> = held.map(|(shard, epoch)| (*shard, Some(*epoch))).collect();
-        let result = match keys.is_empty() {
-            true => Ok(Vec::new()),
-            false => self.coordination.owners_create(&keys, &self.me, lease).await,
+        let result = if keys.is_empty() {
+            Ok(Vec::new())
+        } else {
+            self.coordination.owners_create(&keys, &self.me, lease).await
         };
         ActResult::Reregistered { index, shards: keys.into_iter().map(|(shard, _)| shard).collect(), overtaken, result }
     }
