@@ -63,11 +63,6 @@ impl ResultBody {
             trace: None,
         }
     }
-
-    /// A report that another attempt is not worth it, with the reason.
-    pub fn discard(why: String) -> Self {
-        Self { status_msg: Some(why), ..Self::new(ReportStatus::Discard) }
-    }
 }
 
 /// The result if `jsonb` can hold it: not too long, not too deep, with valid numbers and characters. An escaped NUL,

@@ -95,7 +95,7 @@ crate::labelled! {
         Rejected = "rejected",
         /// The consumer reported a failure.
         Failed = "failed",
-        /// The consumer reported that another attempt is not worth it.
+        /// The consumer reported that another attempt is not worth it, or the message does not fit its queue's format.
         Discarded = "discarded",
         /// The broker had no queue for the message, or refused it.
         Unroutable = "unroutable",
@@ -157,20 +157,19 @@ impl TaskSnapshot<'_> {
         self.failed(FailureReason::Rejected, now, rand01, None)
     }
 
-    /// The broker has returned the publish of `attempt`, because no queue is bound for it, or has refused it. Nothing
-    /// of this copy was delivered. An earlier copy had no report or rejection either, for then the task would not be
-    /// `dispatching`.
-    pub fn after_return(&self, attempt: Attempt, rule: Unroutable) -> Verdict {
+    /// The broker has returned the publish of `attempt`, because no queue is bound for it, or has refused it, or it was
+    /// not sent, because it does not fit its queue's format. Nothing of this copy was delivered, so no confirm of it
+    /// comes. An earlier copy had no report or rejection either, for then the task would not be `dispatching`.
+    /// `reason`: why the attempt fails where the rule makes it fail.
+    pub fn after_return(&self, attempt: Attempt, rule: Unroutable, reason: FailureReason) -> Verdict {
         if !CONFIRMED_FROM.contains(&self.state) || attempt != self.attempt {
             return Verdict::Ignore;
         }
         match rule {
             Unroutable::Wait => Verdict::Ignore,
             Unroutable::Drop => Verdict::Archive { state: TaskState::Cancelled, reason: None },
-            Unroutable::SetAside if self.stopping => self.stopped(FailureReason::Unroutable),
-            Unroutable::SetAside => {
-                Verdict::Archive { state: TaskState::Dead, reason: Some(FailureReason::Unroutable) }
-            }
+            Unroutable::SetAside if self.stopping => self.stopped(reason),
+            Unroutable::SetAside => Verdict::Archive { state: TaskState::Dead, reason: Some(reason) },
         }
     }
 

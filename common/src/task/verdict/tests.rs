@@ -339,7 +339,8 @@ fn a_change_of_the_queue_forgets_no_stop_at_the_deadline() {
 #[test]
 fn a_returned_message_ends_its_task_as_the_rule_says_unless_something_was_heard_of_it() {
     let policy = policy(Settle::Result);
-    let returned = |state, rule| snapshot(state, &policy).after_return(Attempt::new(2), rule);
+    let reason = FailureReason::Unroutable;
+    let returned = |state, rule| snapshot(state, &policy).after_return(Attempt::new(2), rule, reason);
     let dead = Verdict::Archive { state: TaskState::Dead, reason: Some(FailureReason::Unroutable) };
     assert_eq!(returned(TaskState::Dispatching, Unroutable::SetAside), dead);
     let dropped = Verdict::Archive { state: TaskState::Cancelled, reason: None };
@@ -349,8 +350,21 @@ fn a_returned_message_ends_its_task_as_the_rule_says_unless_something_was_heard_
         for state in TaskState::ALL.into_iter().filter(|state| *state != TaskState::Dispatching) {
             assert_eq!(returned(state, rule), Verdict::Ignore, "{state}");
         }
-        let other = snapshot(TaskState::Dispatching, &policy).after_return(Attempt::new(1), rule);
+        let other = snapshot(TaskState::Dispatching, &policy).after_return(Attempt::new(1), rule, reason);
         assert_eq!(other, Verdict::Ignore);
+    }
+}
+
+#[test]
+fn a_message_that_is_not_sent_ends_its_task_for_its_own_reason_whatever_would_have_settled_it() {
+    let reason = FailureReason::Discarded;
+    for settle in Settle::ALL {
+        let policy = policy(settle);
+        let task = snapshot(TaskState::Dispatching, &policy);
+        let unsent = |task: TaskSnapshot<'_>| task.after_return(Attempt::new(2), Unroutable::SetAside, reason);
+        let ended = |state| Verdict::Archive { state, reason: Some(reason) };
+        assert_eq!(unsent(task), ended(TaskState::Dead), "{settle:?}");
+        assert_eq!(unsent(TaskSnapshot { stopping: true, ..task }), ended(TaskState::Cancelled), "{settle:?}");
     }
 }
 

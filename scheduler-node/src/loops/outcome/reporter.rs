@@ -20,7 +20,12 @@ use std::{
 use common::{
     ids::{Attempt, TaskId},
     queue::Unroutable,
-    task::{TaskState, report::ResultBody, verdict::TaskSnapshot, voucher::Voucher},
+    task::{
+        TaskState,
+        report::ResultBody,
+        verdict::{FailureReason, TaskSnapshot},
+        voucher::Voucher,
+    },
 };
 
 pub use self::incoming::ReportLines;
@@ -69,10 +74,12 @@ pub enum AttemptEvent {
         /// `None`: the report did not come over AMQP, and its sender was checked elsewhere.
         from: Option<Sender>,
     },
-    /// The broker returned the message because no queue is bound for it, or refuses it.
+    /// The broker returned the message because no queue is bound for it, or refuses it, or it was not sent because it
+    /// does not fit its queue's format. `reason`: why the attempt fails where `rule` makes it fail.
     Returned {
         attempt: Attempt,
         rule: Unroutable,
+        reason: FailureReason,
         why: String,
     },
 }
@@ -112,8 +119,8 @@ impl AttemptEvent {
                 let body = ResultBody { retry_in_ms: body.retry_in_ms, ..ResultBody::new(body.status) };
                 Self::Reported { attempt: *attempt, body: Box::new(body), from: from.clone() }
             }
-            Self::Returned { attempt, rule, .. } => {
-                Self::Returned { attempt: *attempt, rule: *rule, why: "unroutable".to_owned() }
+            Self::Returned { attempt, rule, reason, .. } => {
+                Self::Returned { attempt: *attempt, rule: *rule, reason: *reason, why: reason.text().to_owned() }
             }
         }
     }
@@ -369,7 +376,7 @@ impl<S: Statements> Reporter<S> {
             AttemptEvent::Deadline => task.after_deadline(row.wake_at, row.now, roll),
             AttemptEvent::Rejected { attempt, .. } => task.after_rejection(*attempt, row.now, roll),
             AttemptEvent::Reported { attempt, body, .. } => task.after_report(*attempt, body, row.now, roll),
-            AttemptEvent::Returned { attempt, rule, .. } => task.after_return(*attempt, *rule),
+            AttemptEvent::Returned { attempt, rule, reason, .. } => task.after_return(*attempt, *rule, *reason),
         };
         let traced = self.traced(row, event);
         writes.add(row, event, verdict, &queue, traced)

@@ -10,7 +10,7 @@ use common::{
     ids::{Attempt, QueueName, TaskId},
     outcome::Outcome,
     queue::{Queue, Unroutable},
-    task::verdict::forwarded_unroutable,
+    task::verdict::{FailureReason, forwarded_unroutable},
     time::UnixMicros,
 };
 
@@ -175,7 +175,12 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 database.look_again([one.id], waiting(database, one.due_at));
                 continue;
             }
-            let event = AttemptEvent::Returned { attempt: one.attempt, rule: one.rule, why: one.why(exchange) };
+            let event = AttemptEvent::Returned {
+                attempt: one.attempt,
+                rule: one.rule,
+                reason: FailureReason::Unroutable,
+                why: one.why(exchange),
+            };
             ending.entry(one.database).or_default().push((one.id, event));
         }
         self.end_undelivered(queue, ending).await;

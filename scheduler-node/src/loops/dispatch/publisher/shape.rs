@@ -3,8 +3,8 @@
 use common::{
     field::FieldError,
     ids::QueueName,
-    queue::{Format, Queue},
-    task::{Delivery, report::ResultBody},
+    queue::{Format, Queue, Unroutable},
+    task::{Delivery, verdict::FailureReason},
     wire::format::{self, Shaped},
 };
 
@@ -35,7 +35,7 @@ pub(super) fn shape(batch: Vec<Dispatch>, queue: &Queue) -> (Vec<Fit>, Vec<Unfit
 }
 
 impl<S: Statements, B: Publish> Publisher<S, B> {
-    /// Discards tasks as a consumer does that reports `discard`: their messages would not fit the next time either.
+    /// Discards tasks whose messages were not sent: they would not fit the next time either.
     pub(super) async fn give_up(&self, queue: &QueueName, unfit: Vec<Unfit>) {
         if let Some((_, error)) = unfit.first() {
             let tasks = unfit.len();
@@ -49,8 +49,8 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         for (Dispatch { database, delivery, .. }, why) in unfit {
             let Delivery { id, attempt, .. } = delivery;
             self.history.record(Step::Unfit { task: id, attempt });
-            let body = Box::new(ResultBody::discard(why.to_string()));
-            let event = AttemptEvent::Reported { attempt, body, from: None };
+            let (rule, reason, why) = (Unroutable::SetAside, FailureReason::Discarded, why.to_string());
+            let event = AttemptEvent::Returned { attempt, rule, reason, why };
             ending.entry(database).or_default().push((id, event));
         }
         self.end_undelivered(queue, ending).await;

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use common::{
     outbox::{HOLD, MANY, SPAN},
-    queue::{Format, QueueBook, Unroutable},
+    queue::{Format, QueueBook, Settle, Unroutable},
     wire::{
         DelayRoute,
         amqp::{HEADER_MAX_ATTEMPTS, HeaderValue},
@@ -318,6 +318,13 @@ async fn neighbours_of_a_returned_task_whose_end_is_refused_are_dead_and_it_is_s
 async fn neighbours_of_a_task_that_does_not_fit_and_whose_end_is_refused_are_dead_and_it_is_set_aside() {
     let mut queue = Queue::with_defaults(QueueName::new("orders"));
     queue.policy.format = Format::Celery;
+    ends_around_a_refused_one(queue).await;
+}
+
+#[tokio::test]
+async fn a_task_that_does_not_fit_is_dead_also_where_its_confirm_would_finish_it() {
+    let mut queue = Queue::with_defaults(QueueName::new("orders"));
+    (queue.policy.format, queue.policy.settle) = (Format::Celery, Settle::Confirm);
     ends_around_a_refused_one(queue).await;
 }
 

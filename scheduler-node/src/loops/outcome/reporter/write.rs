@@ -164,6 +164,9 @@ fn report_of(event: &AttemptEvent) -> Report {
         AttemptEvent::Returned { rule: Unroutable::Drop, why, .. } => {
             Report { status_msg: Some(storable(&format!("dropped: {why}"))), ..Report::default() }
         }
+        AttemptEvent::Returned { reason: FailureReason::Discarded, why, .. } => {
+            Report { status_msg: Some(storable(why)), ..Report::default() }
+        }
         AttemptEvent::Deadline | AttemptEvent::Rejected { .. } | AttemptEvent::Returned { .. } => Report::default(),
     }
 }
