@@ -193,15 +193,19 @@ impl<S: Statements> Reporter<S> {
     }
 
     /// Applies events in the places of their tasks' shards. If a shard moves meanwhile, its events go to the new place,
-    /// a bounded number of times.
+    /// a bounded number of times. One whose new place is not known is refused, not missing.
     async fn apply_in_place(
         &self,
         events: Vec<(TaskId, AttemptEvent)>,
         patience: Patience,
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let (mut answers, mut left, mut refusals) = (Vec::new(), events, 0);
+        let mut last_refusal: Option<Error> = None;
         loop {
             let (parts, lost) = self.databases.divide(std::mem::take(&mut left), |(id, _)| *id);
+            if let Some(error) = last_refusal.take().filter(|_| !lost.is_empty()) {
+                return Err(error);
+            }
             answers.extend(lost.into_iter().map(|(id, _)| (id, Reported::Missing)));
             let mut moved = None;
             for (index, part) in parts {
@@ -218,6 +222,7 @@ impl<S: Statements> Reporter<S> {
             if !self.databases.places().follow(refusals, patience).await {
                 return Err(error);
             }
+            last_refusal = Some(error);
             refusals += 1;
         }
     }

@@ -250,6 +250,19 @@ async fn a_report_waits_until_the_place_of_its_shard_is_known() {
     until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
 }
 
+#[tokio::test]
+async fn a_report_on_a_shard_that_has_moved_to_an_unknown_place_is_not_one_on_a_task_that_does_not_exist() {
+    let loops = Loops::new().await;
+    let id = loops.claimed().await[1];
+    // The shard has left this database, and no other one that was read has it.
+    loops.test.fail_with("DT001", "INSERT", "archive", "queue", POISON).await;
+    sqlx::raw_sql("DELETE FROM duetime.shard WHERE id = 0").execute(&loops.test.pool).await.unwrap();
+    let success = ResultBody::new(ReportStatus::Succeeded);
+    let answer = loops.reporter().report(id, Attempt::new(1), success).await;
+    assert!(answer.as_ref().is_err_and(Error::is_moved), "{answer:?}");
+    assert_eq!(loops.counter.databases.places().of(id.shard()), None);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_without_the_keys_of_receipts_gives_reports_back_and_applies_them_once_it_has_the_keys() {
     let loops = Loops::new().await;
