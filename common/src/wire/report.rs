@@ -20,7 +20,11 @@ const FIELDS: [&str; 8] =
     ["status", "status_code", "status_msg", "result", "retry_in_ms", "progress", "worker", "attempt"];
 
 const REPEATED: &str = "a field is there more than once; its last value counts";
+const WITHOUT_WORDS: &str = "numbers of the body are NaN or infinite, which JSON does not have; they count as null";
 const REPLACED: &str = "bytes of the body are not UTF-8, and are replaced";
+
+/// The words for numbers that JSON does not have. Some libraries write them, such as Python's `json`.
+const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 
 /// A report with its values as they were sent, so that each of them is read on its own.
 #[derive(Deserialize)]
@@ -72,16 +76,19 @@ impl ResultBody {
     /// Reads a report from the broker and ignores unknown fields. A consumer's library may be newer than this node,
     /// and a refused success would be done again. So the report counts without values that cannot be read or stored,
     /// and the reason for the first of them comes back with it. It may also begin with a byte order mark. Bytes that
-    /// are not UTF-8 are replaced, and of a field that is there twice the last value counts.
+    /// are not UTF-8 are replaced, a number that JSON does not have counts as `null`, and of a field that is there
+    /// twice the last value counts.
     pub fn parse_message(raw: &[u8]) -> Result<(Self, Option<FieldError>), Problem> {
         let text = String::from_utf8_lossy(raw);
         let json = text.strip_prefix('\u{feff}').unwrap_or(&text);
         let (body, mut left_out) = match read::object::<Fields<'_>>(json) {
             Ok(fields) => fields.body(),
             Err(_) => {
-                let json = once(json)?;
+                let tidy = without_words(json);
+                let why = if tidy == json { REPEATED } else { WITHOUT_WORDS };
+                let json = once(&tidy)?;
                 let (body, left_out) = read::object::<Fields<'_>>(&json)?.body();
-                (body, left_out.or_else(|| Some(FieldError::new("body", REPEATED))))
+                (body, left_out.or_else(|| Some(FieldError::new("body", why))))
             }
         };
         if matches!(text, Cow::Owned(_)) {
@@ -108,6 +115,25 @@ impl ResultBody {
             None => Ok(body),
         }
     }
+}
+
+/// The report with `null` for each of [`WORDS`] outside of its texts.
+fn without_words(raw: &str) -> String {
+    let mut tidy = String::with_capacity(raw.len());
+    let (mut rest, mut in_text) = (raw, false);
+    while let Some(next) = rest.chars().next() {
+        let word = WORDS.into_iter().find(|word| !in_text && rest.starts_with(*word));
+        // A backslash takes the next character with it: an escaped quote ends no text.
+        let escaped = rest.chars().nth(1).filter(|_| next == '\\');
+        let length = match word {
+            Some(word) => word.len(),
+            None => next.len_utf8() + escaped.map_or(0, char::len_utf8),
+        };
+        tidy.push_str(if word.is_some() { "null" } else { &rest[..length] });
+        in_text ^= next == '"';
+        rest = &rest[length..];
+    }
+    tidy
 }
 
 /// The report with the last value of each field alone. The outcome must be there once: two of them contradict each
@@ -250,6 +276,11 @@ mod tests {
             (b"{\"status\":\"succeeded\",\"status_msg\":\"caf\xe9\"}", "\"status_msg\":\"caf\u{fffd}\"", false),
             (br#"{"result":1,"status":"succeeded","result":7}"#, r#""result":7"#, false),
             (br#"{"worker":"a","status":"succeeded","worker":null,"worker":"b"}"#, r#""worker":"b""#, false),
+            (
+                br#"{"status":"succeeded","result":{"a":NaN,"b":-Infinity,"c":"NaN \" Infinity"},"progress":NaN}"#,
+                r#""result":{"a":null,"b":null,"c":"NaN \" Infinity"}"#,
+                false,
+            ),
         ] {
             let (body, left_out) = ResultBody::parse_message(raw).unwrap();
             assert_eq!(serde_json::to_string(&body).unwrap(), format!(r#"{{"status":"succeeded",{kept}}}"#));
@@ -262,6 +293,8 @@ mod tests {
             br#"{"worker":"a","worker":"b","status":"failed","status":"succeeded"}"#,
             b"\xff{\"status\":\"succeeded\"}",
             br#"{"worker":"a","worker":"b"}"#,
+            br#"{"status":NaN}"#,
+            br#"{"status":"succeeded","result":NaNo}"#,
         ] {
             assert!(ResultBody::parse_message(raw).is_err(), "{}", raw.escape_ascii());
         }
