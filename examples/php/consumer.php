@@ -35,7 +35,9 @@ function on_task(AMQPMessage $task): void
         // Which attempt it is about, and the proof that it was ours.
         $names = array_flip(['duetime-attempt', 'duetime-receipt']);
         $headers = array_intersect_key($task->get('application_headers')->getNativeData(), $names);
-        $task->getChannel()->basic_publish(new AMQPMessage(json_encode($what), [
+        // A result that JSON does not have, such as INF, is an exception of the attempt.
+        $body = json_encode($what, JSON_THROW_ON_ERROR | JSON_INVALID_UTF8_SUBSTITUTE);
+        $task->getChannel()->basic_publish(new AMQPMessage($body, [
             'content_type' => 'application/json',
             'delivery_mode' => AMQPMessage::DELIVERY_MODE_PERSISTENT,
             'correlation_id' => $task->get('correlation_id'),

@@ -27,7 +27,8 @@ def on_task(channel, method, properties, body):
             channel.basic_publish(
                 exchange="duetime.in",
                 routing_key="result." + properties.type,
-                body=json.dumps(what),
+                # Raises when the result is none that JSON has, such as NaN.
+                body=json.dumps(what, allow_nan=False),
                 properties=pika.BasicProperties(
                     content_type="application/json",
                     delivery_mode=pika.DeliveryMode.Persistent,
@@ -42,6 +43,7 @@ def on_task(channel, method, properties, body):
     try:
         # Each report of `running` moves the deadline.
         result = work(json.loads(body), lambda percent: report(status="running", progress=percent))
+        report(status="succeeded", result=result)
     except pika.exceptions.AMQPError:
         # Without an ack it comes again, to a consumer that can be reached.
         raise
@@ -49,8 +51,6 @@ def on_task(channel, method, properties, body):
         report(status="failed", status_msg=str(error))
         if not properties.reply_to:
             return channel.basic_reject(method.delivery_tag, requeue=False)
-    else:
-        report(status="succeeded", result=result)
     channel.basic_ack(method.delivery_tag)
     print(properties.message_id, flush=True)
 
