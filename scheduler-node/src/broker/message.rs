@@ -104,13 +104,18 @@ fn amqp(value: HeaderValue) -> AMQPValue {
     }
 }
 
-/// The attempt that a report names. Accepts any integer type, and text, because some clients write text.
+/// The attempt that a report names. Accepts any integer type, and text and a float, because some clients write those.
 pub(super) fn attempt_of(headers: &FieldTable) -> Option<i64> {
     match json(headers.inner().get(HEADER_ATTEMPT)?) {
-        Value::Number(number) => number.as_i64(),
+        Value::Number(number) => number.as_i64().or_else(|| number.as_f64().and_then(whole)),
         Value::String(text) => text.trim().parse().ok(),
         _ => None,
     }
+}
+
+/// A float without a fraction that is small enough for an attempt.
+fn whole(number: f64) -> Option<i64> {
+    (number.fract() == 0.0 && number.abs() <= f64::from(i32::MAX)).then_some(number as i64)
 }
 
 /// The reason why the broker dead-lettered a message: `rejected`, `delivery_limit`, `expired` or `maxlen`. The
@@ -182,11 +187,15 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_is_not_a_number_is_none() {
+    fn an_attempt_that_is_not_a_whole_number_is_none() {
         for (value, attempt) in [
             (AMQPValue::LongString(" 12 ".into()), Some(12)),
             (AMQPValue::LongString("twelve".into()), None),
+            (AMQPValue::Double(2.0), Some(2)),
+            (AMQPValue::Float(2.0), Some(2)),
             (AMQPValue::Double(1.5), None),
+            (AMQPValue::Double(1e300), None),
+            (AMQPValue::Double(f64::NAN), None),
             (AMQPValue::Void, None),
             (AMQPValue::Timestamp(u64::MAX), None),
         ] {

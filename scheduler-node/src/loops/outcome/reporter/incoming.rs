@@ -224,7 +224,7 @@ impl<S: Statements> Reporter<S> {
             Source::Results => {
                 let id = message.correlation_id.as_deref().ok_or("it has no correlation_id")?;
                 let id: TaskId = id.parse().map_err(|_| format!("its correlation_id `{id}` is not a task id"))?;
-                let attempt = message.attempt_header.ok_or("it has no header duetime-attempt")?;
+                let attempt = message.attempt_header.ok_or("it has no header duetime-attempt with a whole number")?;
                 let attempt = i32::try_from(attempt).map_err(|_| format!("attempt {attempt} does not exist"))?;
                 let parsed = ResultBody::parse_message(&message.body);
                 let (mut body, left_out) = parsed.map_err(|problem| problem.to_string())?;
