@@ -45,14 +45,48 @@ pub(crate) struct BodyMemory {
 
 #[derive(Debug, Default)]
 struct Totals {
+    all: Held,
+    by_caller: HashMap<Arc<str>, Held>,
+}
+
+/// What bodies hold.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
     bytes: usize,
-    by_caller: HashMap<Arc<str>, usize>,
+    /// Those of them whose bodies wait for more.
+    waiting: usize,
 }
 
 impl Totals {
     fn add(&mut self, caller: &Arc<str>, bytes: usize, counts_for_all: bool) {
-        self.bytes += if counts_for_all { bytes } else { 0 };
-        *self.by_caller.entry(Arc::clone(caller)).or_default() += bytes;
+        self.all.bytes += if counts_for_all { bytes } else { 0 };
+        self.by_caller.entry(Arc::clone(caller)).or_default().bytes += bytes;
+    }
+
+    fn of(&self, caller: &Arc<str>) -> Held {
+        self.by_caller.get(caller).copied().unwrap_or_default()
+    }
+
+    /// `bytes`: what a body of the caller holds. It begins to wait for more.
+    fn begin_wait(&mut self, caller: &Arc<str>, bytes: usize) {
+        self.all.waiting += bytes;
+        self.by_caller.entry(Arc::clone(caller)).or_default().waiting += bytes;
+    }
+
+    fn end_wait(&mut self, caller: &Arc<str>, bytes: usize) {
+        self.all.waiting -= bytes;
+        if let Some(of_caller) = self.by_caller.get_mut(caller) {
+            of_caller.waiting -= bytes;
+        }
+    }
+
+    /// Whether all bodies that hold what is short wait themselves, so that none of them frees it.
+    fn is_stuck(&self, caller: &Arc<str>, shortage: Shortage) -> bool {
+        let held = match shortage {
+            Shortage::Total => self.all,
+            Shortage::Caller => self.of(caller),
+        };
+        held.bytes == held.waiting
     }
 }
 
@@ -84,7 +118,7 @@ impl BodyMemory {
 
     /// Whether the caller's share has room for a body that is small.
     pub(super) fn has_room(&self, caller: &Arc<str>) -> bool {
-        let of_caller = self.taken.lock().by_caller.get(caller).copied().unwrap_or(0);
+        let of_caller = self.taken.lock().of(caller).bytes;
         of_caller + SMALL_BYTES <= self.of_one_caller()
     }
 
@@ -94,20 +128,26 @@ impl BodyMemory {
 
     #[cfg(test)]
     pub(super) fn reserved_bytes(&self) -> usize {
-        self.taken.lock().bytes
+        self.taken.lock().all.bytes
     }
 
-    /// `left`: how much of the caller's share stays free.
-    fn take(&self, caller: &Arc<str>, bytes: usize, is_small: bool, left: usize) -> Result<(), Shortage> {
-        let mut taken = self.taken.lock();
-        let of_caller = taken.by_caller.get(caller).copied().unwrap_or(0);
+    /// Adds the bytes to what is `taken`. `left`: how much of the caller's share stays free.
+    fn take(
+        &self,
+        taken: &mut Totals,
+        caller: &Arc<str>,
+        bytes: usize,
+        is_small: bool,
+        left: usize,
+    ) -> Result<(), Shortage> {
+        let of_caller = taken.of(caller).bytes;
         // A caller's only body has no other to leave room to.
         let left = if of_caller == 0 { 0 } else { left };
         if of_caller + bytes + left > self.of_one_caller() {
             return Err(Shortage::Caller);
         }
         let kept = if is_small { 0 } else { self.bytes / SMALL_PART };
-        if taken.bytes + bytes > self.bytes - kept {
+        if taken.all.bytes + bytes > self.bytes - kept {
             return Err(Shortage::Total);
         }
         taken.add(caller, bytes, true);
@@ -119,10 +159,10 @@ impl BodyMemory {
             return;
         }
         let mut taken = self.taken.lock();
-        taken.bytes -= if counts_for_all { bytes } else { 0 };
+        taken.all.bytes -= if counts_for_all { bytes } else { 0 };
         if let Some(of_caller) = taken.by_caller.get_mut(caller) {
-            *of_caller -= bytes;
-            if *of_caller == 0 {
+            of_caller.bytes -= bytes;
+            if of_caller.bytes == 0 {
                 taken.by_caller.remove(caller);
             }
         }
@@ -154,14 +194,15 @@ impl Reservation {
         bounded: bool,
     ) -> Result<Self, Shortage> {
         if bounded {
-            memory.take(&caller, bytes, bytes <= SMALL_BYTES, 0)?;
+            memory.take(&mut memory.taken.lock(), &caller, bytes, bytes <= SMALL_BYTES, 0)?;
         } else {
             memory.taken.lock().add(&caller, bytes, false);
         }
         Ok(Self { memory: Arc::clone(memory), caller, bytes, counts_for_all: bounded })
     }
 
-    /// Reserves memory up to `bytes`. Waits for it for a while, then refuses the body.
+    /// Reserves memory up to `bytes`. Waits for it while another body may free some, at most for a while; then refuses
+    /// the body.
     pub(super) async fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
         let more = bytes.saturating_sub(self.bytes);
         if more == 0 {
@@ -175,32 +216,18 @@ impl Reservation {
         // A sign-in does not wait, and needs no more later.
         let begins = self.bytes == 0 && !within.is_zero();
         let left = if begins { self.memory.of_one_caller() / LEFT_PART } else { 0 };
-        let take = || self.memory.take(&self.caller, more, bytes <= SMALL_BYTES, left).ok();
-        let is_taken = if within.is_zero() {
-            take().is_some()
+        let mut wait = Wait { body: self, more, left, waiting: 0, taken: Err(Shortage::Total) };
+        if within.is_zero() {
+            wait.ends();
         } else {
-            tokio::time::timeout(within, until(|| self.memory.freed.notified(), take)).await.is_ok()
-        };
-        if !is_taken {
-            return Err(self.refusal(more, bytes, left));
+            // What it saw last is the outcome, also when it has waited for too long.
+            let _ = tokio::time::timeout(within, until(|| self.memory.freed.notified(), || wait.ends())).await;
         }
+        let taken = wait.taken;
+        drop(wait);
+        taken.map_err(refused)?;
         self.bytes += more;
         Ok(())
-    }
-
-    fn refusal(&self, more: usize, bytes: usize, left: usize) -> Problem {
-        let full = self.memory.take(&self.caller, more, bytes <= SMALL_BYTES, left);
-        if full.is_ok() {
-            // The memory has just been freed. The request is refused all the same, because its client may be gone.
-            self.memory.give_back(&self.caller, more, true);
-        }
-        let problem = match full {
-            Err(Shortage::Caller) => Problem::too_many(
-                "the caller's other requests in flight are too large together; this one was not accepted",
-            ),
-            _ => Problem::unavailable("too many large requests at once; this one was not accepted"),
-        };
-        problem.retry_after(AGAIN_AFTER_S)
     }
 
     /// Frees everything beyond `bytes`.
@@ -217,8 +244,69 @@ impl Drop for Reservation {
     }
 }
 
+fn refused(shortage: Shortage) -> Problem {
+    let problem = match shortage {
+        Shortage::Caller => {
+            let detail = "the caller's other requests in flight are too large together; this one was not accepted";
+            Problem::too_many(detail)
+        }
+        Shortage::Total => Problem::unavailable("too many large requests at once; this one was not accepted"),
+    };
+    problem.retry_after(AGAIN_AFTER_S)
+}
+
+/// One body's wait for more memory. Meanwhile it keeps what it has, so bodies that all wait would stand still: of them
+/// the one that sees it is refused. The last that begins to wait sees it at once, and each that is woken looks again.
+/// So those that wait need not hear of another that begins to.
+struct Wait<'a> {
+    body: &'a Reservation,
+    more: usize,
+    /// How much of the caller's share stays free.
+    left: usize,
+    /// What the body holds, as long as it is counted as waiting.
+    waiting: usize,
+    /// What the last look has brought.
+    taken: Result<(), Shortage>,
+}
+
+impl Wait<'_> {
+    /// Takes the memory, or sees that none will be freed. `None`: the body has to wait.
+    fn ends(&mut self) -> Option<()> {
+        let Reservation { memory, caller, bytes: held, .. } = self.body;
+        let is_small = held + self.more <= SMALL_BYTES;
+        let mut totals = memory.taken.lock();
+        self.taken = memory.take(&mut totals, caller, self.more, is_small, self.left);
+        let Err(shortage) = self.taken else { return Some(()) };
+        // A body that holds nothing keeps nobody waiting, and those that hold something look after themselves.
+        if *held == 0 {
+            return None;
+        }
+        if self.waiting == 0 {
+            self.waiting = *held;
+            totals.begin_wait(caller, *held);
+        }
+        if !totals.is_stuck(caller, shortage) {
+            return None;
+        }
+        // Under the same lock, so that no second one leaves for the same reason before this one has freed its memory.
+        totals.end_wait(caller, std::mem::take(&mut self.waiting));
+        Some(())
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if self.waiting > 0 {
+            self.body.memory.taken.lock().end_wait(&self.body.caller, self.waiting);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use futures::future::join_all;
+    use tokio::time::Instant;
+
     use super::*;
 
     const MIB: usize = 1 << 20;
@@ -246,7 +334,7 @@ mod tests {
         assert_eq!(status(&mut second, 5 * MIB).await, 200, "the caller's own room is free again");
         drop((first, second, other));
         let taken = memory.taken.lock();
-        assert_eq!((taken.bytes, taken.by_caller.len()), (0, 0));
+        assert_eq!((taken.all.bytes, taken.all.waiting, taken.by_caller.len()), (0, 0, 0));
     }
 
     #[tokio::test]
@@ -257,6 +345,29 @@ mod tests {
         let mut second = Reservation::none(&memory, "a".into());
         let (taken, ()) = tokio::join!(second.grow_to(3 * MIB), async { drop(first) });
         taken.expect("room");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_all_hold_memory_and_wait_for_more_do_not_stand_still() {
+        // All of one caller, and of two callers whose shares have room where the whole has none.
+        for (memory_bytes, callers, bodies, short) in [(128 * MIB, 1, 16, 429), (64 * MIB, 2, 14, 503)] {
+            let memory = Arc::new(BodyMemory::new(memory_bytes));
+            let of = |nth: usize| Reservation::none(&memory, format!("caller {}", nth % callers).into());
+            let mut begun: Vec<_> = (0..bodies).map(of).collect();
+            for bytes in [MIB, 4 * MIB] {
+                for reserved in &mut begun {
+                    assert_eq!(status(reserved, bytes).await, 200);
+                }
+            }
+            let began = Instant::now();
+            let grown = begun.into_iter().map(|mut reserved| async move { status(&mut reserved, 8 * MIB).await });
+            let statuses = join_all(grown).await;
+            let with = |wanted: u16| statuses.iter().filter(|status| **status == wanted).count();
+            assert_eq!((with(short), with(200)), (1, bodies - 1), "{statuses:?}");
+            assert_eq!(began.elapsed(), Duration::ZERO, "none waits until others give up");
+            let taken = memory.taken.lock();
+            assert_eq!((taken.all.bytes, taken.all.waiting, taken.by_caller.len()), (0, 0, 0));
+        }
     }
 
     #[tokio::test]
