@@ -7,6 +7,7 @@ use common::wire::Problem;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::AROUND_PAYLOAD_BYTES;
 use crate::until::until;
 
 /// How long a body waits for memory. Meanwhile back-pressure keeps the client from sending more.
@@ -21,7 +22,8 @@ const CALLER_PART: usize = 2;
 
 /// A body that begins leaves one part in this many of its caller's memory to those that have begun and need more:
 /// parsed, a batch takes more than its text. Else bodies of up to 1 MiB, which take the memory for their text at once,
-/// would wait for one another.
+/// would wait for one another. One that is [`AROUND_PAYLOAD_BYTES`] or less leaves nothing: reports and heartbeats are
+/// so small, and would wait behind the batches of their own caller.
 const LEFT_PART: usize = 16;
 
 /// The memory of all forms of sign-ins: those of 8 addresses that take all they can.
@@ -214,7 +216,7 @@ impl Reservation {
             return Err(Problem::payload_too_large(detail.to_owned()));
         }
         // A sign-in does not wait, and needs no more later.
-        let begins = self.bytes == 0 && !within.is_zero();
+        let begins = self.bytes == 0 && bytes > AROUND_PAYLOAD_BYTES && !within.is_zero();
         let left = if begins { self.memory.of_one_caller() / LEFT_PART } else { 0 };
         let mut wait = Wait { body: self, more, left, waiting: 0, taken: Err(Shortage::Total) };
         if within.is_zero() {
@@ -379,5 +381,15 @@ mod tests {
         assert_eq!(status(&mut second, 3 * MIB).await, 429);
         assert_eq!(status(&mut first, 64 * MIB).await, 200);
         assert_eq!(status(&mut first, 65 * MIB).await, 413, "it would wait for itself");
+    }
+
+    #[tokio::test]
+    async fn a_small_body_passes_beside_large_ones_of_its_caller() {
+        let memory = memory();
+        let of = || Reservation::none(&memory, "a".into());
+        let (mut first, mut large) = (of(), of());
+        assert_eq!(status(&mut first, 62 * MIB).await, 200);
+        assert_eq!(status(&mut of(), 300).await, 200);
+        assert_eq!(status(&mut large, MIB).await, 429, "it leaves room to the first");
     }
 }
