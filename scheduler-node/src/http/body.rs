@@ -35,7 +35,8 @@ pub(crate) struct UnreadBody {
     pub(super) headers: HeaderMap,
     pub(super) body: Body,
     pub(super) memory: Arc<BodyMemory>,
-    /// The memory of the answers, of which the caller's may leave room for one more. `None`: they are small.
+    /// The memory of the answers, of which the caller's may leave room for one more. `None`: the sender is a stranger,
+    /// whose answers are small.
     pub(super) answers: Option<Arc<BodyMemory>>,
     pub(super) caller: Arc<str>,
 }
@@ -77,14 +78,15 @@ impl UnreadBody {
 
     async fn read(self, content_type: &str, limit_bytes: usize) -> Result<BodyText, Problem> {
         let announced = announced_bytes(&self.headers);
+        let drained = if self.answers.is_some() { DRAIN_BYTES } else { STRANGERS_DRAIN_BYTES };
         let fits = announced.is_none_or(|announced| announced <= limit_bytes);
         let checked = check_type(&self.headers, content_type);
         if let Err(problem) = checked.and_then(|()| if fits { Ok(()) } else { Err(too_large(limit_bytes)) }) {
-            drain_refused(&self.headers, self.body, DRAIN_BYTES).await;
+            drain_refused(&self.headers, self.body, drained).await;
             return Err(problem);
         }
         let reserved = Reservation::none(&self.memory, Arc::clone(&self.caller));
-        let (bytes, reserved) = collect(self.body, announced.unwrap_or(0), limit_bytes, reserved).await?;
+        let (bytes, reserved) = collect(self.body, announced.unwrap_or(0), limit_bytes, reserved, drained).await?;
         // Many requests may have begun while there was room, and wait with the last byte of their bodies.
         self.answers.map_or(Ok(()), |answers| answers::check(&answers, &self.caller))?;
         let text = String::from_utf8(bytes).map_err(|error| not_text(error.utf8_error()))?;
@@ -124,11 +126,13 @@ fn not_text(error: Utf8Error) -> Problem {
     Problem::malformed(format!("the body is not UTF-8 after byte {}", error.valid_up_to()))
 }
 
+/// `drained`: how much of a refused body is still read.
 async fn collect(
     body: Body,
     announced: usize,
     limit_bytes: usize,
     mut reserved: Reservation,
+    drained: usize,
 ) -> Result<(Vec<u8>, Reservation), Problem> {
     let mut bytes = Vec::new();
     let mut arriving = body.into_data_stream();
@@ -137,7 +141,7 @@ async fn collect(
         let needed = bytes.len() + chunk.len();
         if needed > limit_bytes {
             drop((bytes, reserved));
-            drain(arriving, DRAIN_BYTES).await;
+            drain(arriving, drained).await;
             return Err(too_large(limit_bytes));
         }
         if needed > bytes.capacity() {
@@ -146,7 +150,7 @@ async fn collect(
             let wanted = if (needed..wanted).contains(&announced) { announced } else { wanted };
             if let Err(problem) = reserved.grow_to(wanted).await {
                 drop((chunk, bytes, reserved));
-                drain(arriving, DRAIN_BYTES).await;
+                drain(arriving, drained).await;
                 return Err(problem);
             }
             bytes.reserve_exact(wanted - bytes.len());
@@ -320,6 +324,25 @@ mod tests {
         let sent = UnreadBody { headers: HeaderMap::new(), body, memory, answers: None, caller: "ops".into() };
         assert_eq!(sent.text(10).await.expect_err("refused").status, 429);
         assert_eq!(read.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test]
+    async fn of_a_refused_body_a_stranger_has_less_read_than_a_caller() {
+        let answers = || Some(Arc::new(BodyMemory::new(64 << 20)));
+        let piece = Bytes::from(vec![b'x'; 1 << 16]);
+        for (answers, most) in [(None, STRANGERS_DRAIN_BYTES), (answers(), DRAIN_BYTES)] {
+            let read = Arc::new(AtomicUsize::new(0));
+            let (counted, piece) = (Arc::clone(&read), piece.clone());
+            let pieces = stream::repeat_with(move || Ok::<_, std::io::Error>(piece.clone()));
+            let body = Body::from_stream(pieces.take(1_000).inspect(move |_| {
+                counted.fetch_add(1 << 16, Ordering::Relaxed);
+            }));
+            let (headers, memory) = (HeaderMap::new(), Arc::new(BodyMemory::of_sign_ins()));
+            let sent = UnreadBody { headers, body, memory, answers, caller: "ops".into() };
+            assert_eq!(sent.text(10).await.expect_err("refused").status, 413);
+            // The piece that is too much was read, and the first one before the rest.
+            assert_eq!(read.load(Ordering::Relaxed), most + (2 << 16));
+        }
     }
 
     #[tokio::test]
