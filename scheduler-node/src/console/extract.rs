@@ -20,7 +20,7 @@ use super::{
     visitor::{Visitor, matched},
 };
 use crate::{
-    http::{Reservation, Route},
+    http::{Reservation, Route, STRANGERS_DRAIN_BYTES, drain_request},
     internal::{self, Origin},
 };
 
@@ -123,17 +123,31 @@ impl PostedForm {
     }
 }
 
+/// The visitor who sent a form, as far as its head tells.
+fn sender(parts: &Parts, console: &Console) -> Result<Visitor, Response> {
+    let visitor = signed_in(parts, console)?;
+    let checked = if is_from_here(&parts.headers, &parts.uri) {
+        visitor.check_permission()
+    } else {
+        Err(Problem::forbidden("the form was not sent by a page of this console"))
+    };
+    checked.map_err(|problem| PageProblem::at(&visitor, problem).into_response())?;
+    Ok(visitor)
+}
+
 impl FromRequest<Console> for PostedForm {
     type Rejection = Response;
 
     async fn from_request(request: Request, console: &Console) -> Result<Self, Response> {
         let (parts, body) = request.into_parts();
-        let visitor = signed_in(&parts, console)?;
+        let visitor = match sender(&parts, console) {
+            Ok(visitor) => visitor,
+            Err(refusal) => {
+                drain_request(Request::from_parts(parts, body), STRANGERS_DRAIN_BYTES).await;
+                return Err(refusal);
+            }
+        };
         let refuse = |problem: Problem| PageProblem::at(&visitor, problem).into_response();
-        if !is_from_here(&parts.headers, &parts.uri) {
-            return Err(refuse(Problem::forbidden("the form was not sent by a page of this console")));
-        }
-        visitor.check_permission().map_err(refuse)?;
         let limit_bytes = parts.extensions.get::<FormLimit>().map_or(FORM_BYTES, |limit| limit.0);
         let form = console.shares.body(parts.headers, body, Arc::clone(&visitor.caller.name));
         let form = form.form(limit_bytes).await.map_err(refuse)?;

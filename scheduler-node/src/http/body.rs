@@ -23,7 +23,7 @@ const FIRST_RESERVED_BYTES: usize = 1 << 20;
 /// This much of a refused body is still read, so that the client sees the answer and not a broken connection.
 pub(super) const DRAIN_BYTES: usize = 16 << 20;
 /// The same for a client without a valid token, a quarter of it: most requests with a token that has expired fit.
-pub(super) const STRANGERS_DRAIN_BYTES: usize = 4 << 20;
+pub(crate) const STRANGERS_DRAIN_BYTES: usize = 4 << 20;
 const DRAIN_WITHIN: Duration = Duration::from_secs(3);
 
 const JSON: &str = "application/json";
@@ -174,7 +174,7 @@ fn broken_off(error: &axum::Error) -> Problem {
 
 /// Reads and drops up to `most` bytes of a request that is refused before its handler runs. A stream of HTTP/2 ends
 /// without harm; a connection of HTTP/1.1 that ends with unread bytes is reset, and the answer may be lost.
-pub(super) async fn drain_request(request: Request, most: usize) {
+pub(crate) async fn drain_request(request: Request, most: usize) {
     let (parts, body) = request.into_parts();
     if parts.version != Version::HTTP_2 {
         drain_refused(&parts.headers, body, most).await;

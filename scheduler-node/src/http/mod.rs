@@ -51,6 +51,7 @@ pub(crate) use self::routes::{Audited, Requirement, routes};
 pub(crate) use self::{
     audit::{AuditDetails, PageNote},
     auth::{Authenticator, Caller},
+    body::{STRANGERS_DRAIN_BYTES, drain_request},
     memory::Reservation,
     metrics::{ConnectionMetrics, HttpMetrics},
     reached::{authority, is_encrypted, is_own_origin},

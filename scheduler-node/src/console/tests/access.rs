@@ -1,6 +1,15 @@
 //! Tokens and the audit are for operators only.
 
-use axum::http::StatusCode;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use axum::{
+    body::{Body, Bytes},
+    http::{Request, StatusCode},
+};
+use futures::{StreamExt, stream};
 
 use super::{between, browser};
 use crate::config::Role;
@@ -88,6 +97,30 @@ async fn neither_page_is_for_anybody_but_operators() {
     );
     browser.sign_in("operator").await;
     assert!(browser.page("/console").await.contains("/console/audit"));
+}
+
+#[tokio::test]
+async fn a_form_that_is_refused_by_its_head_is_read_all_the_same_so_that_its_browser_sees_the_answer() {
+    let mut browser = browser(&Role::ALL, true).await;
+    for (token, site, status) in [
+        (None, "same-origin", StatusCode::SEE_OTHER),
+        (Some("operator"), "cross-site", StatusCode::FORBIDDEN),
+        (Some("viewer"), "same-origin", StatusCode::FORBIDDEN),
+    ] {
+        if let Some(token) = token {
+            browser.sign_in(token).await;
+        }
+        let read = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&read);
+        let pieces = stream::iter((0..1 << 10).map(|_| Ok::<_, std::io::Error>(Bytes::from_static(&[b'x'; 1 << 10]))));
+        let form = pieces.inspect(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let request = Request::post("/console/tokens").header("sec-fetch-site", site).body(Body::from_stream(form));
+        let answer = browser.send(request.expect("a request")).await;
+        assert_eq!(answer.status, status, "{}", answer.html);
+        assert_eq!(read.load(Ordering::Relaxed), 1 << 10, "{token:?} from {site}");
+    }
 }
 
 #[tokio::test]
