@@ -12,6 +12,7 @@ mod client;
 mod cluster;
 mod config_file;
 mod database;
+mod distinct;
 mod error;
 mod export;
 mod filter;

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::{
     client::{Failure, Request, Response, path_part},
+    distinct::require_distinct,
     error::Error,
     invocation::Invocation,
     moment,
@@ -108,7 +109,9 @@ async fn turn(invocation: &Invocation<One>, verb: &str) -> Result<(), Error> {
 /// Reads the policy, applies the changes and writes it back, because the API sets a policy as a whole. A write of the
 /// same queue in between is overwritten.
 async fn set(invocation: &Invocation<Set>) -> Result<(), Error> {
-    let (client, args) = (invocation.client()?, &invocation.args);
+    let args = &invocation.args;
+    require_distinct("field", args.changes.iter().map(|(field, _)| field.as_str()))?;
+    let client = invocation.client()?;
     let path = ["v1", "queues", args.queue.name.as_str()];
     let before = match client.send(&Request::get(&path)).await {
         Ok(answer) => fields(&answer.read()?),
@@ -181,6 +184,7 @@ fn shown(answer: &Response) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use common::{
         ids::QueueName,
         queue::{Queue, QueuePolicy},
@@ -204,6 +208,17 @@ mod tests {
         assert_eq!(change("timeout_ms=null"), Ok(("timeout_ms".to_owned(), Value::Null)));
         assert!(change("settle").is_err());
         assert!(name("..").is_err() && name("a b").is_err() && name("a.b").is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_field_that_is_given_twice_is_a_mistake_of_the_caller() {
+        #[derive(Parser)]
+        struct Asked {
+            #[command(flatten)]
+            set: Invocation<Set>,
+        }
+        let asked = Asked::try_parse_from(["set", "mails", "settle=result", "settle=reject"]).expect("understood");
+        assert_eq!(set(&asked.set).await.expect_err("refused").exit_code(), 2);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::{
     client::{Request, path_part},
+    distinct::require_distinct,
     error::Error,
     invocation::Invocation,
     moment,
@@ -136,12 +137,17 @@ fn verb<'a>(one: &'a One, verb: &'a str) -> [&'a str; 4] {
 }
 
 async fn put(invocation: &Invocation<Put>) -> Result<(), Error> {
-    let fields: BTreeMap<&str, &RawValue> =
-        invocation.args.fields.iter().map(|(field, value)| (field.as_str(), value.as_ref())).collect();
-    let body = serde_json::to_string(&fields).map_err(Error::Unwritable)?;
+    let body = written(&invocation.args.fields)?;
     let answer =
         invocation.client()?.send(&Request::new(Method::PUT, &path(&invocation.args.schedule)).body(body)).await?;
     invocation.print(&answer, |answer| Ok(sheet(&answer.read()?)))
+}
+
+fn written(fields: &[(String, Box<RawValue>)]) -> Result<String, Error> {
+    require_distinct("field", fields.iter().map(|(field, _)| field.as_str()))?;
+    let fields: BTreeMap<&str, &RawValue> =
+        fields.iter().map(|(field, value)| (field.as_str(), value.as_ref())).collect();
+    serde_json::to_string(&fields).map_err(Error::Unwritable)
 }
 
 async fn turn(invocation: &Invocation<One>, word: &str) -> Result<(), Error> {
@@ -243,6 +249,16 @@ mod tests {
         assert_eq!(read("every_ms=1000"), Ok(("every_ms".to_owned(), "1000".to_owned())));
         assert!(read("cron").is_err());
         assert!(name("..").is_err() && name("a b").is_err() && name("a.b").is_ok());
+    }
+
+    #[test]
+    fn a_field_that_is_given_twice_is_a_mistake_of_the_caller() {
+        let body = |texts: &[&str]| {
+            let fields: Vec<_> = texts.iter().map(|text| field(text).expect("a field")).collect();
+            written(&fields)
+        };
+        assert_eq!(body(&["queue=a", "every_ms=5"]).expect("a body"), r#"{"every_ms":5,"queue":"a"}"#);
+        assert_eq!(body(&["queue=a", "every_ms=5", "queue=b"]).expect_err("refused").exit_code(), 2);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use tokio::io::AsyncReadExt;
 
 use super::{
     client::Request,
+    distinct::require_distinct,
     error::Error,
     invocation::Invocation,
     moment,
@@ -174,6 +175,7 @@ async fn read(file: &PathBuf) -> Result<Vec<u8>, Error> {
 }
 
 fn written(args: &Args, body: Body) -> Result<String, Error> {
+    require_distinct("header", args.headers.iter().map(|(name, _)| name.as_str()))?;
     let task = Task {
         queue: args.queue.as_deref().unwrap_or_default(),
         body,
@@ -261,6 +263,13 @@ mod tests {
         );
         assert!(TaskRequest::parse(&text).is_ok(), "{text}");
         assert_eq!(sent(&["mails"]).await, r#"{"queue":"mails"}"#);
+    }
+
+    #[test]
+    fn a_header_that_is_given_twice_is_a_mistake_of_the_caller() {
+        let args = args(&["mails", "--header", "a=1", "--header", "b=1", "--header", "a=2"]).expect("understood");
+        let error = written(&args, Body::default()).expect_err("refused");
+        assert_eq!((error.exit_code(), error.to_string().as_str()), (2, "the header `a` is given twice"));
     }
 
     #[test]
