@@ -1,6 +1,6 @@
 //! Submits many tasks, one JSON object a line, in batches. Each line gets its own answer.
 
-use std::path::Path;
+use std::{fmt, path::Path};
 
 use common::wire::{Problem, batch::MAX_TASKS};
 use indicatif::{HumanCount, ProgressBar};
@@ -22,7 +22,8 @@ use crate::cli::{
 const BATCH_BYTES: usize = 32 << 20;
 /// Longer than any task: 1 MiB in base64 and the JSON around it.
 const LINE_BYTES: usize = 4 << 20;
-/// This many refusals are reported one by one; the rest is only counted.
+/// This many refusals are reported with their reasons. Of the rest only the numbers of the lines are told, those in a
+/// row together: a mistake that all lines of a large file share would hide everything else.
 const MAX_REPORTED: usize = 100;
 
 /// Lines that share one request, each with its number, because blank lines are skipped.
@@ -55,10 +56,28 @@ struct Outcome {
     error: Option<Problem>,
 }
 
+/// Lines in a row with one outcome, of which only the numbers are told.
+#[derive(Debug)]
+struct Row {
+    first: u64,
+    last: u64,
+    is_refused: bool,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { first, last, is_refused } = self;
+        let outcome = if *is_refused { "refused" } else { "failed or unknown" };
+        if first == last { write!(f, "line {first}: {outcome}") } else { write!(f, "lines {first}-{last}: {outcome}") }
+    }
+}
+
 /// The outcomes of the lines so far.
 #[derive(Debug)]
 struct BatchCounts {
     listing: Listing,
+    /// The row of lines that is not told yet, because it may go on.
+    row: Option<Row>,
     accepted: usize,
     refused: usize,
     /// Tasks that a node could not serve at the moment; its problem tells whether they may have been stored.
@@ -66,27 +85,45 @@ struct BatchCounts {
 }
 
 impl BatchCounts {
+    fn new(form: Form) -> Self {
+        Self { listing: Listing::open(form, "results"), row: None, accepted: 0, refused: 0, failed: 0 }
+    }
+
     fn accept(&mut self, json: &str) {
         self.accepted += 1;
         self.listing.add(json);
     }
 
-    fn refuse(&mut self, number: u64, problem: Problem) {
-        if problem.status < 500 {
+    /// Returns what to tell of it now.
+    fn refuse(&mut self, number: u64, problem: Problem) -> Option<String> {
+        let is_refused = problem.status < 500;
+        if is_refused {
             self.refused += 1
         } else {
             self.failed += 1
         }
-        let reported = self.refused + self.failed;
-        if reported <= MAX_REPORTED {
-            complain(format_args!("line {number}: {}", sentence(&problem)));
-        }
-        if reported == MAX_REPORTED + 1 {
-            complain("more lines were refused; --output jsonl has every answer");
-        }
-        let index = self.accepted + reported - 1;
+        let told = if self.refused + self.failed <= MAX_REPORTED {
+            Some(format!("line {number}: {}", sentence(&problem)))
+        } else {
+            self.add_to_row(number, is_refused)
+        };
+        let index = self.all() - 1;
         let error = serde_json::json!({ "error": problem.at(index) });
         self.listing.add(&error.to_string());
+        told
+    }
+
+    /// Returns the row before, if the line is in a new one.
+    fn add_to_row(&mut self, number: u64, is_refused: bool) -> Option<String> {
+        if let Some(row) = self.row.as_mut().filter(|row| row.last + 1 == number && row.is_refused == is_refused) {
+            row.last = number;
+            return None;
+        }
+        let ended = self.row.replace(Row { first: number, last: number, is_refused });
+        Some(ended.map_or_else(
+            || "the lines that follow are told without their reasons; --output jsonl has every answer".to_owned(),
+            |row| row.to_string(),
+        ))
     }
 
     fn all(&self) -> usize {
@@ -114,7 +151,7 @@ async fn send_all(
     mut lines: impl AsyncBufRead + Unpin,
     stop: &CancellationToken,
 ) -> Result<(), Error> {
-    let mut counts = BatchCounts { listing: Listing::open(form, "results"), accepted: 0, refused: 0, failed: 0 };
+    let mut counts = BatchCounts::new(form);
     let progress = progress::of_tasks();
     let (mut number, mut answered) = (0, 0);
     let sent = loop {
@@ -206,7 +243,11 @@ async fn send(client: &Client, batch: Batch, counts: &mut BatchCounts, progress:
     }
     for (number, result) in lines.iter().zip(results) {
         match serde_json::from_str::<Outcome>(result.get()).map(|outcome| outcome.error) {
-            Ok(Some(problem)) => progress.suspend(|| counts.refuse(*number, problem)),
+            Ok(Some(problem)) => {
+                if let Some(told) = counts.refuse(*number, problem) {
+                    progress.suspend(|| complain(told));
+                }
+            }
             _ => counts.accept(result.get()),
         }
     }
@@ -214,8 +255,11 @@ async fn send(client: &Client, batch: Batch, counts: &mut BatchCounts, progress:
 }
 
 fn close(form: Form, counts: BatchCounts, sent: Result<(), Error>) -> Result<(), Error> {
-    let BatchCounts { listing, accepted, refused, failed } = counts;
+    let BatchCounts { listing, row, accepted, refused, failed } = counts;
     let all = accepted + refused + failed;
+    if let Some(row) = row {
+        complain(row);
+    }
     listing.close("");
     let summary = format!(
         "{} accepted, {} refused, {} failed or unknown",
@@ -255,6 +299,25 @@ mod tests {
         assert!(ended);
         assert_eq!(batch.lines, [1, 3, 4, 5, 6]);
         assert_eq!(batch.body, r#"[{"queue":"a"},{"queue": "b"},"not JSON","not JSON","not JSON""#);
+    }
+
+    #[test]
+    fn each_line_that_is_refused_is_told_by_its_number() {
+        let mut counts = BatchCounts::new(Form::Text);
+        let mut told = Vec::new();
+        for number in 1..=200 {
+            match number {
+                1..=100 | 121..=160 | 171..=179 => {
+                    told.extend(counts.refuse(number, Problem::malformed("no task".to_owned())))
+                }
+                180 => told.extend(counts.refuse(number, Problem::unavailable("no database"))),
+                _ => counts.accept("{}"),
+            }
+        }
+        assert_eq!((counts.accepted, counts.refused, counts.failed), (50, 149, 1));
+        assert!(told[99].starts_with("line 100: ") && told[100].contains("without their reasons"), "{told:?}");
+        assert_eq!(told[101..], ["lines 121-160: refused", "lines 171-179: refused"]);
+        assert_eq!(counts.row.expect("it may go on").to_string(), "line 180: failed or unknown");
     }
 
     #[tokio::test]
