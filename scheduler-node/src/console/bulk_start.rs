@@ -6,7 +6,7 @@ use askama::Template;
 use axum::{
     body::Body,
     extract::State,
-    http::{StatusCode, Uri, header},
+    http::{HeaderMap, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
 use common::{access::Permission, wire::Problem};
@@ -15,8 +15,9 @@ use super::{
     Console,
     frame::{Frame, PageProblem, show},
     task_query::{Input, TaskQuery},
-    visitor::Visitor,
+    visitor::{self, Visitor},
 };
+use crate::http::while_allowed;
 
 #[derive(Template)]
 #[template(path = "bulk_start.html")]
@@ -65,6 +66,7 @@ pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: 
 pub(super) async fn export(
     State(console): State<Console>,
     visitor: Visitor,
+    headers: HeaderMap,
     uri: Uri,
 ) -> Result<Response, PageProblem> {
     let as_page = |problem| PageProblem::at(&visitor, problem);
@@ -80,6 +82,8 @@ pub(super) async fn export(
     let target = uri.query().filter(|query| !query.is_empty()).unwrap_or("all");
     visitor.record(target, exported.as_ref().map(|_| "begun"));
     let (lines, held) = exported.map_err(as_page)?;
+    let caller_now = move || visitor::caller(&headers, &console).ok().flatten().map(|(caller, _)| caller);
+    let lines = while_allowed(lines, visitor.caller, caller_now);
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),
         (header::CONTENT_DISPOSITION, "attachment; filename=\"duetime-tasks.ndjson\""),

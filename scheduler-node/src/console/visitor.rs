@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 
 use axum::{
     extract::{ConnectInfo, MatchedPath},
-    http::request::Parts,
+    http::{HeaderMap, request::Parts},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use common::{access::Permission, wire::Problem};
@@ -98,14 +98,7 @@ impl Visitor {
 
     /// `None`: there is no session, or its role does not open the console.
     pub(super) fn of(parts: &Parts, console: &Console) -> Result<Option<Self>, Problem> {
-        let (caller, session) = match (console.authenticator.anonymous(), cookie(&parts.headers, SESSION)) {
-            (Some(anonymous), _) => (anonymous, ""),
-            (None, None) => return Ok(None),
-            (None, Some(session)) => match session_caller(console, session)? {
-                Some(caller) => (caller, session),
-                None => return Ok(None),
-            },
-        };
+        let Some((caller, session)) = caller(&parts.headers, console)? else { return Ok(None) };
         if !caller.may(Permission::Look) {
             return Ok(None);
         }
@@ -147,6 +140,15 @@ fn form_token(key: &[u8]) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
     mac.update(FORM_PURPOSE);
     URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
+}
+
+/// The caller of a request, and their session. Without tokens it is nobody's, and empty.
+pub(super) fn caller<'a>(headers: &'a HeaderMap, console: &Console) -> Result<Option<(Caller, &'a str)>, Problem> {
+    match (console.authenticator.anonymous(), cookie(headers, SESSION)) {
+        (Some(anonymous), _) => Ok(Some((anonymous, ""))),
+        (None, None) => Ok(None),
+        (None, Some(session)) => Ok(session_caller(console, session)?.map(|caller| (caller, session))),
+    }
 }
 
 /// The caller of a session. The authenticator checks a token at every request, so revoking the token ends its

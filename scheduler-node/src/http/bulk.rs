@@ -1,13 +1,19 @@
 //! Many tasks at once: bulk operations, and the export of all matching tasks, one a line.
 
+use std::sync::Arc;
+
 use axum::{
     Extension, Json,
     body::Body,
     extract::State,
-    http::{Uri, header},
+    http::{HeaderMap, Uri, header},
     response::{IntoResponse, Response},
 };
-use common::wire::{BulkAnswer, BulkRequest};
+use common::{
+    access::{Caller, Permission},
+    wire::{BulkAnswer, BulkRequest, Problem},
+};
+use futures::{Stream, StreamExt};
 
 use super::{Api, Scoped, audit::AuditDetails, extract::BodyAlone, query, refusal::Refusal};
 
@@ -27,9 +33,32 @@ pub(super) async fn act(
 
 /// Sends the lines of an export. The status is fixed once lines have been sent, so an export that fails ends early,
 /// without its last line.
-pub(super) async fn export(scoped: Scoped, State(api): State<Api>, uri: Uri) -> Result<Response, Refusal> {
+pub(super) async fn export(
+    scoped: Scoped,
+    State(api): State<Api>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Refusal> {
     let filter = query::task_filter(&uri)?;
     let held = api.shares.export(&scoped.caller)?;
-    let lines = scoped.desk.export(filter).await?;
+    let authenticator = Arc::clone(&api.authenticator);
+    let caller_now = move || authenticator.authorize(&headers, Some(Permission::Payloads)).ok();
+    let lines = while_allowed(scoped.desk.export(filter).await?, scoped.caller, caller_now);
     Ok(held.until_sent(([(header::CONTENT_TYPE, LINES)], Body::from_stream(lines)).into_response()))
+}
+
+/// An export may go on for hours. Before each piece of it goes out, its token or session has to open the same as it did
+/// for `caller` when it began.
+pub(crate) fn while_allowed(
+    lines: impl Stream<Item = Result<Vec<u8>, Problem>>,
+    caller: Caller,
+    caller_now: impl Fn() -> Option<Caller>,
+) -> impl Stream<Item = Result<Vec<u8>, Problem>> {
+    let opens_the_same = move |now: Caller| (now.id, now.role, &now.queues) == (caller.id, caller.role, &caller.queues);
+    lines.map(move |piece| {
+        if caller_now().is_some_and(&opens_the_same) {
+            return piece;
+        }
+        Err(Problem::forbidden("the token or session of the export is no longer in force, or opens something else"))
+    })
 }

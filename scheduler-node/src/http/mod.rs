@@ -52,6 +52,7 @@ pub(crate) use self::{
     audit::{AuditDetails, PageNote},
     auth::{Authenticator, Caller},
     body::{STRANGERS_DRAIN_BYTES, drain_request},
+    bulk::while_allowed,
     memory::Reservation,
     metrics::{ConnectionMetrics, HttpMetrics},
     reached::{authority, is_encrypted, is_own_origin},

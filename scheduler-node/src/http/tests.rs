@@ -10,14 +10,17 @@ use axum::{
     http::{Method, Request, header},
 };
 use common::{limit::Limit, wire::TokenRequest};
-use futures::stream;
+use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use prometheus::Registry;
 use serde_json::Value;
 use tower::ServiceExt;
 
 use super::{Authenticator, HttpMetrics, Limits, ROUTES, Route, Shares, router};
-use crate::desk::tests::{Counter, fresh};
+use crate::{
+    access::TokenBook,
+    desk::tests::{Counter, fresh},
+};
 
 /// A route's answer to a caller about a queue outside of their scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,6 +247,27 @@ async fn exports_that_are_not_read_take_memory_and_leave_room_for_other_requests
     assert_eq!(first, "{\"exported\":0}\n");
     drop(first);
     assert_eq!(begin(&api.all).await.status(), 200, "one has gone out");
+}
+
+#[tokio::test]
+async fn an_export_ends_without_its_last_line_when_its_token_is_revoked() {
+    let (api, _test) = Api::new().await;
+    let (made, task) = api.ask(&api.all, &Method::POST, "/v1/tasks", r#"{"queue":"mine","delay_ms":3600000}"#).await;
+    assert_eq!(made, 201, "{task}");
+    for is_revoked in [false, true] {
+        let request = Request::get("/v1/tasks/export?queue=mine")
+            .header(header::AUTHORIZATION, format!("Bearer {}", api.all))
+            .body(Body::empty());
+        let export = api.router.clone().oneshot(request.expect("a request")).await.expect("an answer");
+        let mut pieces = export.into_body().into_data_stream();
+        let first = pieces.next().await.expect("a piece").expect("the line of the task");
+        assert!(String::from_utf8_lossy(&first).contains("mine"), "{first:?}");
+        if is_revoked {
+            api.counter.access.put_in_force(TokenBook { revision: 9, tokens: Vec::new() });
+        }
+        let last = pieces.next().await.expect("a piece");
+        assert_eq!(last.is_err(), is_revoked, "{last:?}");
+    }
 }
 
 #[tokio::test]
