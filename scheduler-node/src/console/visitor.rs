@@ -142,7 +142,7 @@ fn form_token(key: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
 }
 
-/// The caller of a request, and their session. Without tokens it is nobody's, and empty.
+/// The caller of a request, and their session. A node without tokens has no sessions: it is empty then.
 pub(super) fn caller<'a>(headers: &'a HeaderMap, console: &Console) -> Result<Option<(Caller, &'a str)>, Problem> {
     match (console.authenticator.anonymous(), cookie(headers, SESSION)) {
         (Some(anonymous), _) => Ok(Some((anonymous, ""))),

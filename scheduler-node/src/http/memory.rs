@@ -279,7 +279,7 @@ impl Wait<'_> {
         let mut totals = memory.taken.lock();
         self.taken = memory.take(&mut totals, caller, self.more, is_small, self.left);
         let Err(shortage) = self.taken else { return Some(()) };
-        // A body that holds nothing keeps nobody waiting, and those that hold something look after themselves.
+        // A body that holds nothing keeps no other waiting, and those that hold something look for themselves.
         if *held == 0 {
             return None;
         }

@@ -22,8 +22,8 @@ use crate::cli::{
 const BATCH_BYTES: usize = 32 << 20;
 /// Longer than any task: 1 MiB in base64 and the JSON around it.
 const LINE_BYTES: usize = 4 << 20;
-/// This many refusals are reported with their reasons. Of the rest only the numbers of the lines are told, those in a
-/// row together: a mistake that all lines of a large file share would hide everything else.
+/// This many refusals are reported with their reasons. Of the rest only the numbers of the lines are told, consecutive
+/// ones as a range: a mistake that all lines of a large file share would hide everything else.
 const MAX_REPORTED: usize = 100;
 
 /// Lines that share one request, each with its number, because blank lines are skipped.
@@ -56,15 +56,15 @@ struct Outcome {
     error: Option<Problem>,
 }
 
-/// Lines in a row with one outcome, of which only the numbers are told.
+/// Consecutive lines with one outcome, of which only the numbers are told.
 #[derive(Debug)]
-struct Row {
+struct LineRange {
     first: u64,
     last: u64,
     is_refused: bool,
 }
 
-impl fmt::Display for Row {
+impl fmt::Display for LineRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { first, last, is_refused } = self;
         let outcome = if *is_refused { "refused" } else { "failed or unknown" };
@@ -76,8 +76,8 @@ impl fmt::Display for Row {
 #[derive(Debug)]
 struct BatchCounts {
     listing: Listing,
-    /// The row of lines that is not told yet, because it may go on.
-    row: Option<Row>,
+    /// The range that is not told yet, because it may go on.
+    range: Option<LineRange>,
     accepted: usize,
     refused: usize,
     /// Tasks that a node could not serve at the moment; its problem tells whether they may have been stored.
@@ -86,7 +86,7 @@ struct BatchCounts {
 
 impl BatchCounts {
     fn new(form: Form) -> Self {
-        Self { listing: Listing::open(form, "results"), row: None, accepted: 0, refused: 0, failed: 0 }
+        Self { listing: Listing::open(form, "results"), range: None, accepted: 0, refused: 0, failed: 0 }
     }
 
     fn accept(&mut self, json: &str) {
@@ -105,7 +105,7 @@ impl BatchCounts {
         let told = if self.refused + self.failed <= MAX_REPORTED {
             Some(format!("line {number}: {}", sentence(&problem)))
         } else {
-            self.add_to_row(number, is_refused)
+            self.add_to_range(number, is_refused)
         };
         let index = self.all() - 1;
         let error = serde_json::json!({ "error": problem.at(index) });
@@ -113,16 +113,16 @@ impl BatchCounts {
         told
     }
 
-    /// Returns the row before, if the line is in a new one.
-    fn add_to_row(&mut self, number: u64, is_refused: bool) -> Option<String> {
-        if let Some(row) = self.row.as_mut().filter(|row| row.last + 1 == number && row.is_refused == is_refused) {
-            row.last = number;
+    /// Returns the range before, if the line begins a new one.
+    fn add_to_range(&mut self, number: u64, is_refused: bool) -> Option<String> {
+        if let Some(range) = self.range.as_mut().filter(|range| range.last + 1 == number && range.is_refused == is_refused) {
+            range.last = number;
             return None;
         }
-        let ended = self.row.replace(Row { first: number, last: number, is_refused });
+        let ended = self.range.replace(LineRange { first: number, last: number, is_refused });
         Some(ended.map_or_else(
             || "the lines that follow are told without their reasons; --output jsonl has every answer".to_owned(),
-            |row| row.to_string(),
+            |range| range.to_string(),
         ))
     }
 
@@ -255,10 +255,10 @@ async fn send(client: &Client, batch: Batch, counts: &mut BatchCounts, progress:
 }
 
 fn close(form: Form, counts: BatchCounts, sent: Result<(), Error>) -> Result<(), Error> {
-    let BatchCounts { listing, row, accepted, refused, failed } = counts;
+    let BatchCounts { listing, range, accepted, refused, failed } = counts;
     let all = accepted + refused + failed;
-    if let Some(row) = row {
-        complain(row);
+    if let Some(range) = range {
+        complain(range);
     }
     listing.close("");
     let summary = format!(
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!((counts.accepted, counts.refused, counts.failed), (50, 149, 1));
         assert!(told[99].starts_with("line 100: ") && told[100].contains("without their reasons"), "{told:?}");
         assert_eq!(told[101..], ["lines 121-160: refused", "lines 171-179: refused"]);
-        assert_eq!(counts.row.expect("it may go on").to_string(), "line 180: failed or unknown");
+        assert_eq!(counts.range.expect("it may go on").to_string(), "line 180: failed or unknown");
     }
 
     #[tokio::test]
