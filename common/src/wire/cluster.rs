@@ -18,10 +18,13 @@ pub struct ClusterReport {
     pub nodes: Vec<NodeReport>,
     pub master: Option<MasterReport>,
     pub shards: Vec<ShardReport>,
+    /// Shards whose last owner is no member. No node dispatches them, unless that owner still runs.
+    #[serde(default)]
+    pub shards_orphaned: usize,
     /// Set after too many nodes vanished together: the master reassigns nothing until then.
     pub frozen_until: Option<UnixMicros>,
     pub lag: Lag,
-    /// The parts that could not be found out, and why. Also, how many shards have an owner that is no member.
+    /// The parts that could not be read, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -88,18 +91,21 @@ impl ClusterReport {
             nodes: node_reports(view),
             master: view.master().map(|master| MasterReport { name: master.node.name.clone(), term: master.term }),
             shards,
+            shards_orphaned: 0,
             frozen_until,
             lag: Lag::default(),
             notes: Vec::new(),
         }
     }
 
-    /// Part of the note about owners that are no members.
-    pub const NO_MEMBERS: &'static str = "that are not members";
-
-    /// Whether the owner of each shard is known. One that is no member is known too.
-    pub fn knows_owners(&self) -> bool {
-        self.notes.iter().all(|note| note.contains(Self::NO_MEMBERS))
+    /// What a person should know beside the tables, a sentence each.
+    pub fn remarks(&self) -> Vec<String> {
+        let count = self.shards_orphaned;
+        let (have, them) = if count == 1 { ("shard has", "it") } else { ("shards have", "them") };
+        let orphaned = format!(
+            "{count} {have} a last owner that is not a member of the cluster; unless it still runs, no node dispatches {them}"
+        );
+        self.notes.iter().cloned().chain((count > 0).then_some(orphaned)).collect()
     }
 }
 
@@ -163,7 +169,24 @@ mod tests {
             report.nodes.iter().map(|node| (node.name.as_str(), node.shards_owned, node.drained)).collect();
         assert_eq!(nodes, [("me", 0, false), ("other", 1, true)]);
         assert_eq!(report.frozen_until, Some(UnixMicros::new(5)));
-        assert_eq!(serde_json::from_value::<ClusterReport>(json).unwrap(), report);
+        let mut older = json.clone();
+        older.as_object_mut().unwrap().remove("shards_orphaned");
+        for json in [json, older] {
+            assert_eq!(serde_json::from_value::<ClusterReport>(json).unwrap(), report);
+        }
+    }
+
+    #[test]
+    fn a_remark_counts_the_shards_whose_last_owner_is_no_member() {
+        let remarks = |shards_orphaned| {
+            let notes = vec!["a note".to_owned()];
+            ClusterReport { shards_orphaned, notes, ..ClusterReport::of(&me(), None, &[], None) }.remarks()
+        };
+        assert_eq!(remarks(0), ["a note"]);
+        for (count, shards) in [(1, "1 shard has "), (2, "2 shards have ")] {
+            let remarks = remarks(count);
+            assert!(remarks.len() == 2 && remarks[1].starts_with(shards), "{remarks:?}");
+        }
     }
 
     #[test]

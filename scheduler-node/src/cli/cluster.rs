@@ -75,7 +75,7 @@ fn picture(report: &ClusterReport, all_shards: bool, now: UnixMicros) -> String 
     if !listed.is_empty() {
         parts.push(shards(&listed));
     }
-    parts.extend(report.notes.iter().map(|note| print::printable(note)));
+    parts.extend(report.remarks().iter().map(|remark| print::printable(remark)));
     parts.join("\n\n")
 }
 
@@ -153,6 +153,7 @@ mod tests {
             "master": { "name": "b", "term": 9 },
             "shards": [shard(0, "a", "a"), shard(1, "a", "b")],
             "frozen_until": null, "lag": {}, "notes": ["database `x` cannot be reached"],
+            "shards_orphaned": 3,
         }))
         .expect("a report")
     }
@@ -161,7 +162,9 @@ mod tests {
     fn a_picture_names_the_master_the_nodes_and_the_shards_on_their_way() {
         let now = UnixMicros::new(1_893_456_000_000_000 + 7_200_000_000);
         let shown = picture(&report(), false, now);
-        for part in ["master b since term 9", "2 h ago", "leaving, drained", "2 of 2 shards", "database `x`"] {
+        for part in
+            ["master b since term 9", "2 h ago", "leaving, drained", "2 of 2 shards", "database `x`", "3 shards have"]
+        {
             assert!(shown.contains(part), "{part} is missing:\n{shown}");
         }
         let listed = |shown: &str| shown.lines().filter(|line| line.contains("main") && line.ends_with('4')).count();

@@ -109,7 +109,7 @@ pub(super) async fn cluster(visitor: Visitor, uri: Uri) -> Result<Response, Page
         node: report.node.name.to_string(),
         ready: readiness.ready,
         reasons: readiness.reasons,
-        notes: report.notes.clone(),
+        notes: report.remarks(),
         master: report.master.as_ref().map(|master| (master.name.clone(), master.term.to_string())),
         frozen_until: report.frozen_until.map(|until| when(until, now)),
         overdue: span(std::time::Duration::from_millis(overdue_ms)),

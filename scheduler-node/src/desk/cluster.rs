@@ -129,11 +129,5 @@ fn show_owners(report: &mut ClusterReport, fences: &HashMap<ShardId, ShardRow>) 
         node.shards_owned = owned.remove(&(node.name.clone(), node.incarnation.uuid())).unwrap_or(0);
     }
     // A fence names its last owner until another node takes it. That owner may have ended.
-    let others: usize = owned.into_values().sum();
-    if others > 0 {
-        report.notes.push(format!(
-            "shards last owned by starts of nodes {}, as far as this node knows from etcd: {others}; unless those still run, no node dispatches them",
-            ClusterReport::NO_MEMBERS
-        ));
-    }
+    report.shards_orphaned = owned.into_values().sum();
 }

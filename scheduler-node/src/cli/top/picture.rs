@@ -94,7 +94,7 @@ impl Picture {
             lateness: Lateness::of(growth, None),
             nodes: report.nodes.iter().map(node).collect(),
             queues: queues(growth),
-            notes: report.notes.iter().chain(notes).cloned().collect(),
+            notes: report.remarks().into_iter().chain(notes.iter().cloned()).collect(),
         }
     }
 
