@@ -47,7 +47,7 @@ fn unstored(error: &SubmitError) -> Problem {
         }
         SubmitError::Unavailable(_)
         | SubmitError::InDoubt { .. }
-        | SubmitError::Moved(_)
+        | SubmitError::RulesChanged(_)
         | SubmitError::Elsewhere(_) => "the task could not be made durable and was not accepted; send it again",
         SubmitError::Unknown(_) => {
             "the outcome is unknown: the database stopped answering while it stored the task; if you send it again, \
@@ -74,7 +74,7 @@ pub(crate) fn put(put: Put) -> Result<Put, Problem> {
             "depends_on",
             "more than 10000 tasks wait before this one, too many to check whether it would wait for itself",
         )),
-        PutOutcome::Busy | PutOutcome::Moved => {
+        PutOutcome::Busy | PutOutcome::RulesChanged => {
             Err(unstored(&SubmitError::Unavailable("a task with this key is held".to_owned())))
         }
     }

@@ -137,7 +137,7 @@ impl Desk {
         let admits = |task: &ValidTask| self.admit_again(task).is_ok() && !self.lacks_queue(task);
         let mut answers = submitter.submit(tasks, source, revision, admits).await;
         let mut deleted = BTreeSet::new();
-        for task in answers.iter().filter_map(moved) {
+        for task in answers.iter().filter_map(rules_changed) {
             if self.lacks_queue(task) && self.admit_again(task).is_ok() {
                 deleted.insert(task.queue.clone());
             }
@@ -149,7 +149,7 @@ impl Desk {
         let revision = self.parts().books.load().revision();
         let (mut places, mut left) = (Vec::new(), Vec::new());
         for (place, answer) in answers.iter().enumerate() {
-            let Some(task) = moved(answer) else { continue };
+            let Some(task) = rules_changed(answer) else { continue };
             let has_queue = deleted.contains(&task.queue) && !refused.contains(&task.queue);
             if has_queue && self.admit_again(task).is_ok() {
                 places.push(place);
@@ -184,7 +184,7 @@ impl Desk {
         answer: Result<Accepted, SubmitError>,
         without_room: &BTreeSet<QueueName>,
     ) -> Result<Result<Accepted, SubmitError>, Problem> {
-        if let Some(task) = moved(&answer) {
+        if let Some(task) = rules_changed(&answer) {
             self.admit_again(task)?;
             if without_room.contains(&task.queue) {
                 return Err(self.no_queue_more(&task.queue));
@@ -300,9 +300,9 @@ impl Desk {
 }
 
 /// The task that was handed back, because its queue has other rules by now.
-fn moved(answer: &Result<Accepted, SubmitError>) -> Option<&ValidTask> {
+fn rules_changed(answer: &Result<Accepted, SubmitError>) -> Option<&ValidTask> {
     match answer {
-        Err(SubmitError::Moved(task)) => Some(&task.task),
+        Err(SubmitError::RulesChanged(task)) => Some(&task.task),
         _ => None,
     }
 }

@@ -65,7 +65,7 @@ pub enum PutOutcome {
     /// Another transaction holds a task with this key. Nothing was done, and the task can be sent again.
     Busy,
     /// The queue's rules for submissions have changed since the task was admitted. Nothing was done.
-    Moved,
+    RulesChanged,
 }
 
 impl Put {
@@ -86,7 +86,7 @@ impl PutOutcome {
             "cycle" => Ok(Self::Cycle),
             "deep" => Ok(Self::Deep),
             "busy" => Ok(Self::Busy),
-            "moved" => Ok(Self::Moved),
+            "rules_changed" => Ok(Self::RulesChanged),
             other => Err(sqlx::Error::Decode(format!("`{other}` is not an outcome of a task with a key").into())),
         }
     }

@@ -75,7 +75,7 @@ impl Database {
 
     /// Records the tasks of an insert, and the claims of those that it claimed.
     pub(super) fn note_submitted(&self, tasks: &[NewTask], epochs: &[Option<Epoch>], written: &InsertResult) {
-        let written_tasks = tasks.iter().zip(epochs).filter(|(task, _)| !written.moved.contains(&task.queue));
+        let written_tasks = tasks.iter().zip(epochs).filter(|(task, _)| !written.rules_changed.contains(&task.queue));
         for (task, epoch) in written_tasks.filter(|_| self.history.is_on()) {
             self.history.record(Step::Submitted { task: task.id });
             let is_claimed = written.held.contains(&task.id.shard()) && !written.turned.contains(&task.queue);

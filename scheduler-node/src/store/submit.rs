@@ -55,7 +55,7 @@ pub struct InsertResult {
     /// Queues with a newer policy than the presented revision. Their tasks are not claimed.
     pub turned: BTreeSet<QueueName>,
     /// Queues whose rules for submissions have changed since the revision of the routes. Their tasks are not written.
-    pub moved: BTreeSet<QueueName>,
+    pub rules_changed: BTreeSet<QueueName>,
 }
 
 /// The time within which a sending must be executed, or it does nothing. It is long enough for a statement that
@@ -101,7 +101,8 @@ impl Database {
     }
 
     /// Writes the whole batch with one insert. `Ok` means that every task is durable, except those of queues in
-    /// [`InsertResult::moved`]. `routed` is the revision of the queues by which the tasks were admitted and routed.
+    /// [`InsertResult::rules_changed`]. `routed` is the revision of the queues by which the tasks were admitted and
+    /// routed.
     pub async fn task_submit_within(
         &self,
         tasks: &[NewTask],
@@ -155,7 +156,7 @@ impl Database {
                     asked_at: super::moment(&row, "asked_at")?,
                     held: super::shards(&row, "held")?,
                     turned: queues("turned")?,
-                    moved: queues("moved")?,
+                    rules_changed: queues("rules_changed")?,
                 };
                 Ok((super::moment(&row, "now")?, Instant::now(), written))
             })

@@ -83,7 +83,7 @@ impl ClaimOnInsert {
         let mut scheduled = Vec::new();
         let mut refused = Vec::new();
         for (task, epoch) in tasks.into_iter().zip(begun.epochs) {
-            if written.moved.contains(&task.queue) {
+            if written.rules_changed.contains(&task.queue) {
                 refused.extend(epoch.map(|_| task.id));
                 continue;
             }
@@ -97,7 +97,7 @@ impl ClaimOnInsert {
             scheduled.push(task);
         }
         database.owned_shards.end(refused);
-        if !written.turned.is_empty() || !written.moved.is_empty() {
+        if !written.turned.is_empty() || !written.rules_changed.is_empty() {
             database.outdated.notify_one();
         }
         self.metrics.claimed.with_label_values(&["submit"]).inc_by(dispatches.len() as u64);

@@ -47,7 +47,7 @@ pub enum SubmitError {
     InDoubt { why: String, others_pass: bool },
     /// The task was admitted or got its shard by rules of its queue that are no longer in force. It is handed back.
     #[error("it was not stored: the rules of its queue for submissions changed")]
-    Moved(Box<NewTask>),
+    RulesChanged(Box<NewTask>),
     /// The task's shard is in another database by now, and the task is not stored here. It is handed back.
     #[error("it was not stored: its shard is moving to another database")]
     Elsewhere(Box<NewTask>),

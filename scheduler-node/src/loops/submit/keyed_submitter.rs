@@ -141,5 +141,9 @@ impl KeyedSubmitter {
 
 /// Turns a put into an answer. A task whose queue has other rules by now goes back to its caller.
 fn written(put: Put, task: &NewTask) -> Result<Put, SubmitError> {
-    if put.outcome == PutOutcome::Moved { Err(SubmitError::Moved(Box::new(task.clone()))) } else { Ok(put) }
+    if put.outcome == PutOutcome::RulesChanged {
+        Err(SubmitError::RulesChanged(Box::new(task.clone())))
+    } else {
+        Ok(put)
+    }
 }

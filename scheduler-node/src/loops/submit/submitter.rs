@@ -126,16 +126,16 @@ impl Submitter {
         let (placed, routed) = self.routes.place(tasks, shard_count);
         let mut answers = self.write_routed(placed, source, routed.min(admitted), Patience::Long).await;
         for _ in 1..TRIES {
-            if moved(&answers).next().is_none() || !self.knows_again().await {
+            if rules_changed(&answers).next().is_none() || !self.knows_again().await {
                 break;
             }
             let admitted = self.routes.books.load().revision();
-            let (places, moved): (Vec<usize>, Vec<ValidTask>) =
-                moved(&answers).filter(|(_, task)| admits(task)).unzip();
-            if moved.is_empty() {
+            let (places, admitted_again): (Vec<usize>, Vec<ValidTask>) =
+                rules_changed(&answers).filter(|(_, task)| admits(task)).unzip();
+            if admitted_again.is_empty() {
                 break;
             }
-            let (placed, routed) = self.routes.place(moved, shard_count);
+            let (placed, routed) = self.routes.place(admitted_again, shard_count);
             let again = self.write_routed(placed, source, routed.min(admitted), Patience::Long).await;
             for (place, answer) in places.into_iter().zip(again) {
                 answers[place] = answer;
@@ -259,9 +259,9 @@ impl Submitter {
 }
 
 /// The tasks whose queues have other rules by now, with their positions.
-fn moved(answers: &[Result<Accepted, SubmitError>]) -> impl Iterator<Item = (usize, ValidTask)> {
+fn rules_changed(answers: &[Result<Accepted, SubmitError>]) -> impl Iterator<Item = (usize, ValidTask)> {
     answers.iter().enumerate().filter_map(|(place, answer)| match answer {
-        Err(SubmitError::Moved(task)) => Some((place, task.task.clone())),
+        Err(SubmitError::RulesChanged(task)) => Some((place, task.task.clone())),
         _ => None,
     })
 }

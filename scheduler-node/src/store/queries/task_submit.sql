@@ -34,7 +34,7 @@ WITH fresh AS MATERIALIZED (
               partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now, epoch, envelope)
 ), turned AS MATERIALIZED (
     SELECT q.queue FROM duetime.queue_turn AS q WHERE q.revision > $21
-), moved AS MATERIALIZED (
+), rules_changed AS MATERIALIZED (
     SELECT q.queue FROM duetime.queue_turn AS q WHERE q.revision > $24 AND q.placed > $24
 ), fence AS MATERIALIZED (
     SELECT s.id
@@ -65,12 +65,12 @@ WITH fresh AS MATERIALIZED (
            CASE WHEN f.claimed THEN statement_timestamp() END,
            f.envelope::jsonb
       FROM gated AS f
-     WHERE f.queue <> ALL(ARRAY(SELECT queue FROM moved))
+     WHERE f.queue <> ALL(ARRAY(SELECT queue FROM rules_changed))
        AND f.id <> ALL(ARRAY(SELECT id FROM finished))
         ON CONFLICT (id) DO NOTHING
     RETURNING CASE WHEN clock_timestamp() > $23 THEN duetime.out_of_time() WHEN $17 THEN duetime.not_finished(t.id) ELSE true END AS in_time
 )
 SELECT statement_timestamp() AS asked_at, clock_timestamp() AS now, ARRAY(SELECT id FROM fence) AS held,
-       ARRAY(SELECT queue FROM turned) AS turned, ARRAY(SELECT queue FROM moved) AS moved,
+       ARRAY(SELECT queue FROM turned) AS turned, ARRAY(SELECT queue FROM rules_changed) AS rules_changed,
        CASE WHEN statement_timestamp() <= $22 THEN duetime.out_of_time() END AS too_early,
        (SELECT bool_and(w.in_time) FROM written AS w) AS in_time

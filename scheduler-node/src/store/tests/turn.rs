@@ -298,7 +298,7 @@ async fn nothing_is_written_of_a_queue_that_was_placed_anew_since_its_tasks_were
         tasks[1].queue = QueueName::new("mails");
         let known = KnownRevisions { claims: i64::MAX, routes };
         let written = test.database.task_submit_claimed(&tasks, &[None, None], known, Window::OPEN).await.unwrap();
-        assert_eq!(written.moved.contains(&orders()), !is_there);
+        assert_eq!(written.rules_changed.contains(&orders()), !is_there);
         let found =
             [state_of(&test.pool, tasks[0].id).await.is_some(), state_of(&test.pool, tasks[1].id).await.is_some()];
         assert_eq!(found, [is_there, true], "other queues have nothing to do with it");
@@ -308,7 +308,7 @@ async fn nothing_is_written_of_a_queue_that_was_placed_anew_since_its_tasks_were
         let hold = Retention { window_ms: 1_000, keep_ms: 1_000 };
         let put =
             test.database.task_put_within(&[keyed.clone()], &[hold], Window::OPEN, routes).await.unwrap().remove(0);
-        assert_eq!(put.outcome, if is_there { PutOutcome::Created } else { PutOutcome::Moved });
+        assert_eq!(put.outcome, if is_there { PutOutcome::Created } else { PutOutcome::RulesChanged });
         assert_eq!(state_of(&test.pool, keyed.id).await.is_some(), is_there);
     }
 }
@@ -336,7 +336,7 @@ async fn a_task_with_a_key_that_is_sent_again_after_a_new_placement_is_the_one_t
     let sent = [live, finished, waiting, new];
     let again = send(&sent).await;
     let outcomes: Vec<PutOutcome> = again.iter().map(|put| put.outcome).collect();
-    assert_eq!(outcomes, [PutOutcome::Created, PutOutcome::Created, PutOutcome::Created, PutOutcome::Moved]);
+    assert_eq!(outcomes, [PutOutcome::Created, PutOutcome::Created, PutOutcome::Created, PutOutcome::RulesChanged]);
     assert!(again.iter().zip(&sent).all(|(put, task)| put.id == task.id), "{again:?}");
     assert_eq!(state_of(&test.pool, sent[3].id).await, None);
 }

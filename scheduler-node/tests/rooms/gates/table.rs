@@ -102,9 +102,9 @@ const CLAIMS: &[Gate] = &[
             ),
             guard(
                 "writes no task of a queue whose rules for submissions have changed",
-                Itself("f.queue <> ALL(ARRAY(SELECT queue FROM moved))"),
+                Itself("f.queue <> ALL(ARRAY(SELECT queue FROM rules_changed))"),
             ),
-            guard("have changed since revision $24", In("moved", "q.placed > $24")),
+            guard("have changed since revision $24", In("rules_changed", "q.placed > $24")),
             guard(
                 "ids that have meanwhile finished are left alone too",
                 Itself("f.id <> ALL(ARRAY(SELECT id FROM finished))"),

@@ -175,7 +175,7 @@ impl Insert {
     }
 
     fn note(&self, tasks: &[NewTask], counts: Counts, written: &InsertResult) {
-        let is_written = |queue: &QueueName| !written.moved.contains(queue);
+        let is_written = |queue: &QueueName| !written.rules_changed.contains(queue);
         for task in tasks.iter().filter(|task| is_written(&task.queue)) {
             let due_at = task.due_at_when(written.asked_at);
             let ids = || traces::ids(task.trace());
@@ -190,9 +190,9 @@ impl Insert {
 /// One answer for each task. Tasks of queues that have other rules by now are not written, unless an earlier sending
 /// with an unknown end did so.
 fn answers(tasks: &[NewTask], written: &InsertResult, sending: Sending) -> Vec<Result<UnixMicros, SubmitError>> {
-    let answer = |task: &NewTask| match (written.moved.contains(&task.queue), sending) {
+    let answer = |task: &NewTask| match (written.rules_changed.contains(&task.queue), sending) {
         (false, _) => Ok(written.asked_at),
-        (true, Sending::First) => Err(SubmitError::Moved(Box::new(task.clone()))),
+        (true, Sending::First) => Err(SubmitError::RulesChanged(Box::new(task.clone()))),
         (true, Sending::Again) => {
             Err(SubmitError::Unknown("the rules of its queue for submissions changed meanwhile".to_owned()))
         }
