@@ -184,8 +184,9 @@ impl Error {
         self.sqlstate().as_deref() == Some("57014")
     }
 
-    /// Whether the server refused the statement as it does one outside of its time window (`duetime.out_of_time`).
-    pub fn is_untimely(&self) -> bool {
+    /// Whether the server refused the statement because its time window was not open (`duetime.out_of_time` in SQL), or
+    /// because of another serialization failure. [`Self::is_out_of_time`] is the statement timeout.
+    pub fn is_outside_window(&self) -> bool {
         self.sqlstate().as_deref() == Some("40001")
     }
 

@@ -68,7 +68,7 @@ where
             || parts.iter().any(|(_, _, _, sent)| sent.is_ok());
         // If several tasks fail alone and none has passed, the server may be at fault.
         // Fewer tasks may be written within the time of a statement, or within a window.
-        let is_slow = error.is_out_of_time() || (error.is_untimely() && window.is_over(database));
+        let is_slow = error.is_out_of_time() || (error.is_outside_window() && window.is_over(database));
         let is_split = refused || is_slow || (is_doubt && (others_pass || doubts_alone < DOUBTS_ALONE));
         doubts_alone += usize::from(is_doubt && part.len() == 1);
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
