@@ -11,7 +11,7 @@ REFUSALS = {400, 405, 406, 411, 413, 414, 415, 422, 431}
 # What JSON Schema cannot express: how two values relate, or what a text means. Field, and a part of the detail.
 TOLD_REASONS = [
     # An expiry is later than the due time, and a token's is in the future.
-    (r"expires_(at|after_ms)", r"before it is due|is in the past|reaches past"),
+    (r"expires_(at|after_ms)", r"before it is due|is in the past|has passed|reaches past"),
     # The calendar of a schedule and its time zone.
     (r"cron|time_zone", r""),
     (r"retry\.(max_ms|base_ms)", r""),

@@ -71,9 +71,10 @@ impl ChangeRequest {
                 let detail = format!("the task would expire at {expires_at}, before it is due at {due_at}");
                 return Err(Problem::invalid_field(field, detail));
             }
-            // An overdue task has an earlier due time, which such an expiry may follow.
+            // The due time of an overdue task may lie before such an expiry, so the store would accept it.
             if expires_at <= now.latest {
-                let detail = format!("`{field}` is in the past; cancel the task instead");
+                let detail =
+                    format!("the task would expire at {expires_at}, which has passed; cancel the task instead");
                 return Err(Problem::invalid_field(field, detail));
             }
         }
