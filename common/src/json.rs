@@ -126,6 +126,44 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// A list of which the first `MOST` elements are kept and the others only counted: a body may have millions.
+#[derive(Debug)]
+pub struct AtMost<T, const MOST: usize> {
+    pub first: Vec<T>,
+    pub count: usize,
+}
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(AtMostVisitor(PhantomData))
+    }
+}
+
+struct AtMostVisitor<T, const MOST: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for AtMostVisitor<T, MOST> {
+    type Value = AtMost<T, MOST>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<AtMost<T, MOST>, A::Error> {
+        let mut first = Vec::new();
+        while first.len() < MOST {
+            let Some(element) = list.next_element()? else {
+                return Ok(AtMost { count: first.len(), first });
+            };
+            first.push(element);
+        }
+        let mut count = MOST;
+        while list.next_element::<de::IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        Ok(AtMost { first, count })
+    }
+}
+
 /// A number without a fraction, in any spelling. A number that does not fit into `T` is refused while it is read,
 /// because a later error would not know the field.
 pub(crate) struct Whole<T>(pub(crate) T);

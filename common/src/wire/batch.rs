@@ -1,14 +1,12 @@
 //! Many tasks in one request, each with its own answer.
 
-use std::fmt;
-
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{IgnoredAny, SeqAccess, Visitor},
-};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::wire::{Problem, TaskReceipt, read};
+use crate::{
+    json::AtMost,
+    wire::{Problem, TaskReceipt, read},
+};
 
 pub const MAX_TASKS: usize = 10_000;
 
@@ -21,7 +19,7 @@ pub struct BatchRequest<'a> {
 impl<'a> BatchRequest<'a> {
     /// Splits `{"tasks": [...]}` or a bare array. [`crate::wire::TaskRequest::parse`] reads each element.
     pub fn split(raw: &'a str) -> Result<Self, Problem> {
-        let list: Counted<'a> =
+        let list: FirstTasks<'a> =
             if raw.trim_start().starts_with('[') { read::json(raw)? } else { read::json::<Wrapped<'a>>(raw)?.tasks };
         if list.count > MAX_TASKS {
             let detail = format!("a batch may have {MAX_TASKS} tasks, not {}", list.count);
@@ -35,46 +33,10 @@ impl<'a> BatchRequest<'a> {
 #[serde(deny_unknown_fields)]
 struct Wrapped<'a> {
     #[serde(borrow)]
-    tasks: Counted<'a>,
+    tasks: FirstTasks<'a>,
 }
 
-/// A list of which [`MAX_TASKS`] elements are kept. Those beyond are only counted: millions of them fit into a body.
-struct Counted<'a> {
-    first: Vec<&'a RawValue>,
-    count: usize,
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Counted<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(CountedVisitor)
-    }
-}
-
-struct CountedVisitor;
-
-impl<'de> Visitor<'de> for CountedVisitor {
-    type Value = Counted<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of tasks")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Counted<'de>, A::Error> {
-        let mut first: Vec<&'de RawValue> = Vec::new();
-        while first.len() < MAX_TASKS {
-            let Some(task) = list.next_element()? else {
-                let count = first.len();
-                return Ok(Counted { first, count });
-            };
-            first.push(task);
-        }
-        let mut count = first.len();
-        while list.next_element::<IgnoredAny>()?.is_some() {
-            count += 1;
-        }
-        Ok(Counted { first, count })
-    }
-}
+type FirstTasks<'a> = AtMost<&'a RawValue, MAX_TASKS>;
 
 /// The answers, in the order of the request.
 #[derive(Debug, Serialize, Deserialize)]
@@ -136,7 +98,7 @@ mod tests {
     #[test]
     fn tasks_beyond_the_most_are_counted_and_not_kept() {
         let list = format!("[{}]", vec!["0"; 100_000].join(","));
-        let read: Counted<'_> = read::json(&list).unwrap();
+        let read: FirstTasks<'_> = read::json(&list).unwrap();
         assert_eq!(read.count, 100_000);
         assert!(read.first.len() == MAX_TASKS && read.first.capacity() < 2 * MAX_TASKS);
     }

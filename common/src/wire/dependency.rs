@@ -1,15 +1,13 @@
 //! The dependencies of a task in a request.
 
-use std::{collections::BTreeSet, fmt};
+use std::collections::BTreeSet;
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error, SeqAccess, Visitor},
-};
+use serde::Deserialize;
 
 use crate::{
     ids::QueueName,
-    json, queue,
+    json::{self, AtMost},
+    queue,
     task::{Dependency, dependency::MAX_DEPENDENCIES},
     wire::{Problem, check::check_key},
 };
@@ -30,57 +28,21 @@ pub struct NamedDependency {
     pub key: String,
 }
 
-/// For `deserialize_with`: reads dependencies. The first one too many is refused before it takes memory, because a body
-/// may have millions.
-pub(super) fn read_dependencies<'de, D>(deserializer: D) -> Result<Option<Vec<DependencyRequest>>, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    Ok(Option::<Dependencies>::deserialize(deserializer)?.map(|Dependencies(list)| list))
-}
-
-struct Dependencies(Vec<DependencyRequest>);
-
-impl<'de> Deserialize<'de> for Dependencies {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(DependenciesVisitor).map(Self)
-    }
-}
-
-struct DependenciesVisitor;
-
-impl<'de> Visitor<'de> for DependenciesVisitor {
-    type Value = Vec<DependencyRequest>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of dependencies")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<DependencyRequest>, A::Error> {
-        let mut read = Vec::new();
-        while let Some(one) = list.next_element()? {
-            if read.len() == MAX_DEPENDENCIES {
-                return Err(A::Error::custom(format!("a task may depend on at most {MAX_DEPENDENCIES} others")));
-            }
-            read.push(one);
-        }
-        Ok(read)
-    }
-}
+pub(crate) type FirstDependencies = AtMost<DependencyRequest, MAX_DEPENDENCIES>;
 
 /// Checks the dependencies in a request for a task of `queue` with `key`. A dependency that is named twice counts
 /// once.
 pub(crate) fn check_dependencies(
-    requested: Vec<DependencyRequest>,
+    requested: FirstDependencies,
     queue: &QueueName,
     key: Option<&str>,
 ) -> Result<Vec<Dependency>, Problem> {
     let refuse = |detail: String| Err(Problem::invalid_field("depends_on", detail));
-    if requested.len() > MAX_DEPENDENCIES {
-        return refuse(format!("a task may depend on at most {MAX_DEPENDENCIES} others, not {}", requested.len()));
+    if requested.count > MAX_DEPENDENCIES {
+        return refuse(format!("a task may depend on at most {MAX_DEPENDENCIES} others, not {}", requested.count));
     }
     let mut checked = BTreeSet::new();
-    for one in requested {
+    for one in requested.first {
         let (of, key) = match one {
             DependencyRequest::Key(key) => (queue.clone(), key),
             DependencyRequest::Named(named) => {
@@ -108,7 +70,7 @@ mod tests {
     use super::*;
 
     fn requested(json: &str) -> Result<Vec<String>, String> {
-        let requested: Vec<DependencyRequest> = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        let requested = serde_json::from_str(json).map_err(|error| error.to_string())?;
         let checked = check_dependencies(requested, &QueueName::new("mail"), Some("me")).map_err(|problem| {
             assert_eq!((problem.status, problem.field.as_deref()), (422, Some("depends_on")));
             problem.detail

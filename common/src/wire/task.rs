@@ -15,7 +15,7 @@ use crate::{
     wire::{
         Limits, Problem,
         check::{DEFAULT_PRIORITY, JSON, body, check_headers, check_key, check_priority, due, expiry, read_headers},
-        dependency::{DependencyRequest, check_dependencies, read_dependencies},
+        dependency::{FirstDependencies, check_dependencies},
         read,
     },
 };
@@ -49,8 +49,7 @@ pub struct TaskRequest {
     #[serde(default, deserialize_with = "json::whole")]
     pub version: Option<i64>,
     pub on_duplicate: Option<OnDuplicate>,
-    #[serde(default, deserialize_with = "read_dependencies")]
-    pub depends_on: Option<Vec<DependencyRequest>>,
+    pub depends_on: Option<FirstDependencies>,
     /// The caller's place in a trace, if the request names one beside the task.
     #[serde(skip)]
     pub upstream: Option<Upstream>,
@@ -90,7 +89,7 @@ impl TaskRequest {
         let keyed = keyed(self.key, self.version, self.on_duplicate)?;
         let queue = QueueName::new(&self.queue);
         let key = keyed.as_ref().map(|keyed| keyed.key.as_str());
-        let depends_on = check_dependencies(self.depends_on.unwrap_or_default(), &queue, key)?;
+        let depends_on = self.depends_on.map(|requested| check_dependencies(requested, &queue, key)).transpose()?;
         let mut headers = self.headers.unwrap_or_default();
         check_headers(&headers)?;
         if let Some(upstream) = self.upstream {
@@ -106,7 +105,7 @@ impl TaskRequest {
             priority,
             keyed,
             partition_key: self.partition_key,
-            depends_on,
+            depends_on: depends_on.unwrap_or_default(),
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,
             retry: self.retry,

@@ -115,7 +115,7 @@ async fn read_batch(
 
 /// The headers and dependencies of a task.
 fn parts(task: &TaskRequest) -> usize {
-    task.headers.as_ref().map_or(0, BTreeMap::len) + task.depends_on.as_ref().map_or(0, Vec::len)
+    task.headers.as_ref().map_or(0, BTreeMap::len) + task.depends_on.as_ref().map_or(0, |others| others.first.len())
 }
 
 /// Parses a task of a batch, which may be as large as one alone: parsed, a list of little values takes many times the
