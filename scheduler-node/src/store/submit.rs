@@ -80,9 +80,9 @@ impl Window {
         Self { after: Some(self.until), until: database.now().max(self.until).plus(EXECUTED_WITHIN) }
     }
 
-    /// Whether a statement that still runs is too late.
+    /// Whether the window has ended, by the latest time that the server's clock may show: a refusal for lateness is
+    /// always seen as one.
     pub fn is_over(self, database: &Database) -> bool {
-        // Never behind the server's clock, which was beyond the end when it refused the statement for that.
         database.clock.at_most(Instant::now()).is_none_or(|now| now > self.until)
     }
 

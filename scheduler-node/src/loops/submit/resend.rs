@@ -7,7 +7,7 @@ use common::task::NewTask;
 use super::batch::SubmitError;
 use crate::{
     store::{
-        Effect, Error, Fault, Statements,
+        Database, Effect, Error, Fault, Statements,
         submit::{EXECUTED_WITHIN, Sending, Window},
     },
     working_set::{database::NodeDatabase, retry::DOUBTS_ALONE, set_aside::Kind},
@@ -66,28 +66,23 @@ where
         let is_doubt = error.puts_rows_in_doubt() && error.effect == Effect::None;
         let others_pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)))
             || parts.iter().any(|(_, _, _, sent)| sent.is_ok());
-        // If several tasks fail alone and none has passed, the server may be at fault.
-        // Fewer tasks may be written within the time of a statement, or within a window.
+        // A smaller part may be written within a statement's timeout, or within a window.
         let is_slow = error.is_out_of_time() || (error.is_outside_window() && window.is_over(database));
+        // If several tasks fail alone and none has passed, the server may be at fault.
         let is_split = refused || is_slow || (is_doubt && (others_pass || doubts_alone < DOUBTS_ALONE));
         doubts_alone += usize::from(is_doubt && part.len() == 1);
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
         let late = started.elapsed() > RESOLVE_DEADLINE;
-        // Each sending takes its window when it begins: the one before may have used up an earlier one.
-        let next = || match (error.effect, unknown) {
-            (Effect::Unknown, _) => window.next(database),
-            (Effect::None, true) => Window { after: window.after, ..Window::first(database) },
-            (Effect::None, false) => Window::first(database),
-        };
         if is_split && part.len() > 1 && !late {
-            let (place, (before, after)) = (parts.len(), part.split_at(part.len() / 2));
-            for half in [before, after] {
-                let window = next();
-                parts.insert(place, (half, sending, window, send(half, sending, window).await));
-            }
+            let (before, after) = part.split_at(part.len() / 2);
+            let next = next_window(window, &error, unknown, database);
+            let before = (before, sending, next, send(before, sending, next).await);
+            // The first half may have used up that window.
+            let next = next_window(window, &error, unknown, database);
+            parts.extend([(after, sending, next, send(after, sending, next).await), before]);
             continue;
         }
-        let next = next();
+        let next = next_window(window, &error, unknown, database);
         let pause = PAUSE.max(next.wait(database));
         // The clock of a server that took over may be far behind the end of the last window.
         let is_too_long = started.elapsed() + pause > RESOLVE_DEADLINE + EXECUTED_WITHIN;
@@ -104,6 +99,15 @@ where
         parts.push((part, sending, next, send(part, sending, next).await));
     }
     with_others_pass(known)
+}
+
+/// The window of a sending that begins now, after one with `window` failed.
+fn next_window(window: Window, error: &Error, unknown: bool, database: &Database) -> Window {
+    match (error.effect, unknown) {
+        (Effect::Unknown, _) => window.next(database),
+        (Effect::None, true) => Window { after: window.after, ..Window::first(database) },
+        (Effect::None, false) => Window::first(database),
+    }
 }
 
 /// Tells the tasks in doubt whether others of the batch passed.
