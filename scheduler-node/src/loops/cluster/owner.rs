@@ -7,7 +7,7 @@
 //!   claim holds wait in a statement of their own, so that they delay no other shard.
 //! - release: does etcd still assign it away? -> wait for a turn -> stop claiming -> drain -> delete the owner key
 //!   -> forget.
-//! - register again: the key was lost -> is the fence still held? -> create the key.
+//! - reregister: the key was lost -> is the fence still held? -> create the key.
 //!
 //! A shard that has moved to another database is forgotten in the former one and acquired in its new place, unless the
 //! loop that moved it has adopted it there. From a shard in the last part of a move nothing is claimed.
@@ -25,7 +25,6 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    future::Future,
     sync::Arc,
     time::Duration,
 };
@@ -86,8 +85,7 @@ const ETCD_RETRY_LONGEST: Duration = Duration::from_secs(2);
 
 /// The source of epochs.
 pub trait Fence: fmt::Debug + Send + Sync + 'static {
-    /// Takes those of the fences of `shards` that no claim holds, for `node`. After that no claim under an older
-    /// epoch commits.
+    /// Takes those fences of `shards` for `node` that no claim holds. Then no claim under an older epoch commits.
     fn acquire_free(
         &self,
         shards: &[ShardId],
@@ -102,7 +100,10 @@ pub trait Fence: fmt::Debug + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<(ShardId, Epoch)>, store::Error>> + Send;
 
     /// Lists the shards whose fences are still in force under these epochs.
-    fn held(&self, of: &BTreeMap<ShardId, Epoch>) -> impl Future<Output = Result<Vec<ShardId>, store::Error>> + Send;
+    fn still_held(
+        &self,
+        fences: &BTreeMap<ShardId, Epoch>,
+    ) -> impl Future<Output = Result<Vec<ShardId>, store::Error>> + Send;
 }
 
 impl Fence for store::Database {
@@ -114,7 +115,7 @@ impl Fence for store::Database {
         self.shard_acquire(shards, node).await
     }
 
-    async fn held(&self, fences: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, store::Error> {
+    async fn still_held(&self, fences: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, store::Error> {
         self.shard_held(fences).await
     }
 }
@@ -408,7 +409,7 @@ impl<F: Fence> Owner<F> {
             }
         }
         if let Some(lease) = lease {
-            self.register_again(lost_keys, lease);
+            self.reregister(lost_keys, lease);
             self.acquire(wanted, lease);
         }
         if !leaving.is_empty() {
@@ -418,7 +419,7 @@ impl<F: Fence> Owner<F> {
     }
 
     /// Creates lost keys again, many in one request.
-    fn register_again(&mut self, lost_keys: BTreeMap<usize, Vec<(ShardId, Epoch)>>, lease: LeaseId) {
+    fn reregister(&mut self, lost_keys: BTreeMap<usize, Vec<(ShardId, Epoch)>>, lease: LeaseId) {
         for (index, owned) in lost_keys {
             for owned in owned.chunks(KEYS_PER_TRANSACTION) {
                 self.busy.extend(owned.iter().map(|(shard, _)| *shard));

@@ -24,9 +24,9 @@ use crate::{
 /// Most drains end within this time: they only wait for the confirms of the last published tasks.
 const QUICK_DRAIN: Duration = Duration::from_millis(100);
 
-/// A database that takes longer than this to tell which fences are held does not keep lost owner keys away. Until a key
-/// is back, other nodes take the shard for one without an owner.
-const HELD_WITHIN: Duration = Duration::from_secs(1);
+/// The longest wait for the fences before lost owner keys are created again. Until then other nodes take the shards for
+/// ones without an owner.
+const FENCES_READ_WITHIN: Duration = Duration::from_secs(1);
 
 /// The result of an act. `index`: the index of the shard's database.
 #[derive(Debug)]
@@ -192,14 +192,14 @@ impl Actor {
     }
 }
 
-/// Those of the fences that the database no longer has under these epochs, as far as it answers in time. Shards that
-/// are not claimed from are left out: the last part of a move changes the epoch, and the mover adopts it.
+/// The fences that the database no longer has under these epochs. Without an answer in time: none. Leaves out shards
+/// whose claims have stopped: the cut of a move raises their epoch, and the mover adopts it.
 async fn overtaken<F: Fence>(owned: &[(ShardId, Epoch)], database: &OwnerDatabase<F>) -> Vec<(ShardId, Epoch)> {
     let _work = at_work();
     let claimable = database.owned_shards.claimable();
     let asked = owned.iter().copied().filter(|(shard, epoch)| claimable.get(shard) == Some(epoch));
     let asked: BTreeMap<ShardId, Epoch> = asked.collect();
-    let answer = tokio::time::timeout(HELD_WITHIN, database.fence.held(&asked)).await;
+    let answer = tokio::time::timeout(FENCES_READ_WITHIN, database.fence.still_held(&asked)).await;
     let Ok(Ok(held)) = answer else { return Vec::new() };
     asked.into_iter().filter(|(shard, _)| !held.contains(shard)).collect()
 }

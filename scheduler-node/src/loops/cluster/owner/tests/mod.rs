@@ -94,7 +94,7 @@ impl Fence for Line {
         self.take(shards).await
     }
 
-    async fn held(&self, fences: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, store::Error> {
+    async fn still_held(&self, fences: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, store::Error> {
         self.reached(StoreOp::ShardHeld)?;
         let rows = self.fences.rows.lock();
         let is_held = |(shard, epoch): &(&ShardId, &Epoch)| rows.get(*shard).is_none_or(|row| row <= *epoch);
