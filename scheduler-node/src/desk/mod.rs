@@ -215,7 +215,7 @@ impl Desk {
                     tokio::time::sleep(PARTITION_PAUSE).await;
                     continue;
                 }
-                Err(error) if error.is_moved() => places.follow(refusals, Patience::Long).await,
+                Err(error) if error.is_moved() => places.reread_after_move(refusals, Patience::Long).await,
                 Ok(found) if is_missing(found) => {
                     let is_elsewhere = refusals == 0 && places.is_elsewhere(id.shard(), place).await;
                     if !is_elsewhere && places.of(id.shard()).is_some_and(|place| !place.status.is_open()) {

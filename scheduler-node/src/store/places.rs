@@ -20,22 +20,29 @@ use crate::by_database::ByDatabase;
 /// A database that takes longer than this to tell its shards does not delay the map of the others.
 const READ_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often a refused statement is sent again, at most, by the patience of its sender.
-const LONG_TRIES: u32 = 17;
-const SHORT_TRIES: u32 = 7;
-
 /// The pause before the second try, which doubles up to the longest. The first try comes at once: the map was old.
-const FOLLOW_PAUSE: Duration = Duration::from_millis(25);
-const FOLLOW_LONGEST: Duration = Duration::from_millis(400);
+const REREAD_PAUSE: Duration = Duration::from_millis(25);
+const REREAD_PAUSE_LONGEST: Duration = Duration::from_millis(400);
 
 /// How long a statement that is refused, because its shard has moved, is sent again.
 #[derive(Clone, Copy, Debug)]
 pub enum Patience {
-    /// A caller waits for the answer. With the pauses that is more than 5 s, longer than the longest cut between two
-    /// databases. Most cuts end within the first half second.
+    /// A caller waits for the answer.
     Long,
-    /// The sender holds up others, and it can send again later. That is more than 1 s, twice as long as a first cut.
+    /// The sender holds up others, and can send again later.
     Short,
+}
+
+impl Patience {
+    /// How often a refused statement is sent again, at most.
+    const fn tries(self) -> u32 {
+        match self {
+            // With the pauses more than 5 s: longer than the longest cut.
+            Self::Long => 17,
+            // More than 1 s: twice as long as a first cut.
+            Self::Short => 7,
+        }
+    }
 }
 
 /// What this node knows of the places of the shards. It may be older than the fence rows: a statement that is sent to
@@ -252,16 +259,12 @@ impl Places {
     /// Reads the map after a refusal because a shard has moved; `refusals` counts those before. Between the two
     /// databases of a move no place takes a write, so the later tries wait a little. Returns whether the caller may
     /// try again.
-    pub async fn follow(&self, refusals: u32, patience: Patience) -> bool {
-        let tries = match patience {
-            Patience::Long => LONG_TRIES,
-            Patience::Short => SHORT_TRIES,
-        };
-        if refusals >= tries {
+    pub async fn reread_after_move(&self, refusals: u32, patience: Patience) -> bool {
+        if refusals >= patience.tries() {
             return false;
         }
         if refusals > 0 {
-            tokio::time::sleep((FOLLOW_PAUSE * 2_u32.pow(refusals - 1)).min(FOLLOW_LONGEST)).await;
+            tokio::time::sleep((REREAD_PAUSE * 2_u32.pow(refusals - 1)).min(REREAD_PAUSE_LONGEST)).await;
         }
         // The shards of a database that cannot be read stay where they were.
         let _ = self.refresh().await;

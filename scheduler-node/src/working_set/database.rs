@@ -193,7 +193,7 @@ impl<S> NodeDatabases<S> {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        if !self.places.follow(refusals, Patience::Long).await {
+        if !self.places.reread_after_move(refusals, Patience::Long).await {
             return Err(rows);
         }
         let (parts, lost) = self.divide(rows, id);

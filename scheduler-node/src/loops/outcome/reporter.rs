@@ -219,7 +219,7 @@ impl<S: Statements> Reporter<S> {
                 }
             }
             let Some(error) = moved else { return Ok(answers) };
-            if !self.databases.places().follow(refusals, patience).await {
+            if !self.databases.places().reread_after_move(refusals, patience).await {
                 return Err(error);
             }
             last_refusal = Some(error);

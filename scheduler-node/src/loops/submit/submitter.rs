@@ -171,7 +171,7 @@ impl Submitter {
             if left.is_empty() {
                 return answers;
             }
-            if !self.routes.databases.places().follow(refusals, patience).await {
+            if !self.routes.databases.places().reread_after_move(refusals, patience).await {
                 let why = || Err(SubmitError::Unavailable(NO_PLACE.to_owned()));
                 places.into_iter().for_each(|place| answers[place] = why());
                 return answers;
