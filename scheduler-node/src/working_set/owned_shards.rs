@@ -271,17 +271,12 @@ impl OwnedShards {
         entries
     }
 
-    /// Begins to take tasks that are not known yet: a drain of these shards waits until the pick is dropped. `known`:
-    /// the fences by which the caller has decided. Shards that have stopped since, or are held under another epoch, are
-    /// left out.
-    pub fn pick(&self, known: &BTreeMap<ShardId, Epoch>) -> Picking<'_> {
+    /// Begins to take tasks that are not known yet, in those of the shards that may still be claimed from under these
+    /// epochs. A drain of them waits until the pick is dropped.
+    pub fn pick(&self, fences: &BTreeMap<ShardId, Epoch>) -> Picking<'_> {
         let mut state = self.state.lock();
-        let goes_on = |shard, epoch| state.claimable(shard) && state.is_held_under(shard, epoch);
-        let fences: BTreeMap<ShardId, Epoch> = known
-            .iter()
-            .map(|(shard, epoch)| (*shard, *epoch))
-            .filter(|(shard, epoch)| goes_on(*shard, *epoch))
-            .collect();
+        let mut fences = fences.clone();
+        fences.retain(|shard, epoch| state.claimable(*shard) && state.is_held_under(*shard, *epoch));
         let number = state.picks.last_key_value().map_or(0, |(last, _)| last + 1);
         state.picks.insert(number, fences.clone());
         Picking { owned_shards: self, number, fences }
