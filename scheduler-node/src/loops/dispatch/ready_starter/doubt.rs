@@ -19,13 +19,12 @@ use crate::{
     store::{Error, Statements, claim::LOOK_AGAIN_AFTER},
 };
 
-/// The pause after a pick with an unknown outcome. By its end the server has certainly ended the pick: one that does
-/// not begin within 2 s starts none, and the statement timeout is 5 s. Before that nothing can be counted, and until
-/// then the pick may claim.
+/// The pause after a pick with an unknown outcome. A pick begins within 2 s or starts nothing, and then takes 5 s at
+/// most (`statement_timeout`). Until the end of the pause tasks may still be claimed, so nothing is counted before.
 const UNKNOWN_FOR: Duration = Duration::from_secs(8);
 
-/// How long before its pick was sent a claim's time may seem to lie: the reading of the database's clock is off by a
-/// little.
+/// The most by which this node's reading of the database's clock may be ahead: a claim may seem to be this much older
+/// than its pick.
 const CLOCK_MARGIN: Duration = Duration::from_secs(3);
 
 /// The most tasks that are woken in one shard. Their own rescues find the others.
@@ -34,8 +33,8 @@ const WOKEN_PER_SHARD: i64 = 2_000;
 /// A pick whose outcome is unknown.
 #[derive(Clone, Debug)]
 pub(super) struct Doubt {
-    /// The time in which the pick was out, on the database's clock; `None` without a reading of it.
-    out: Option<(UnixMicros, UnixMicros)>,
+    /// When the pick was sent and when it failed, on the database's clock; `None` without a reading of it.
+    sent_and_failed_at: Option<(UnixMicros, UnixMicros)>,
     shards: Vec<ShardId>,
     /// The pick has certainly ended.
     pub over_at: Instant,
@@ -47,7 +46,7 @@ impl Doubt {
     pub fn of(sent: Instant, sent_at: Option<UnixMicros>, shards: impl IntoIterator<Item = ShardId>) -> Self {
         let now = clock::instant();
         Self {
-            out: sent_at.map(|sent_at| (sent_at, sent_at.plus(now.saturating_duration_since(sent)))),
+            sent_and_failed_at: sent_at.map(|sent_at| (sent_at, sent_at.plus(now.saturating_duration_since(sent)))),
             shards: shards.into_iter().collect(),
             over_at: now + UNKNOWN_FOR,
         }
@@ -60,7 +59,7 @@ impl<S: Statements> ReadyStarter<S> {
     /// over.
     pub(super) async fn wake_started(&self, doubt: &Doubt) -> Result<(), Error> {
         // Without a clock at the sending their own rescues find them.
-        let Some((sent_at, failed_at)) = doubt.out else { return Ok(()) };
+        let Some((sent_at, failed_at)) = doubt.sent_and_failed_at else { return Ok(()) };
         let now = self.claims.now();
         // A claim moves the wake time to its own time plus this.
         let from = sent_at.minus(CLOCK_MARGIN).plus(LOOK_AGAIN_AFTER);
