@@ -78,11 +78,11 @@ fn shown(node: &NodeReport) -> String {
 async fn emptied(client: &Client, node: NodeReport, progress: &ProgressBar) -> Result<NodeReport, Error> {
     loop {
         let report: ClusterReport = answered(client, &Request::get(&["v1", "cluster"]), LOOK_INTERVAL).await?;
-        match left(&report, &node) {
-            Left::Nothing => return Ok(NodeReport { shards_owned: 0, ..node }),
-            Left::Some(count) => progress.set_position(count),
-            Left::NotKnown => {}
-            Left::Undrained => {
+        match remaining(&report, &node) {
+            Remaining::Nothing => return Ok(NodeReport { shards_owned: 0, ..node }),
+            Remaining::Shards(count) => progress.set_position(count),
+            Remaining::Unknown => {}
+            Remaining::Undrained => {
                 let detail =
                     format!("{} is no longer drained: it has restarted, or an operator undrained it", node.name);
                 return Err(Error::Refused(detail));
@@ -94,27 +94,27 @@ async fn emptied(client: &Client, node: NodeReport, progress: &ProgressBar) -> R
 
 /// What a draining node still holds.
 #[derive(Debug, PartialEq, Eq)]
-enum Left {
+enum Remaining {
     Nothing,
     /// This many shards are owned by the node or assigned to it.
-    Some(u64),
-    /// A database or etcd is not read, so it is unknown which node has some shards.
-    NotKnown,
+    Shards(u64),
+    /// A database or etcd could not be read, so some shards may be the node's.
+    Unknown,
     /// The node has been undrained.
     Undrained,
 }
 
-fn left(report: &ClusterReport, node: &NodeReport) -> Left {
+fn remaining(report: &ClusterReport, node: &NodeReport) -> Remaining {
     let is_it = |name: &Option<NodeName>| name.as_ref() == Some(&node.name);
     let found = report.nodes.iter().find(|other| other.name == node.name);
     if found.is_some_and(|found| !found.drained || found.incarnation != node.incarnation) {
-        return Left::Undrained;
+        return Remaining::Undrained;
     }
     match report.shards.iter().filter(|shard| is_it(&shard.owner) || is_it(&shard.assigned)).count() {
         // A node that has just started has not read the cluster yet.
-        0 if report.notes.is_empty() && !report.nodes.is_empty() => Left::Nothing,
-        0 => Left::NotKnown,
-        count => Left::Some(u64::try_from(count).unwrap_or(u64::MAX)),
+        0 if report.notes.is_empty() && !report.nodes.is_empty() => Remaining::Nothing,
+        0 => Remaining::Unknown,
+        count => Remaining::Shards(u64::try_from(count).unwrap_or(u64::MAX)),
     }
 }
 
@@ -145,8 +145,8 @@ mod tests {
         serde_json::from_value(node(1, true)).expect("a node")
     }
 
-    fn left_in(nodes: &[Value], shard: (&str, &str), notes: &[&str]) -> Left {
-        left(&serde_json::from_value(report(nodes, shard, notes)).expect("a report"), &drained())
+    fn remaining_in(nodes: &[Value], shard: (&str, &str), notes: &[&str]) -> Remaining {
+        remaining(&serde_json::from_value(report(nodes, shard, notes)).expect("a report"), &drained())
     }
 
     #[tokio::test]
@@ -160,24 +160,24 @@ mod tests {
     #[test]
     fn a_node_is_empty_when_nothing_is_with_it_or_meant_for_it_and_everybody_tells() {
         let there = [node(1, true)];
-        assert_eq!(left_in(&there, ("a", "a"), &[]), Left::Some(1));
-        assert_eq!(left_in(&there, ("b", "a"), &[]), Left::Some(1));
-        assert_eq!(left_in(&there, ("a", "b"), &[]), Left::Some(1));
-        assert_eq!(left_in(&there, ("b", "b"), &["database `x` cannot be reached"]), Left::NotKnown);
-        assert_eq!(left_in(&there, ("b", "b"), &[]), Left::Nothing);
+        assert_eq!(remaining_in(&there, ("a", "a"), &[]), Remaining::Shards(1));
+        assert_eq!(remaining_in(&there, ("b", "a"), &[]), Remaining::Shards(1));
+        assert_eq!(remaining_in(&there, ("a", "b"), &[]), Remaining::Shards(1));
+        assert_eq!(remaining_in(&there, ("b", "b"), &["database `x` cannot be reached"]), Remaining::Unknown);
+        assert_eq!(remaining_in(&there, ("b", "b"), &[]), Remaining::Nothing);
         let mut orphaned = report(&there, ("b", "c"), &[]);
         orphaned["shards_orphaned"] = json!(2);
         let orphaned = serde_json::from_value(orphaned).expect("a report");
-        assert_eq!(left(&orphaned, &drained()), Left::Nothing, "this node was none of their owners");
+        assert_eq!(remaining(&orphaned, &drained()), Remaining::Nothing, "this node was none of their owners");
         let mut other = node(3, false);
         other["name"] = json!("b");
-        assert_eq!(left_in(&[other], ("b", "b"), &[]), Left::Nothing, "it has left, and owns no shard");
-        assert_eq!(left_in(&[], ("b", "b"), &[]), Left::NotKnown, "the node that answers has just started");
+        assert_eq!(remaining_in(&[other], ("b", "b"), &[]), Remaining::Nothing, "it has left, and owns no shard");
+        assert_eq!(remaining_in(&[], ("b", "b"), &[]), Remaining::Unknown, "the node that answers has just started");
     }
 
     #[test]
     fn a_node_that_was_put_back_or_has_started_again_is_not_waited_for() {
-        assert_eq!(left_in(&[node(1, false)], ("b", "a"), &[]), Left::Undrained);
-        assert_eq!(left_in(&[node(2, false)], ("b", "b"), &[]), Left::Undrained);
+        assert_eq!(remaining_in(&[node(1, false)], ("b", "a"), &[]), Remaining::Undrained);
+        assert_eq!(remaining_in(&[node(2, false)], ("b", "b"), &[]), Remaining::Undrained);
     }
 }
