@@ -3,9 +3,8 @@
 -- Guard: a row is put once. The statement locks, puts and deletes a row of this database's own inbox. It skips a row
 -- that another transaction locks; a row that the function refuses or answers with `busy` stays. It notes a row of
 -- another database's inbox with its answer, and a second copy of the row gets that answer.
--- Of the rows of one statement with a key, the last submission is the last one applied. So a row gets no answer and
--- stays if an earlier row of $1 with its key is still in this inbox and was not taken: another transaction locks it, or
--- it is on its way into another database. Behind a row that is answered `busy`, later ones with its key are busy too
+-- The last submission of a key is the last one applied. So a row stays, without an answer, behind an earlier row of $1
+-- with its key that was not taken. Behind a row that is `busy`, later ones with its key are busy too
 -- (duetime.task_put).
 -- A shard that has moved to another database fails the statement (DT001).
 -- It locks partitions and keys in their order, as task_put.sql does, so that two batches never wait for each other's
@@ -15,7 +14,7 @@
 -- Returns each row's id and its outcome.
 WITH taken AS MATERIALIZED (
     SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.error IS NULL AND i.leaving_at IS NULL AND i.cancelled_at IS NULL FOR UPDATE SKIP LOCKED
-), held AS MATERIALIZED (
+), not_taken AS MATERIALIZED (                              -- locked by another transaction, or on its way elsewhere
     SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.error IS NULL AND i.id <> ALL(ARRAY(SELECT id FROM taken))
 ), locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
@@ -25,7 +24,7 @@ WITH taken AS MATERIALIZED (
     SELECT f.*,
            CASE WHEN $21 IS NULL
                 THEN f.id = ANY(ARRAY(SELECT id FROM taken))
-                     AND NOT bool_or(f.id = ANY(ARRAY(SELECT id FROM held)))
+                     AND NOT bool_or(f.id = ANY(ARRAY(SELECT id FROM not_taken)))
                              OVER (PARTITION BY f.queue, f.partition_key, coalesce(f.key, f.id::text) ORDER BY f.id)
                 ELSE duetime.receive_begin(f.id, $21) END AS first
       FROM unnest(

@@ -20,9 +20,8 @@
 -- $13 tasks that the database refuses to start: the statement skips them, and no task of an ordered lane overtakes
 -- them. $14 the only tasks to start (NULL: any). With an empty list (`{}`) the statement starts none, and
 -- `candidates` holds the tasks that it would start.
--- $15 the end of the time window: a statement that begins after it starts none. Its node counts again some time after
--- it has given up on an answer, and a statement that was held up on its way must not come in after that count. One that
--- has begun may take as long as the statement timeout, which ends before that count (doubt.rs).
+-- $15 the end of the window in which the statement has to begin: later it starts none. After an unknown outcome its
+-- node waits for the window and the statement timeout, then counts again (doubt.rs).
 -- $16 how far ahead of its due time a task is started; $17 the due time before which no task is ready (NULL: any may
 -- be). The statement passes index entries before it without a look at their rows, or not at all in the lane `-`.
 -- Returns the tasks, or one row without a task. Each row says how many fences were held, the database's time, and
@@ -114,8 +113,8 @@ WITH RECURSIVE fence AS MATERIALIZED (
        AND t.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
        AND t.due_at <= statement_timestamp() + $16
-       AND statement_timestamp() <= $15
-       AND clock_timestamp() - interval '5 seconds' <= $15
+       AND statement_timestamp() <= $15                     -- began within its window
+       AND clock_timestamp() - interval '5 seconds' <= $15  -- ended within statement_timeout after it (connect.rs)
        FOR NO KEY UPDATE OF t SKIP LOCKED
 ), claimed AS (
     UPDATE duetime.task AS t

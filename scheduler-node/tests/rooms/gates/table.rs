@@ -61,7 +61,7 @@ const CLAIMS: &[Gate] = &[
             guard("many of each priority", Locked("locked", "c.nth <= c.wanted")),
             guard("the only tasks to start", Locked("locked", "($14::UUID[] IS NULL OR c.id = ANY($14::UUID[]))")),
             guard("starts nothing when the queue has turned", In("turned", "q.revision > $12")),
-            guard("a statement that begins after it starts none", Locked("locked", "statement_timestamp() <= $15")),
+            guard("has to begin: later it starts none", Locked("locked", "statement_timestamp() <= $15")),
             guard("starts a task at most $16 ahead", Locked("locked", "t.due_at <= statement_timestamp() + $16")),
             guard("as in task_claim.sql", Itself("t.id = p.id")),
         ],
