@@ -189,14 +189,14 @@ impl<'de> Visitor<'de> for HeadersVisitor {
     type Value = BTreeMap<String, String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of texts")
+        f.write_str("an object with text values")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BTreeMap<String, String>, A::Error> {
         let mut headers = BTreeMap::new();
         while let Some((name, value)) = map.next_entry::<String, String>()? {
             if headers.contains_key(&name) {
-                return Err(A::Error::custom(format!("the header `{}` is there twice", name.escape_debug())));
+                return Err(A::Error::custom(format!("the header `{}` is named twice", name.escape_debug())));
             }
             if headers.len() == MAX_HEADERS {
                 return Err(A::Error::custom(format!("at most {MAX_HEADERS} headers are allowed")));

@@ -102,7 +102,7 @@ async fn fence_rows(database: &Database) -> Option<Vec<ShardRow>> {
         Ok(Err(error)) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "the owners of shards cannot be read");
         }
-        Err(_) => tracing::debug!(database = %database.name(), "the owners of shards do not come in time"),
+        Err(_) => tracing::debug!(database = %database.name(), "reading the owners of shards took too long"),
     }
     None
 }

@@ -39,7 +39,8 @@ const LOOK_ON: Duration = Duration::from_secs(1);
 /// a silent answer. A blank may stand before each value of JSON, so each line stays one.
 const STILL_THERE: &[u8] = b" ";
 
-/// The bytes that are read at a time, give or take one task. An answer's share of a node's memory is twice as much.
+/// The bytes that are read at a time, give or take one task. An export takes twice as much memory: one chunk waits for
+/// the client while the next is made.
 const READ_BYTES: u64 = 4 << 20;
 
 /// An export under way.
@@ -155,7 +156,7 @@ impl Export {
             self.exported += 1;
             add(&mut lines, &exported(task))?;
         }
-        // They wait for their client while the next ones are made, and grew by doubling: up to half may be empty.
+        // Growing by doubling leaves up to half of the buffer empty.
         lines.shrink_to_fit();
         Ok(lines)
     }

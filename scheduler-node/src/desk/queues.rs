@@ -292,8 +292,8 @@ impl Desk {
             return Ok(());
         }
         let detail = format!(
-            "submissions in SQL or fire times of the queue are about to be tasks; let these finish or cancel them, then \
-             {change}"
+            "submissions in SQL or fire times of the queue have not become tasks yet; wait until their tasks have \
+             finished, or cancel them, then {change}"
         );
         Err(Problem::conflict(detail))
     }

@@ -120,7 +120,7 @@ impl Lender {
             (kept.take_old(), kept.connections.len())
         };
         drop(back);
-        // sqlx counts a connection as idle a moment after another statement can take it: its count may be below zero.
+        // sqlx offers a connection before it counts it as idle, so its count may be below zero for a moment.
         let idle = kept.saturating_add_signed(self.pool.num_idle().cast_signed());
         Connections { open: self.pool.size(), idle, most: self.most() }
     }
