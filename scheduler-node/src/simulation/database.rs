@@ -173,7 +173,7 @@ impl SimulatedDatabase {
     fn observe(&self, now: UnixMicros, read_at: Instant, asked: Asked) {
         let ahead = if self.world.is(Mutant::ClockReadAhead) { Duration::from_millis(500) } else { Duration::ZERO };
         self.clock.observe(now.plus(ahead), asked, clock::instant());
-        self.world.has_read_clock(self.node, asked.sent, read_at);
+        self.world.note_clock_reading(self.node, asked.sent, read_at);
     }
 
     /// Sends a statement that reads.

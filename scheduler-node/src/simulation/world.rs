@@ -88,7 +88,7 @@ pub struct State {
 struct SetBack {
     at: Duration,
     by: Duration,
-    /// How much of it each node cannot have noticed yet.
+    /// The part of it that each node may not have noticed.
     unnoticed: [Duration; NODES],
 }
 
@@ -138,14 +138,14 @@ impl World {
         now.plus(state.set_back.iter().map(ahead).sum())
     }
 
-    /// Notes that the node has the answer to a statement, which was sent at `sent` and read the clock at `read`. The
-    /// answer contradicts each older reading that is ahead of the clock by more than the time between the two: as far
-    /// as the node knows, the clock was read at `sent`. What is ahead by less goes unnoticed, as docs/reliability.md
-    /// says of a set-back that is shorter than a round trip. It does until the node drops what it read before.
-    pub fn has_read_clock(&self, node: usize, sent: std::time::Instant, read: std::time::Instant) {
+    /// Notes that a node has an answer, which was sent for at `sent` and read the clock at `read`. The node then
+    /// notices a set-back, except for as much as lies between these moments (docs/reliability.md). What it does not
+    /// notice ends when it drops its older readings.
+    pub fn note_clock_reading(&self, node: usize, sent: std::time::Instant, read: std::time::Instant) {
         let elapsed = read.saturating_duration_since(self.start.into_std());
         for back in &mut self.state().set_back {
             if elapsed.saturating_sub(back.at) >= REMEMBERED
+                // The client has no share in it.
                 && let Some(unnoticed) = back.unnoticed.get_mut(node)
             {
                 let is_forgotten = elapsed.saturating_sub(back.at) > REMEMBERED + DatabaseClock::KEPT;
