@@ -115,7 +115,9 @@ impl BatchCounts {
 
     /// Returns the range before, if the line begins a new one.
     fn add_to_range(&mut self, number: u64, is_refused: bool) -> Option<String> {
-        if let Some(range) = self.range.as_mut().filter(|range| range.last + 1 == number && range.is_refused == is_refused) {
+        if let Some(range) =
+            self.range.as_mut().filter(|range| range.last + 1 == number && range.is_refused == is_refused)
+        {
             range.last = number;
             return None;
         }
