@@ -113,6 +113,8 @@ struct PutAway {
     /// Rows that wait in the inbox: until another transaction releases a task with their key, or because they may be
     /// at fault.
     waiting: Vec<TaskId>,
+    /// Rows of which this pass knows the outcome. Any other row was noted before, as arrived or as refused.
+    known: BTreeSet<TaskId>,
     /// The failure of the other rows, after which the pass ends.
     failed: Option<Error>,
 }
@@ -279,11 +281,12 @@ impl SqlIntake {
         let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task: &NewTask| task.is_put());
         let from = away.then(|| source.name());
-        let PutAway { mut refused, mut waiting, mut failed } = self.make(index, plain, from, passed).await;
+        let PutAway { mut refused, mut waiting, mut known, mut failed } = self.make(index, plain, from, passed).await;
         if failed.is_none() {
             let put_away = self.put(index, keyed, from, passed).await?;
             refused.extend(put_away.refused);
             waiting.extend(put_away.waiting);
+            known.extend(put_away.known);
             failed = put_away.failed;
         }
         fail::fail_point!("after_collect", |_| std::process::abort());
@@ -291,6 +294,9 @@ impl SqlIntake {
         self.refuse(refused, true, passed).await?;
         if let Some(error) = failed {
             return Err(error);
+        }
+        if away {
+            self.refuse_withheld(index, &mut arrived, &known, passed).await?;
         }
         if away && !arrived.is_empty() {
             source.inbox_delete(&arrived).await?;
@@ -357,7 +363,7 @@ impl SqlIntake {
         if source.is_none() && failed.is_none() {
             passed.leave_held(tasks, |id| made_ids.contains(id) || refused.iter().any(|(of, _)| of == id));
         }
-        PutAway { refused, waiting, failed }
+        PutAway { refused, waiting, known: made_ids, failed }
     }
 
     /// Writes the tasks that have a key or wait for others.
@@ -397,7 +403,8 @@ impl SqlIntake {
                 None => source.is_some(),
             });
         }
-        let mut left = PutAway { refused, waiting: suspects, failed };
+        let known = collected.iter().map(|one| one.id).collect();
+        let mut left = PutAway { refused, waiting: suspects, known, failed };
         for Collected { id, first, put } in collected {
             if put.outcome == PutOutcome::Busy {
                 left.waiting.push(id);

@@ -209,7 +209,8 @@ impl Database {
     }
 
     /// Makes tasks that have a key from rows of this database's inbox, or of the inbox of `source`. For `holds` see
-    /// [`Database::task_put_within`]. A row of this database's inbox that another node has taken gets no answer.
+    /// [`Database::task_put_within`]. A row of this database's inbox that another node has taken gets no answer, nor
+    /// does one of another's that was refused before it arrived.
     pub async fn task_collect_keyed(
         &self,
         tasks: &[NewTask],
@@ -248,7 +249,8 @@ impl Database {
         self.returned_ids(StoreOp::InboxRefuse, statement).await
     }
 
-    /// Keeps `ids` of the inbox of `source` from ever arriving here. Returns those that had not arrived.
+    /// Keeps `ids` of the inbox of `source` from ever arriving here. Returns those that have not arrived, as often as
+    /// it is asked.
     pub async fn received_refuse(&self, ids: &[TaskId], source: &DatabaseName) -> Result<Vec<TaskId>, Error> {
         let statement = sqlx::query(include_str!("queries/received_refuse.sql"));
         let statement = statement.bind(super::uuids(ids)).bind(source.as_str());

@@ -2,7 +2,7 @@
 //! at fault, or that are held.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -195,6 +195,27 @@ impl SqlIntake {
             self.refuse(refused, true, passed).await?;
         }
         Ok(())
+    }
+
+    /// Takes out of `arrived` the rows that were refused on their way into the database at `index`, and refuses them
+    /// here: by another node, which counts each limit by itself, or in a pass that broke off. `known`: those of which
+    /// this pass knows the outcome.
+    pub(super) async fn refuse_withheld(
+        &self,
+        index: DatabaseIndex,
+        arrived: &mut Vec<TaskId>,
+        known: &BTreeSet<TaskId>,
+        passed: &mut Passed,
+    ) -> Result<(), Error> {
+        let noted: Vec<TaskId> = arrived.iter().filter(|id| !known.contains(id)).copied().collect();
+        if noted.is_empty() {
+            return Ok(());
+        }
+        let withheld = self.databases[index].sql.received_refuse(&noted, self.source().name()).await?;
+        arrived.retain(|id| !withheld.contains(id));
+        let reason = "a node refused the submission when it was on its way into its database; submit it again";
+        let refused = withheld.into_iter().map(|id| (id, Problem::unprocessable(reason))).collect();
+        self.refuse(refused, true, passed).await
     }
 
     /// Marks rows as refused. `there`: none of them is a task in another database, which has been checked. A row

@@ -163,6 +163,31 @@ async fn a_refused_row_whose_database_takes_no_writes_keeps_no_other_row_waiting
     assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 1);
 }
 
+/// Another node refused them a moment ago, by a limit that this one does not find reached, or a pass broke off after
+/// it had noted them.
+#[tokio::test]
+async fn rows_that_were_refused_on_their_way_into_another_database_stay_with_a_reason() {
+    let (counter, [main, east]) = with_two_databases().await;
+    let submitted: Vec<uuid::Uuid> = sqlx::query_scalar(
+        "INSERT INTO duetime.inbox (id, shard, request, submitted_at, leaving_at)
+         SELECT duetime.mint(now(), 100), 100, '{\"queue\": \"orders\"}'::jsonb || r.other, now() - interval '1 minute', now()
+           FROM (VALUES ('{\"priority\": 9}'::jsonb), ('{}'::jsonb),
+                        ((SELECT jsonb_build_object('key', min('k' || n)) FROM generate_series(1, 10000) AS n
+                           WHERE duetime.shard_of('orders', false, NULL, 'k' || n, 128) = 100))) AS r (other)
+         RETURNING id",
+    )
+    .fetch_all(&main.pool)
+    .await
+    .unwrap();
+    let ids: Vec<TaskId> = submitted.into_iter().map(TaskId::from_uuid).collect();
+    let source = DatabaseName::new("main");
+    assert_eq!(east.database.received_refuse(&ids, &source).await.unwrap().len(), 3);
+    intake(&counter).collect(&mut Passed::default()).await.unwrap();
+    let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
+    assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 3);
+    assert_eq!(east.live().await, 0);
+}
+
 #[tokio::test]
 async fn rows_of_another_database_leave_an_inbox_whose_own_database_takes_no_tasks() {
     let (counter, [main, east]) = with_two_databases().await;

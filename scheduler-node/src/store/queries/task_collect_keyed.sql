@@ -2,7 +2,8 @@
 -- key exists already (duetime.task_put).
 -- Guard: a row is put once. The statement locks, puts and deletes a row of this database's own inbox. It skips a row
 -- that another transaction locks; a row that the function refuses or answers with `busy` stays. It notes a row of
--- another database's inbox with its answer, and a second copy of the row gets that answer.
+-- another database's inbox with its answer, and a second copy of the row gets that answer. A row that was refused here
+-- before it arrived (received_refuse.sql) gets none.
 -- The last submission of a key is the last one applied. So a row stays, without an answer, behind an earlier row of $1
 -- with its key that was not taken. Behind a row that is `busy`, later ones with its key are busy too
 -- (duetime.task_put).
@@ -59,4 +60,4 @@ SELECT n.asked_id, n.first, a.outcome, a.id, a.state::text AS state, a.due_at, a
   FROM noted AS n
  CROSS JOIN LATERAL jsonb_to_record(n.answer)
     AS a (outcome text, id uuid, state text, due_at timestamptz, created_at timestamptz, version bigint, superseded bigint)
- WHERE n.answer IS NOT NULL
+ WHERE n.answer ->> 'outcome' <> 'withheld'

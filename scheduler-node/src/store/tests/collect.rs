@@ -351,7 +351,10 @@ async fn a_row_that_was_moved_is_refused_only_when_it_is_known_what_became_of_it
     // A node that judges the rows anew would refuse both.
     let reasons = [arrived, not_yet].map(|id| (id, "no".to_owned()));
     assert_eq!(source.database.inbox_refuse(&reasons, false).await.unwrap(), [], "they may be tasks there");
-    assert_eq!(target.database.received_refuse(&[arrived, not_yet], &name).await.unwrap(), [not_yet]);
+    for _ in 0..2 {
+        let refused = target.database.received_refuse(&[arrived, not_yet], &name).await.unwrap();
+        assert_eq!(refused, [not_yet], "a second node that refuses it hears the same");
+    }
     assert_eq!(source.database.inbox_refuse(&reasons[1..], true).await.unwrap(), [not_yet]);
     assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), [], "it never arrives");
     source.database.inbox_delete(&[arrived]).await.unwrap();
