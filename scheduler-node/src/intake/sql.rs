@@ -449,7 +449,8 @@ impl SqlIntake {
             work.beat();
         }
         let age = source.inbox_standing().await?.oldest + RECEIVED_KEPT;
-        for (_, database) in self.databases.indexed().filter(|(index, _)| *index != self.index) {
+        // Also in its own database: rows come back to it, and the notes of a shard move with it.
+        for (_, database) in self.databases.indexed() {
             while database.sql.received_forget(source.name(), age).await? {
                 work.beat();
             }

@@ -188,6 +188,18 @@ async fn rows_that_were_refused_on_their_way_into_another_database_stay_with_a_r
     assert_eq!(east.live().await, 0);
 }
 
+/// A shard brings its notes along when it moves into the database from whose inbox its rows came.
+#[tokio::test]
+async fn old_notes_of_arrivals_from_the_inbox_of_their_own_database_are_forgotten() {
+    let (counter, [main, _east]) = with_two_databases().await;
+    let note = "INSERT INTO duetime.received (id, source, received_at)
+                SELECT duetime.mint(now(), 0), 'main', now() - h * interval '1 hour' FROM unnest(ARRAY[0, 2]) AS a (h)";
+    sqlx::raw_sql(note).execute(&main.pool).await.unwrap();
+    intake(&counter).forget().await.unwrap();
+    let left = "SELECT count(*) FROM duetime.received";
+    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap(), 1);
+}
+
 #[tokio::test]
 async fn rows_of_another_database_leave_an_inbox_whose_own_database_takes_no_tasks() {
     let (counter, [main, east]) = with_two_databases().await;
