@@ -219,7 +219,7 @@ impl SqlIntake {
     }
 
     /// Marks rows as refused. `there`: none of them is a task in another database, which has been checked. A row
-    /// that cannot even be marked is left alone for a while.
+    /// that cannot even be marked, or that another transaction locks, is left alone for a while.
     pub(super) async fn refuse(
         &self,
         refused: Vec<(TaskId, Problem)>,
@@ -234,8 +234,8 @@ impl SqlIntake {
         let (_, tried) =
             suspects.try_each(StoreOp::InboxRefuse, &mut reasons, |(id, _)| *id, refuse_part, Clone::clone).await;
         let others_pass = !tried.answers.is_empty();
-        let just_now: Vec<TaskId> = tried.answers.into_iter().flatten().collect();
-        let just_now: Vec<&(TaskId, Problem)> = refused.iter().filter(|(id, _)| just_now.contains(id)).collect();
+        let marked: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
+        let just_now: Vec<&(TaskId, Problem)> = refused.iter().filter(|(id, _)| marked.contains(id)).collect();
         for (id, problem) in &just_now {
             tracing::debug!(task = %id, database = %source.name(), %problem, "a submission in SQL cannot be a task");
             self.metrics.inbox_refused(problem.slug());
@@ -250,6 +250,13 @@ impl SqlIntake {
             passed.leave_alone([*id], LEFT_ALONE);
         }
         let (_, failed) = passed.leave(tried.left, others_pass, |(id, _)| (*id, None));
-        failed.map_or(Ok(()), Err)
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        // Another transaction locks the others.
+        let is_held = |id: &TaskId| !marked.contains(id) && !passed.aside.contains_key(id);
+        let held: Vec<TaskId> = refused.iter().map(|(id, _)| *id).filter(is_held).collect();
+        passed.leave_alone(held, HELD_AGAIN);
+        Ok(())
     }
 }

@@ -135,6 +135,32 @@ async fn submissions_that_are_refused_together_have_one_line_in_the_log() {
     assert_eq!((log.count("submissions in SQL cannot be tasks"), log.count("rows=100")), (1, 1));
 }
 
+#[tokio::test]
+async fn rows_that_are_refused_and_locked_keep_no_other_row_waiting() {
+    let (counter, test) = fresh().await;
+    let submit = format!(
+        "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+         SELECT duetime.mint(now(), 0), 0,
+                '{{\"queue\": \"orders\"}}'::jsonb || CASE WHEN n > 0 THEN '{{\"priority\": 9}}'::jsonb ELSE '{{}}'::jsonb END,
+                now() - interval '1 minute' - n * interval '1 ms'
+           FROM generate_series(0, {BATCH}) AS n"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(submit)).execute(&test.pool).await.unwrap();
+    let mut holder = test.pool.acquire().await.unwrap();
+    let lock = "BEGIN; SELECT FROM duetime.inbox WHERE request ? 'priority' FOR UPDATE";
+    sqlx::raw_sql(lock).execute(&mut *holder).await.unwrap();
+    let (intake, mut passed) = (intake(&counter), Passed::default());
+    for _ in 0..2 {
+        intake.collect(&mut passed).await.unwrap();
+    }
+    assert_eq!(test.live().await, 1, "the row behind them is a task");
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+    passed.aside.clear();
+    intake.collect(&mut passed).await.unwrap();
+    let left = "SELECT count(*) FROM duetime.inbox WHERE error IS NULL";
+    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&test.pool).await.unwrap(), 0);
+}
+
 /// The database of the refused row's shard may have it as a task, and has to say so first.
 #[tokio::test]
 async fn a_refused_row_whose_database_takes_no_writes_keeps_no_other_row_waiting() {
