@@ -6,6 +6,7 @@
 
 mod copied_queues;
 mod gauges;
+mod key_order;
 mod looks;
 mod refuse;
 #[cfg(test)]
@@ -27,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     copied_queues::CopiedQueues,
+    key_order::KeyOrder,
     looks::{LOOK_AGAIN, LOOK_EVERY, Left, MANY},
     refuse::Aside,
 };
@@ -110,8 +112,8 @@ struct Passed {
 struct PutAway {
     /// Each refused row with its reason.
     refused: Vec<(TaskId, Problem)>,
-    /// Rows that wait in the inbox: until another transaction releases a task with their key, or because they may be
-    /// at fault.
+    /// Rows that wait in the inbox: until another transaction releases a task with their key, behind an earlier row
+    /// with their key, or because they may be at fault.
     waiting: Vec<TaskId>,
     /// Rows of which this pass knows the outcome. Any other row was noted before, as arrived or as refused.
     known: BTreeSet<TaskId>,
@@ -379,9 +381,14 @@ impl SqlIntake {
         }
         let (book, database) = (self.books.load_full(), &self.databases[index]);
         let hold = |task: &NewTask| Retention::of(&book.get(&task.queue).policy);
+        let order = &KeyOrder::of(&tasks);
         let collect = |part| {
-            let holds: Vec<Retention> = <[NewTask]>::iter(part).map(hold).collect();
-            async move { database.sql.task_collect_keyed(part, &holds, source).await }
+            let rows = order.in_turn(part);
+            let holds: Vec<Retention> = rows.iter().map(hold).collect();
+            async move {
+                let collected = database.sql.task_collect_keyed(&rows, &holds, source).await;
+                collected.inspect(|collected| order.note(collected))
+            }
         };
         let answered = |collected: &Vec<Collected>| -> Vec<TaskId> {
             let answered = collected.iter().filter(|one| one.put.outcome != PutOutcome::Busy);
@@ -394,17 +401,19 @@ impl SqlIntake {
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         self.look_at_new(database, &collected).await;
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
-        let (suspects, failed) = passed.leave(tried.left, others_pass, refuse::keyed);
+        let (mut waiting, failed) = passed.leave(tried.left, others_pass, refuse::keyed);
+        let left_out = order.left_out();
         if failed.is_none() {
             let outcomes: BTreeMap<TaskId, PutOutcome> =
                 collected.iter().map(|one| (one.id, one.put.outcome)).collect();
             passed.leave_held(tasks, |id| match outcomes.get(id) {
                 Some(outcome) => *outcome != PutOutcome::Busy,
-                None => source.is_some(),
+                None => source.is_some() && !left_out.contains(id),
             });
         }
+        waiting.extend(left_out);
         let known = collected.iter().map(|one| one.id).collect();
-        let mut left = PutAway { refused, waiting: suspects, known, failed };
+        let mut left = PutAway { refused, waiting, known, failed };
         for Collected { id, first, put } in collected {
             if put.outcome == PutOutcome::Busy {
                 left.waiting.push(id);

@@ -41,7 +41,7 @@ pub(super) struct Aside {
 }
 
 /// The queue, the partition key and the key of a task.
-type TaskKey = (QueueName, Option<String>, String);
+pub(super) type TaskKey = (QueueName, Option<String>, String);
 
 impl Passed {
     /// Tries the rows and databases again that were left alone for long enough. While other rows wait behind them, they
@@ -148,7 +148,7 @@ pub(super) fn keyed(task: &NewTask) -> (TaskId, Option<TaskKey>) {
     (task.id, key_of(task))
 }
 
-fn key_of(task: &NewTask) -> Option<TaskKey> {
+pub(super) fn key_of(task: &NewTask) -> Option<TaskKey> {
     let keyed = task.keyed.as_ref()?;
     Some((task.queue.clone(), task.partition_key.clone(), keyed.key.clone()))
 }

@@ -56,6 +56,28 @@ async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
     assert_eq!(left, 0);
 }
 
+/// The first half of the batch fails with the refused row, so the second half is written before it.
+#[tokio::test]
+async fn submissions_of_one_key_keep_their_order_beside_one_that_the_database_refuses() {
+    let (counter, test) = fresh().await;
+    let database = &counter.databases.all()[0];
+    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
+    let (intake, mut passed) = (intake(&counter), Passed::default());
+    test.refuse("INSERT", "task", "key", "refused").await;
+    let task = replace(&test, 1).await;
+    for key in ["refused", "other"] {
+        let submit = "SELECT duetime.submit('orders', '0', now() + interval '1 hour', key => $1)";
+        sqlx::query(submit).bind(key).execute(&test.pool).await.unwrap();
+    }
+    replace(&test, 2).await;
+    intake.collect(&mut passed).await.unwrap();
+    // As if the pause of the later one had passed.
+    passed.aside.clear();
+    intake.collect(&mut passed).await.unwrap();
+    let made = test.database.task_read(task).await.unwrap().expect("it is there");
+    assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"2".as_slice()), 2));
+}
+
 /// Both are judged before the earlier one is written.
 #[tokio::test]
 async fn a_later_submission_of_a_key_takes_the_place_of_one_that_has_the_last_room() {
