@@ -39,7 +39,7 @@ impl Desk {
         match bound_to(&task.queue, placement, task.partition_key.as_deref(), key, count.into()) {
             Some(shard) if shard != row.id.shard() => {
                 let detail = format!(
-                    "the placement of queue `{}` changed during the submission; submit the task again",
+                    "the placement of queue `{}` changed, or the queue was deleted, during the submission; submit the task again",
                     task.queue
                 );
                 Err(Problem::invalid_field("queue", detail))
