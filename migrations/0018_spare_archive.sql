@@ -120,3 +120,21 @@ BEGIN
                 OFFSET 0) AS locked);                                    -- takes each lock, though no query reads it
 END
 $$;
+
+-- The day on which the archive drops a task that ends at p_ended_at and is kept for p_keep_ms. A queue that has just got
+-- a longer retention may need a day that has no partition yet. The latest day before it that has one takes its place,
+-- because a transaction of an application cannot wait for a node that makes the partition.
+CREATE FUNCTION duetime.drop_day(p_ended_at timestamptz, p_keep_ms bigint) RETURNS date LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_first date := (p_ended_at AT TIME ZONE interval '0')::date + 1;
+    v_wanted date := ((p_ended_at + p_keep_ms * interval '1 ms') AT TIME ZONE interval '0')::date + 1;
+    v_last text := (
+        SELECT max(right(c.relname, 8))
+          FROM pg_inherits AS i
+          JOIN pg_class AS c ON c.oid = i.inhrelid
+         WHERE i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending AND c.relname ~ '^archive_[0-9]{8}$'
+           AND right(c.relname, 8) BETWEEN to_char(v_first, 'YYYYMMDD') AND to_char(v_wanted, 'YYYYMMDD'));
+BEGIN
+    RETURN coalesce(to_date(v_last, 'YYYYMMDD'), v_wanted);
+END
+$$;

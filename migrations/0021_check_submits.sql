@@ -1,5 +1,6 @@
 -- Lets duetime.submit refuse what no node would take. So far only a node refused it, after the commit.
 -- Lets duetime.cancel answer that an id without a shard of the cluster, and NULL, are of no task.
+-- Lets duetime.cancel keep a cancelled task also while the archive lacks the partition of its day.
 -- Lets both mean UTC in any session. From PostgreSQL 18 on, the name of a zone is looked up among the abbreviations of
 -- the session's own zone first: with `SET TimeZone = 'UTC-3'`, `UTC` is three hours off. An interval is no name.
 -- Makes long chains of dependencies quicker to submit.
@@ -325,7 +326,7 @@ BEGIN
 END
 $$;
 
--- Stood in 0014_place_submits.sql; 0010_create_cancel.sql describes it.
+-- Stood in 0014_place_submits.sql; 0010_create_cancel.sql describes it. It takes the day from 0018_spare_archive.sql.
 CREATE OR REPLACE FUNCTION duetime.inbox_cancelled(p_row duetime.inbox) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     r jsonb := p_row.request;
@@ -348,7 +349,7 @@ BEGIN
            CASE WHEN v_binary THEN decode(r ->> 'payload_base64', 'base64') ELSE convert_to(coalesce(r -> 'payload', 'null')::text, 'UTF8') END,
            coalesce(r ->> 'content_type', CASE WHEN v_binary THEN 'application/octet-stream' ELSE 'application/json' END),
            nullif(r -> 'headers', 'null'), r ->> 'key', r ->> 'partition_key', coalesce((r ->> 'version')::bigint, 0), p_row.submitted_at,
-           v_ended_at, ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE interval '0')::date + 1
+           v_ended_at, duetime.drop_day(v_ended_at, v_keep_ms)
      WHERE duetime.has_shard(p_row.shard);
 EXCEPTION WHEN data_exception OR integrity_constraint_violation THEN
     NULL;
@@ -415,7 +416,7 @@ BEGIN
             SELECT a.*
               FROM jsonb_populate_record(NULL::duetime.archive, to_jsonb(v_gone) || jsonb_build_object(
                        'state', 'cancelled', 'finished_at', v_ended_at,
-                       'drop_on', ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE interval '0')::date + 1)) AS a
+                       'drop_on', duetime.drop_day(v_ended_at, v_keep_ms))) AS a
                 ON CONFLICT (drop_on, id) DO NOTHING;
             RETURN CASE v_gone.attempt WHEN 0 THEN 'cancelled' ELSE 'no_further_attempts' END;
         END IF;

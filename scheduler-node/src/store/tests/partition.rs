@@ -11,6 +11,7 @@ use super::{
     change::{keep, word},
     claim, failover,
     fixture::{self, TestDatabase},
+    inbox,
     migrate::last_release,
     own,
     settle::finish,
@@ -77,6 +78,22 @@ async fn an_archive_without_partitions_gets_those_that_it_needs() {
     test.drop_partitions().await;
     assert!(test.database.partition_days().await.unwrap().is_empty());
     assert_turned(&turn(&test, 1).await, 6, 0);
+}
+
+/// A node makes the days of a longer retention shortly after the change of the queue.
+#[tokio::test]
+async fn what_is_cancelled_in_sql_is_kept_for_as_long_as_the_archive_has_days() {
+    let test = fixture::database().await;
+    let queue = "INSERT INTO duetime.queue (name, policy) VALUES ('orders', '{\"keep_succeeded_ms\": 5184000000}')";
+    sqlx::raw_sql(queue).execute(&test.pool).await.unwrap();
+    let [task, row] = [submitted(&test, 1).await[0], inbox::submit(&test, "'orders', '{}'").await];
+    for id in [task, row] {
+        sqlx::query("SELECT duetime.cancel($1)").bind(id.uuid()).execute(&test.pool).await.unwrap();
+    }
+    let kept = "SELECT drop_on FROM duetime.archive WHERE state = 'cancelled'";
+    let kept: Vec<NaiveDate> = sqlx::query_scalar(kept).fetch_all(&test.pool).await.unwrap();
+    let last = test.database.partition_days().await.unwrap().pop().expect("some days");
+    assert_eq!(kept, [last, last]);
 }
 
 #[tokio::test]
