@@ -91,7 +91,7 @@ pub struct SqlIntake {
 
 /// The state that one pass leaves to the next.
 #[derive(Debug, Default)]
-struct Passed {
+struct PassState {
     /// The oldest row that the pass read.
     head: Option<TaskId>,
     /// Databases in trouble, each with the moment it failed.
@@ -107,9 +107,17 @@ struct Passed {
     is_turn_of_others: bool,
 }
 
-/// Rows that did not become tasks.
+/// The way of rows out of the inbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Route {
+    database: DatabaseIndex,
+    /// The row is noted as leaving here, arrives there, and is then deleted here.
+    leaves: bool,
+}
+
+/// What became of rows.
 #[derive(Debug, Default)]
-struct PutAway {
+struct HandedOver {
     /// Each refused row with its reason.
     refused: Vec<(TaskId, Problem)>,
     /// Rows that wait in the inbox: until another transaction releases a task with their key, behind an earlier row
@@ -125,7 +133,7 @@ impl SqlIntake {
     /// Runs until `stop`; the pass that has begun is finished.
     pub async fn run(self, stop: CancellationToken) {
         let inbox = Arc::clone(&self.databases[self.index].inbox);
-        let mut passed = Passed::default();
+        let mut state = PassState::default();
         let (mut looked, mut forgot, mut copied) = (None, None, CopiedQueues::default());
         let mut measured = Instant::now();
         let mut glances = self.source().glances();
@@ -136,7 +144,7 @@ impl SqlIntake {
             let has_rows =
                 pause < LOOK_EVERY || self.source().glance().is_none_or(|glance| glance.inbox_oldest.is_some());
             let began = Instant::now();
-            let collected = if has_rows { self.logged(self.collect(&mut passed).await) } else { None };
+            let collected = if has_rows { self.logged(self.collect(&mut state).await) } else { None };
             let left = collected.unwrap_or(Left::Nothing);
             pause = left.next_look(pause, began.elapsed());
             if turn(&mut looked, LOOK_EVERY) {
@@ -167,24 +175,24 @@ impl SqlIntake {
     }
 
     /// Collects one batch.
-    async fn collect(&self, passed: &mut Passed) -> Result<Left, Error> {
+    async fn collect(&self, state: &mut PassState) -> Result<Left, Error> {
         let work = at_work();
         // Without the queues' policies the desk cannot judge any row.
         if !self.books.load().is_read() {
             return Ok(Left::Nothing);
         }
-        passed.let_in_again(Instant::now());
-        let rows = self.read(passed).await?;
-        passed.skips_own = false;
-        passed.has_more = rows.len() == BATCH || rows.iter().any(|row| row.is_last || row.request.is_none());
+        state.let_in_again(Instant::now());
+        let rows = self.read(state).await?;
+        state.skips_own = false;
+        state.has_more = rows.len() == BATCH || rows.iter().any(|row| row.is_last || row.request.is_none());
         let (mut refused, mut unknown) = (Vec::new(), Vec::new());
-        // By database, and whether the row goes there by way of the notes of arrivals.
-        let mut parts: BTreeMap<(DatabaseIndex, bool), Vec<NewTask>> = BTreeMap::new();
+        let mut parts: BTreeMap<Route, Vec<NewTask>> = BTreeMap::new();
         let (judged, _room) = self.desk.judge(&rows).await;
         for (row, judged) in rows.iter().zip(judged) {
             match (judged, self.databases.of(row.id.shard())) {
-                (Ok(task), Some((index, _))) => {
-                    parts.entry((index, index != self.index || row.leaving)).or_default().push(task);
+                (Ok(task), Some((database, _))) => {
+                    let route = Route { database, leaves: database != self.index || row.leaving };
+                    parts.entry(route).or_default().push(task);
                 }
                 // A later pass judges the row again.
                 (Ok(_), None) => {}
@@ -193,35 +201,35 @@ impl SqlIntake {
             }
         }
         let is_unread = !unknown.is_empty();
-        passed.leave_unknown(unknown);
+        state.leave_unknown(unknown);
         // Tables of one database that are locked or full keep no rows of another waiting.
-        let mut failed = self.refuse_judged(refused, passed).await.err();
-        for ((index, away), tasks) in in_order(parts, self.index) {
+        let mut failed = self.refuse_judged(refused, state).await.err();
+        for (route, tasks) in own_first(parts, self.index) {
             // Each part may wait for locks of its own.
             work.beat();
-            match self.hand_over(index, tasks, away, passed).await {
+            match self.hand_over(route, tasks, state).await {
                 Ok(()) => {}
                 // The next pass sends the rows to the new place.
                 Err(error) if error.is_moved() => {
                     self.databases.places().want();
-                    passed.skips_own |= index == self.index && passed.has_more;
+                    state.skips_own |= route.database == self.index && state.has_more;
                 }
                 Err(error) if error.database == *self.source().name() => failed = failed.or(Some(error)),
                 Err(error) => {
                     self.logged(Err::<(), _>(error));
-                    passed.avoided.insert(index, Instant::now());
+                    state.avoided.insert(route.database, Instant::now());
                 }
             }
         }
         if let Some(error) = failed {
-            passed.skips_own = passed.has_more;
+            state.skips_own = state.has_more;
             return Err(error);
         }
         // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
         let head = rows.first().map(|row| row.id);
-        let is_new = head.is_some() && std::mem::replace(&mut passed.head, head) != head;
+        let is_new = head.is_some() && std::mem::replace(&mut state.head, head) != head;
         // While queues cannot be read, each pass waits for that, and finds other rows first.
-        Ok(match (is_new && !is_unread, passed.has_more) {
+        Ok(match (is_new && !is_unread, state.has_more) {
             (false, _) => Left::Nothing,
             (true, false) if rows.len() < MANY => Left::Fresh,
             (true, false) => Left::FreshAfterMany,
@@ -230,7 +238,7 @@ impl SqlIntake {
     }
 
     /// Reads a batch of rows; if that fails, one row; if that fails too, only ids without their requests.
-    async fn read(&self, passed: &Passed) -> Result<Vec<InboxRow>, Error> {
+    async fn read(&self, state: &PassState) -> Result<Vec<InboxRow>, Error> {
         let fitness = self.fitness.borrow().clone();
         let shares = self.databases.all().iter().map(|database| database.owned_shards.claimable_shards());
         let owned: Vec<ShardId> = shares.flat_map(|shards| shards.to_vec()).collect();
@@ -239,12 +247,12 @@ impl SqlIntake {
             .databases
             .indexed()
             .filter(|(index, database)| {
-                let is_left_out = passed.avoided.contains_key(index) || (passed.skips_own && *index == self.index);
+                let is_left_out = state.avoided.contains_key(index) || (state.skips_own && *index == self.index);
                 fitness.is_fit(database.name()) && !is_left_out
             })
             .flat_map(|(index, _)| map.in_database(index))
             .collect();
-        let aside: Vec<TaskId> = passed.aside.keys().copied().collect();
+        let aside: Vec<TaskId> = state.aside.keys().copied().collect();
         let wanted =
             InboxScope { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH, aside: &aside };
         let one = InboxScope { most: 1, ..wanted };
@@ -259,48 +267,43 @@ impl SqlIntake {
         }
     }
 
-    /// Writes tasks to the database at `index`. If the inbox is there too, one statement does it; otherwise (`away`)
-    /// the task arrives there first, and then the row is deleted here. So it does if the row was on its way into
+    /// Writes tasks to the database of their route. If the inbox is there too, one statement does it; otherwise they
+    /// leave: the task arrives there first, and then the row is deleted here. So it does if the row was on its way into
     /// another database before its shard came here: it may have arrived there.
-    async fn hand_over(
-        &self,
-        index: DatabaseIndex,
-        mut tasks: Vec<NewTask>,
-        away: bool,
-        passed: &mut Passed,
-    ) -> Result<(), Error> {
+    async fn hand_over(&self, route: Route, mut tasks: Vec<NewTask>, state: &mut PassState) -> Result<(), Error> {
+        let Route { database: index, leaves } = route;
         let source = self.source();
-        tasks = passed.leave_later(tasks);
-        if away {
+        tasks = state.leave_later(tasks);
+        if leaves {
             let leaving = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
             let leaving: BTreeMap<TaskId, LeavingRow> = leaving.into_iter().map(|row| (row.id, row)).collect();
-            passed.leave_held(&tasks, |id| leaving.contains_key(id));
+            state.leave_held(&tasks, |id| leaving.contains_key(id));
             tasks.retain(|task| leaving.contains_key(&task.id));
-            tasks = passed.leave_later(tasks);
+            tasks = state.leave_later(tasks);
             fail::fail_point!("after_inbox_leave", |_| std::process::abort());
-            tasks = self.keep_cancelled(index, tasks, &leaving, passed).await?;
+            tasks = self.keep_cancelled(index, tasks, &leaving, state).await?;
         }
         let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task: &NewTask| task.is_put());
-        let from = away.then(|| source.name());
-        let PutAway { mut refused, mut waiting, mut known, mut failed } = self.make(index, plain, from, passed).await;
+        let from = leaves.then(|| source.name());
+        let HandedOver { mut refused, mut waiting, mut known, mut failed } = self.make(index, plain, from, state).await;
         if failed.is_none() {
-            let put_away = self.put(index, keyed, from, passed).await?;
-            refused.extend(put_away.refused);
-            waiting.extend(put_away.waiting);
-            known.extend(put_away.known);
-            failed = put_away.failed;
+            let handed_over = self.put(index, keyed, from, state).await?;
+            refused.extend(handed_over.refused);
+            waiting.extend(handed_over.waiting);
+            known.extend(handed_over.known);
+            failed = handed_over.failed;
         }
         fail::fail_point!("after_collect", |_| std::process::abort());
         arrived.retain(|id| !waiting.contains(id) && !refused.iter().any(|(of, _)| of == id));
-        self.refuse(refused, true, passed).await?;
+        self.refuse(refused, true, state).await?;
         if let Some(error) = failed {
             return Err(error);
         }
-        if away {
-            self.refuse_withheld(index, &mut arrived, &known, passed).await?;
+        if leaves {
+            self.refuse_withheld(index, &mut arrived, &known, state).await?;
         }
-        if away && !arrived.is_empty() {
+        if leaves && !arrived.is_empty() {
             source.inbox_delete(&arrived).await?;
         }
         Ok(())
@@ -313,7 +316,7 @@ impl SqlIntake {
         index: DatabaseIndex,
         tasks: Vec<NewTask>,
         leaving: &BTreeMap<TaskId, LeavingRow>,
-        passed: &mut Passed,
+        state: &mut PassState,
     ) -> Result<Vec<NewTask>, Error> {
         let (mut cancelled, others): (Vec<_>, Vec<_>) =
             tasks.into_iter().partition(|task| leaving.get(&task.id).is_some_and(|row| row.cancelled_at.is_some()));
@@ -339,7 +342,7 @@ impl SqlIntake {
         // A cancelled row that the database refuses to keep is deleted all the same: it is cancelled.
         let done: Vec<TaskId> = cancelled.iter().map(|task| task.id).filter(|id| !left.contains(id)).collect();
         self.source().inbox_delete(&done).await?;
-        let (_, failed) = passed.leave(tried.left, !tried.answers.is_empty(), refuse::keyed);
+        let (_, failed) = state.leave(tried.left, !tried.answers.is_empty(), refuse::keyed);
         failed.map_or(Ok(others), Err)
     }
 
@@ -349,8 +352,8 @@ impl SqlIntake {
         index: DatabaseIndex,
         mut tasks: Vec<NewTask>,
         source: Option<&DatabaseName>,
-        passed: &mut Passed,
-    ) -> PutAway {
+        state: &mut PassState,
+    ) -> HandedOver {
         let database = &self.databases[index];
         let (suspects, collect) = (&database.suspects, |part| database.sql.task_collect(part, source));
         let (tasks, tried) =
@@ -361,11 +364,11 @@ impl SqlIntake {
         self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
         self.note(made.iter().map(|task| &task.queue));
         let refused: Vec<_> = tried.refused.iter().map(|refused| self.refused(refused)).collect();
-        let (waiting, failed) = passed.leave(tried.left, others_pass, refuse::keyed);
+        let (waiting, failed) = state.leave(tried.left, others_pass, refuse::keyed);
         if source.is_none() && failed.is_none() {
-            passed.leave_held(tasks, |id| made_ids.contains(id) || refused.iter().any(|(of, _)| of == id));
+            state.leave_held(tasks, |id| made_ids.contains(id) || refused.iter().any(|(of, _)| of == id));
         }
-        PutAway { refused, waiting, known: made_ids, failed }
+        HandedOver { refused, waiting, known: made_ids, failed }
     }
 
     /// Writes the tasks that have a key or wait for others.
@@ -374,10 +377,10 @@ impl SqlIntake {
         index: DatabaseIndex,
         mut tasks: Vec<NewTask>,
         source: Option<&DatabaseName>,
-        passed: &mut Passed,
-    ) -> Result<PutAway, Error> {
+        state: &mut PassState,
+    ) -> Result<HandedOver, Error> {
         if tasks.is_empty() {
-            return Ok(PutAway::default());
+            return Ok(HandedOver::default());
         }
         let (book, database) = (self.books.load_full(), &self.databases[index]);
         let hold = |task: &NewTask| Retention::of(&book.get(&task.queue).policy);
@@ -401,19 +404,19 @@ impl SqlIntake {
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         self.look_at_new(database, &collected).await;
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
-        let (mut waiting, failed) = passed.leave(tried.left, others_pass, refuse::keyed);
+        let (mut waiting, failed) = state.leave(tried.left, others_pass, refuse::keyed);
         let left_out = order.left_out();
         if failed.is_none() {
             let outcomes: BTreeMap<TaskId, PutOutcome> =
                 collected.iter().map(|one| (one.id, one.put.outcome)).collect();
-            passed.leave_held(tasks, |id| match outcomes.get(id) {
+            state.leave_held(tasks, |id| match outcomes.get(id) {
                 Some(outcome) => *outcome != PutOutcome::Busy,
                 None => source.is_some() && !left_out.contains(id),
             });
         }
         waiting.extend(left_out);
         let known = collected.iter().map(|one| one.id).collect();
-        let mut left = PutAway { refused, waiting, known, failed };
+        let mut left = HandedOver { refused, waiting, known, failed };
         for Collected { id, first, put } in collected {
             if put.outcome == PutOutcome::Busy {
                 left.waiting.push(id);
@@ -468,19 +471,17 @@ impl SqlIntake {
     }
 }
 
-/// The parts of a pass, those of the inbox's `own` database first. Beside a row that was on its way elsewhere, the
-/// other rows of that database go with it: one statement keeps the order of those with one key.
-fn in_order(
-    mut parts: BTreeMap<(DatabaseIndex, bool), Vec<NewTask>>,
-    own: DatabaseIndex,
-) -> Vec<((DatabaseIndex, bool), Vec<NewTask>)> {
-    if parts.contains_key(&(own, true))
-        && let Some(others) = parts.remove(&(own, false))
+/// The parts of a pass, those for the inbox's own database first. If some rows of these leave, all do: one statement
+/// then keeps the order of rows with one key.
+fn own_first(mut parts: BTreeMap<Route, Vec<NewTask>>, own: DatabaseIndex) -> Vec<(Route, Vec<NewTask>)> {
+    let leaving = Route { database: own, leaves: true };
+    if parts.contains_key(&leaving)
+        && let Some(others) = parts.remove(&Route { leaves: false, ..leaving })
     {
-        parts.entry((own, true)).or_default().extend(others);
+        parts.entry(leaving).or_default().extend(others);
     }
     let mut parts: Vec<_> = parts.into_iter().collect();
-    parts.sort_by_key(|((index, _), _)| *index != own);
+    parts.sort_by_key(|(route, _)| route.database != own);
     parts
 }
 

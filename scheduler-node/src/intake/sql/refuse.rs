@@ -13,7 +13,7 @@ use common::{
 };
 use serde::Deserialize;
 
-use super::{AVOIDED, BATCH, HELD_AGAIN, Passed, SqlIntake};
+use super::{AVOIDED, BATCH, HELD_AGAIN, PassState, SqlIntake};
 use crate::{
     store::{Error, StoreOp, inbox::InboxRow},
     working_set::{
@@ -43,10 +43,10 @@ pub(super) struct Aside {
 /// The queue, the partition key and the key of a task.
 pub(super) type TaskKey = (QueueName, Option<String>, String);
 
-impl Passed {
-    /// Tries the rows and databases again that were left alone for long enough. While other rows wait behind them, they
-    /// get a batch of every second pass, and those that have waited longest go first. So each has its turn, however
-    /// many they are and however slow the passes.
+impl PassState {
+    /// Lets rows and databases take part again whose pause is over. While other rows wait behind them, only every
+    /// second pass does so, and for one batch: those that have waited longest. So both kinds have their turn, however
+    /// slow the passes are.
     pub(super) fn let_in_again(&mut self, now: Instant) {
         self.is_turn_of_others = self.has_more && !self.is_turn_of_others;
         if self.is_turn_of_others {
@@ -168,10 +168,10 @@ impl SqlIntake {
     pub(super) async fn refuse_judged(
         &self,
         refused: Vec<(&InboxRow, Problem)>,
-        passed: &mut Passed,
+        state: &mut PassState,
     ) -> Result<(), Error> {
         let (leaving, here): (Vec<_>, Vec<_>) = refused.into_iter().partition(|(row, _)| row.leaving);
-        self.refuse(here.into_iter().map(|(row, problem)| (row.id, problem)).collect(), false, passed).await?;
+        self.refuse(here.into_iter().map(|(row, problem)| (row.id, problem)).collect(), false, state).await?;
         let mut parts: BTreeMap<DatabaseIndex, Vec<(TaskId, Problem)>> = BTreeMap::new();
         for (row, problem) in leaving {
             if let Some((index, _)) = self.databases.of(row.id.shard()) {
@@ -184,7 +184,7 @@ impl SqlIntake {
             let not_there = match database.received_refuse(&ids, self.source().name()).await {
                 Err(error) if index != self.index => {
                     self.logged(Err::<(), _>(error));
-                    passed.avoided.insert(index, Instant::now());
+                    state.avoided.insert(index, Instant::now());
                     continue;
                 }
                 answer => answer?,
@@ -192,7 +192,7 @@ impl SqlIntake {
             let arrived: Vec<TaskId> = ids.into_iter().filter(|id| !not_there.contains(id)).collect();
             self.source().inbox_delete(&arrived).await?;
             let refused = part.into_iter().filter(|(id, _)| not_there.contains(id)).collect();
-            self.refuse(refused, true, passed).await?;
+            self.refuse(refused, true, state).await?;
         }
         Ok(())
     }
@@ -205,7 +205,7 @@ impl SqlIntake {
         index: DatabaseIndex,
         arrived: &mut Vec<TaskId>,
         known: &BTreeSet<TaskId>,
-        passed: &mut Passed,
+        state: &mut PassState,
     ) -> Result<(), Error> {
         let noted: Vec<TaskId> = arrived.iter().filter(|id| !known.contains(id)).copied().collect();
         if noted.is_empty() {
@@ -215,7 +215,7 @@ impl SqlIntake {
         arrived.retain(|id| !withheld.contains(id));
         let reason = "a node refused the submission when it was on its way into its database; submit it again";
         let refused = withheld.into_iter().map(|id| (id, Problem::unprocessable(reason))).collect();
-        self.refuse(refused, true, passed).await
+        self.refuse(refused, true, state).await
     }
 
     /// Marks rows as refused. `there`: none of them is a task in another database, which has been checked. A row
@@ -224,7 +224,7 @@ impl SqlIntake {
         &self,
         refused: Vec<(TaskId, Problem)>,
         there: bool,
-        passed: &mut Passed,
+        state: &mut PassState,
     ) -> Result<(), Error> {
         let source = self.source();
         let mut reasons: Vec<(TaskId, String)> =
@@ -247,16 +247,16 @@ impl SqlIntake {
         }
         for Refused { item: (id, _), error } in tried.refused {
             database.set_aside.keep(&database.sql, Kind::Inbox, Kept::task(*id), &why(&error)).await;
-            passed.leave_alone([*id], LEFT_ALONE);
+            state.leave_alone([*id], LEFT_ALONE);
         }
-        let (_, failed) = passed.leave(tried.left, others_pass, |(id, _)| (*id, None));
+        let (_, failed) = state.leave(tried.left, others_pass, |(id, _)| (*id, None));
         if let Some(error) = failed {
             return Err(error);
         }
         // Another transaction locks the others.
-        let is_held = |id: &TaskId| !marked.contains(id) && !passed.aside.contains_key(id);
+        let is_held = |id: &TaskId| !marked.contains(id) && !state.aside.contains_key(id);
         let held: Vec<TaskId> = refused.iter().map(|(id, _)| *id).filter(is_held).collect();
-        passed.leave_alone(held, HELD_AGAIN);
+        state.leave_alone(held, HELD_AGAIN);
         Ok(())
     }
 }

@@ -37,19 +37,19 @@ async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
     let (counter, test) = fresh().await;
     let database = &counter.databases.all()[0];
     database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
-    let (intake, mut passed) = (intake(&counter), Passed::default());
+    let (intake, mut state) = (intake(&counter), PassState::default());
     let task = replace(&test, 0).await;
-    intake.collect(&mut passed).await.unwrap();
+    intake.collect(&mut state).await.unwrap();
     let lock = test.lock_row(task).await;
     let earlier = replace(&test, 1).await;
-    intake.collect(&mut passed).await.unwrap();
-    assert!(passed.aside.contains_key(&earlier), "its key is held");
+    intake.collect(&mut state).await.unwrap();
+    assert!(state.aside.contains_key(&earlier), "its key is held");
     lock.release().await;
     replace(&test, 2).await;
-    intake.collect(&mut passed).await.unwrap();
+    intake.collect(&mut state).await.unwrap();
     // As if the pause of the earlier one had passed.
-    passed.aside.clear();
-    intake.collect(&mut passed).await.unwrap();
+    state.aside.clear();
+    intake.collect(&mut state).await.unwrap();
     let made = test.database.task_read(task).await.unwrap().expect("it is there");
     assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"2".as_slice()), 1));
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.inbox").fetch_one(&test.pool).await.unwrap();
@@ -62,7 +62,7 @@ async fn submissions_of_one_key_keep_their_order_beside_one_that_the_database_re
     let (counter, test) = fresh().await;
     let database = &counter.databases.all()[0];
     database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
-    let (intake, mut passed) = (intake(&counter), Passed::default());
+    let (intake, mut state) = (intake(&counter), PassState::default());
     test.refuse("INSERT", "task", "key", "refused").await;
     let task = replace(&test, 1).await;
     for key in ["refused", "other"] {
@@ -70,10 +70,10 @@ async fn submissions_of_one_key_keep_their_order_beside_one_that_the_database_re
         sqlx::query(submit).bind(key).execute(&test.pool).await.unwrap();
     }
     replace(&test, 2).await;
-    intake.collect(&mut passed).await.unwrap();
+    intake.collect(&mut state).await.unwrap();
     // As if the pause of the later one had passed.
-    passed.aside.clear();
-    intake.collect(&mut passed).await.unwrap();
+    state.aside.clear();
+    intake.collect(&mut state).await.unwrap();
     let made = test.database.task_read(task).await.unwrap().expect("it is there");
     assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"2".as_slice()), 2));
 }
@@ -90,7 +90,7 @@ async fn a_later_submission_of_a_key_takes_the_place_of_one_that_has_the_last_ro
     counter.books.store(Arc::new(QueueBook::new(2, [queue])));
     let task = replace(&test, 0).await;
     replace(&test, 1).await;
-    intake.collect(&mut Passed::default()).await.unwrap();
+    intake.collect(&mut PassState::default()).await.unwrap();
     let made = test.database.task_read(task).await.unwrap().expect("it is there");
     assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"1".as_slice()), 1));
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.inbox").fetch_one(&test.pool).await.unwrap();
@@ -101,23 +101,23 @@ async fn a_later_submission_of_a_key_takes_the_place_of_one_that_has_the_last_ro
 fn rows_that_are_tried_again_leave_every_second_pass_to_those_behind_them() {
     let (shard, away) = (ShardId::new(0), DatabaseIndex::HOME);
     let ids: Vec<TaskId> = (0..3 * BATCH).map(|_| TaskId::mint(uuid::Uuid::now_v7(), shard)).collect();
-    let mut passed = Passed { has_more: true, ..Passed::default() };
-    passed.avoided.insert(away, Instant::now());
+    let mut state = PassState { has_more: true, ..PassState::default() };
+    state.avoided.insert(away, Instant::now());
     let begin = Instant::now() + AVOIDED;
-    passed.leave_alone(ids.iter().copied(), Duration::ZERO);
-    passed.let_in_again(begin);
-    assert_eq!((passed.aside.len(), passed.avoided.len()), (3 * BATCH, 1), "it is the turn of others");
-    passed.let_in_again(begin);
-    assert_eq!((passed.aside.len(), passed.avoided.len()), (2 * BATCH, 0));
+    state.leave_alone(ids.iter().copied(), Duration::ZERO);
+    state.let_in_again(begin);
+    assert_eq!((state.aside.len(), state.avoided.len()), (3 * BATCH, 1), "it is the turn of others");
+    state.let_in_again(begin);
+    assert_eq!((state.aside.len(), state.avoided.len()), (2 * BATCH, 0));
     // These are still held. Those that have waited for longer come before them.
-    passed.leave_alone(ids[..BATCH].iter().copied(), Duration::ZERO);
+    state.leave_alone(ids[..BATCH].iter().copied(), Duration::ZERO);
     for _ in 0..4 {
-        passed.let_in_again(begin + AVOIDED);
+        state.let_in_again(begin + AVOIDED);
     }
-    assert!(passed.aside.keys().eq(&ids[..BATCH]), "each had its turn");
-    passed.has_more = false;
-    passed.let_in_again(begin + AVOIDED);
-    assert!(passed.aside.is_empty(), "none waits behind them");
+    assert!(state.aside.keys().eq(&ids[..BATCH]), "each had its turn");
+    state.has_more = false;
+    state.let_in_again(begin + AVOIDED);
+    assert!(state.aside.is_empty(), "none waits behind them");
 }
 
 /// A read takes 1 MiB at most.
@@ -126,15 +126,15 @@ async fn large_submissions_beyond_one_read_are_collected_without_a_pause() {
     let (counter, test) = fresh().await;
     let database = &counter.databases.all()[0];
     database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
-    let (intake, mut passed) = (intake(&counter), Passed::default());
+    let (intake, mut state) = (intake(&counter), PassState::default());
     // Random bytes, which PostgreSQL cannot compress: 250 kB each.
     let submit = "SELECT duetime.submit('orders', to_jsonb(string_agg(encode(uuid_send(gen_random_uuid()), 'base64'), \
                   ''))) FROM generate_series(1, 10400)";
     for _ in 0..6 {
         sqlx::query(submit).execute(&test.pool).await.unwrap();
     }
-    assert_eq!(intake.collect(&mut passed).await.unwrap(), Left::More);
-    assert_eq!(intake.collect(&mut passed).await.unwrap(), Left::Fresh);
+    assert_eq!(intake.collect(&mut state).await.unwrap(), Left::More);
+    assert_eq!(intake.collect(&mut state).await.unwrap(), Left::Fresh);
     // This desk takes no payload beyond 1,000 bytes.
     let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&test.pool).await.unwrap(), 6);
@@ -152,7 +152,7 @@ async fn submissions_that_are_refused_together_have_one_line_in_the_log() {
     .execute(&test.pool)
     .await
     .unwrap();
-    intake(&counter).collect(&mut Passed::default()).await.unwrap();
+    intake(&counter).collect(&mut PassState::default()).await.unwrap();
     assert_eq!(log.count("a submission in SQL cannot be a task"), 100);
     assert_eq!((log.count("submissions in SQL cannot be tasks"), log.count("rows=100")), (1, 1));
 }
@@ -171,14 +171,14 @@ async fn rows_that_are_refused_and_locked_keep_no_other_row_waiting() {
     let mut holder = test.pool.acquire().await.unwrap();
     let lock = "BEGIN; SELECT FROM duetime.inbox WHERE request ? 'priority' FOR UPDATE";
     sqlx::raw_sql(lock).execute(&mut *holder).await.unwrap();
-    let (intake, mut passed) = (intake(&counter), Passed::default());
+    let (intake, mut state) = (intake(&counter), PassState::default());
     for _ in 0..2 {
-        intake.collect(&mut passed).await.unwrap();
+        intake.collect(&mut state).await.unwrap();
     }
     assert_eq!(test.live().await, 1, "the row behind them is a task");
     sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
-    passed.aside.clear();
-    intake.collect(&mut passed).await.unwrap();
+    state.aside.clear();
+    intake.collect(&mut state).await.unwrap();
     let left = "SELECT count(*) FROM duetime.inbox WHERE error IS NULL";
     assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&test.pool).await.unwrap(), 0);
 }
@@ -197,16 +197,16 @@ async fn a_refused_row_whose_database_takes_no_writes_keeps_no_other_row_waiting
     .await
     .unwrap();
     east.fill_disk("INSERT", "received").await;
-    let (intake, mut passed) = (intake(&counter), Passed::default());
-    intake.collect(&mut passed).await.unwrap();
+    let (intake, mut state) = (intake(&counter), PassState::default());
+    intake.collect(&mut state).await.unwrap();
     assert_eq!(main.live().await, 1);
-    assert_eq!(passed.avoided.len(), 1, "the refused row is not the first one of each pass");
-    intake.collect(&mut passed).await.unwrap();
+    assert_eq!(state.avoided.len(), 1, "the refused row is not the first one of each pass");
+    intake.collect(&mut state).await.unwrap();
 
     sqlx::raw_sql("DROP FUNCTION public.fill_disk() CASCADE").execute(&east.pool).await.unwrap();
     // As if the pause of its database had passed.
-    passed.avoided.clear();
-    intake.collect(&mut passed).await.unwrap();
+    state.avoided.clear();
+    intake.collect(&mut state).await.unwrap();
     let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 1);
 }
@@ -230,7 +230,7 @@ async fn rows_that_were_refused_on_their_way_into_another_database_stay_with_a_r
     let ids: Vec<TaskId> = submitted.into_iter().map(TaskId::from_uuid).collect();
     let source = DatabaseName::new("main");
     assert_eq!(east.database.received_refuse(&ids, &source).await.unwrap().len(), 3);
-    intake(&counter).collect(&mut Passed::default()).await.unwrap();
+    intake(&counter).collect(&mut PassState::default()).await.unwrap();
     let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 3);
     assert_eq!(east.live().await, 0);
@@ -260,7 +260,7 @@ async fn rows_of_another_database_leave_an_inbox_whose_own_database_takes_no_tas
     .await
     .unwrap();
     main.fill_disk("INSERT", "task").await;
-    let error = intake(&counter).collect(&mut Passed::default()).await.expect_err("its own row waits");
+    let error = intake(&counter).collect(&mut PassState::default()).await.expect_err("its own row waits");
     assert_eq!(error.op, StoreOp::TaskCollect);
     assert_eq!((main.live().await, east.live().await), (0, 1));
 }
@@ -323,11 +323,11 @@ async fn many_rows_in_one_pass_show_that_they_come_quickly() {
     let (counter, test) = fresh().await;
     let database = &counter.databases.all()[0];
     database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
-    let (intake, mut passed) = (intake(&counter), Passed::default());
+    let (intake, mut state) = (intake(&counter), PassState::default());
     for (rows, left) in [(MANY - 1, Left::Fresh), (MANY, Left::FreshAfterMany), (BATCH, Left::More)] {
         let submit = format!("SELECT duetime.submit('orders', '{{}}') FROM generate_series(1, {rows})");
         sqlx::raw_sql(sqlx::AssertSqlSafe(submit)).execute(&test.pool).await.unwrap();
-        assert_eq!(intake.collect(&mut passed).await.unwrap(), left, "{rows} rows");
+        assert_eq!(intake.collect(&mut state).await.unwrap(), left, "{rows} rows");
     }
 }
 
