@@ -112,7 +112,7 @@ impl Usage {
 
     /// Subtracts `other`, but never below zero.
     #[must_use]
-    pub(crate) fn minus(self, other: Self) -> Self {
+    pub fn minus(self, other: Self) -> Self {
         Self { tasks: (self.tasks - other.tasks).max(0), bytes: (self.bytes - other.bytes).max(0) }
     }
 }

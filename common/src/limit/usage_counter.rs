@@ -119,11 +119,6 @@ impl UsageCounter {
         }
     }
 
-    /// Takes room even when there is none.
-    pub fn force(&mut self, more: Usage) {
-        self.admitted = self.admitted.plus(more);
-    }
-
     /// Gives back room that was taken and is not needed.
     pub fn withdraw(&mut self, taken: Usage) {
         self.admitted = self.admitted.minus(taken);

@@ -18,6 +18,7 @@ use common::{
 use futures::future::join_all;
 use tokio::time::timeout;
 
+use self::answered::KeyRooms;
 use super::{
     Desk,
     meter::{Admission, Meter, MeteredSubject, Meters},
@@ -57,6 +58,13 @@ struct LimitBound {
     most: PendingLimits,
 }
 
+impl LimitBound {
+    /// The limits that `more` has to keep. One of tasks, though exceeded, keeps no bytes out of a task that is there.
+    const fn most_for(&self, more: Usage) -> PendingLimits {
+        if more.tasks == 0 { PendingLimits { tasks: None, ..self.most } } else { self.most }
+    }
+}
+
 enum LimitVerdict {
     Open,
     Admitted,
@@ -65,9 +73,10 @@ enum LimitVerdict {
 }
 
 /// A task with a limit.
-struct LimitedTask {
+struct LimitedTask<'a> {
     /// Its index in the request.
     place: usize,
+    task: &'a ValidTask,
     size: Usage,
     bounds: Vec<LimitBound>,
     verdict: LimitVerdict,
@@ -90,14 +99,8 @@ impl Desk {
         if limited == AppliedLimits::No || (book.limited().is_empty() && self.limits.pending().is_none()) {
             return (tasks, admission);
         }
-        let mut cases = self.cases(&tasks, &book, limited);
-        let to_count = self.rule(&mut cases, &mut admission, false);
-        if !to_count.is_empty() {
-            self.counted(to_count).await;
-            self.rule(&mut cases, &mut admission, true);
-        }
-        self.let_answered_pass(&tasks, &mut cases, &mut admission).await;
-        for LimitedTask { place, verdict, .. } in cases {
+        let verdicts = self.verdicts(&tasks, &book, limited, &mut admission).await;
+        for (place, verdict) in verdicts {
             if let LimitVerdict::Refused(limit, problem) = verdict {
                 if let Some(limit) = limit {
                     self.parts().metrics.limited(limit).inc();
@@ -108,14 +111,34 @@ impl Desk {
         (tasks, admission)
     }
 
-    /// Collects the tasks with a limit, and refuses those beyond a rate at once. Messages on their way to
-    /// another exchange have no limit.
-    fn cases(
+    /// Rules on each task that has a limit. Returns the verdicts with the indices of their tasks.
+    async fn verdicts(
         &self,
         tasks: &[Result<ValidTask, Problem>],
         book: &QueueBook,
         limited: AppliedLimits,
-    ) -> Vec<LimitedTask> {
+        admission: &mut Admission,
+    ) -> Vec<(usize, LimitVerdict)> {
+        let (mut cases, mut rooms) = (self.cases(tasks, book, limited), KeyRooms::default());
+        let to_count = self.rule(&mut cases, &mut rooms, admission, false);
+        if !to_count.is_empty() {
+            self.counted(to_count).await;
+            self.rule(&mut cases, &mut rooms, admission, true);
+        }
+        if self.look_up_keys(&mut cases, &mut rooms, admission).await {
+            self.rule(&mut cases, &mut rooms, admission, true);
+        }
+        cases.into_iter().map(|case| (case.place, case.verdict)).collect()
+    }
+
+    /// Collects the tasks with a limit, and refuses those beyond a rate at once. Messages on their way to
+    /// another exchange have no limit.
+    fn cases<'a>(
+        &self,
+        tasks: &'a [Result<ValidTask, Problem>],
+        book: &QueueBook,
+        limited: AppliedLimits,
+    ) -> Vec<LimitedTask<'a>> {
         let now = Instant::now();
         let of_token = self.token_bound(now);
         let mut queues: BTreeMap<&QueueName, Option<(LimitBound, Option<u32>)>> = BTreeMap::new();
@@ -136,7 +159,7 @@ impl Desk {
             let of_queue = of_queue.as_ref().map(|(bound, _)| bound).filter(|bound| !bound.most.is_none());
             let bounds: Vec<LimitBound> = of_queue.into_iter().chain(&of_token).cloned().collect();
             if !bounds.is_empty() || matches!(verdict, LimitVerdict::Refused(..)) {
-                cases.push(LimitedTask { place, size: task.content.usage(), bounds, verdict });
+                cases.push(LimitedTask { place, task, size: task.content.usage(), bounds, verdict });
             }
         }
         cases
@@ -155,13 +178,25 @@ impl Desk {
     }
 
     /// Rules on the open cases. Returns the limits that need a count before the other cases can be ruled on.
-    fn rule(&self, cases: &mut [LimitedTask], admission: &mut Admission, last: bool) -> Vec<LimitBound> {
+    fn rule<'a>(
+        &self,
+        cases: &mut [LimitedTask<'a>],
+        rooms: &mut KeyRooms<'a>,
+        admission: &mut Admission,
+        last: bool,
+    ) -> Vec<LimitBound> {
         let now = Instant::now();
         let (mut first, mut meanwhile): (Vec<LimitBound>, Vec<LimitBound>) = (Vec::new(), Vec::new());
-        for case in cases.iter_mut().filter(|case| matches!(case.verdict, LimitVerdict::Open)) {
-            let mut taken = Vec::with_capacity(case.bounds.len());
-            for bound in &case.bounds {
-                match bound.meter.admit(bound.most, case.size, now, last) {
+        for (at, case) in cases.iter_mut().enumerate() {
+            if !matches!(case.verdict, LimitVerdict::Open) {
+                continue;
+            }
+            let more = rooms.needed(at, case);
+            // A task that needs no room passes also where a limit is exceeded.
+            let bounds: &[LimitBound] = if more == Usage::default() { &[] } else { &case.bounds };
+            let mut taken = Vec::with_capacity(bounds.len());
+            for bound in bounds {
+                match bound.meter.admit(bound.most_for(more), more, now, last) {
                     LimitDecision::Fits => taken.push(bound),
                     LimitDecision::FitsButCount => {
                         taken.push(bound);
@@ -182,11 +217,12 @@ impl Desk {
                     }
                 }
             }
-            if taken.len() == case.bounds.len() {
-                taken.into_iter().for_each(|bound| admission.add(&bound.meter, case.size));
+            if taken.len() == bounds.len() {
+                taken.into_iter().for_each(|bound| admission.add(&bound.meter, more));
+                rooms.took(at, case, more);
                 case.verdict = LimitVerdict::Admitted;
             } else {
-                taken.into_iter().for_each(|bound| bound.meter.withdraw(case.size));
+                taken.into_iter().for_each(|bound| bound.meter.withdraw(more));
             }
         }
         for bound in meanwhile {

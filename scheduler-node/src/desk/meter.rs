@@ -115,10 +115,6 @@ impl Meter {
         self.state.lock().tally.withdraw(taken);
     }
 
-    pub(super) fn force(&self, more: Usage) {
-        self.state.lock().tally.force(more);
-    }
-
     /// Whether the rate limit admits one more submission.
     pub(super) fn may_submit(&self, per_second: u32, now: Instant) -> bool {
         self.state.lock().submits.take(per_second, now)
@@ -249,6 +245,14 @@ impl Admission {
         match self.0.iter_mut().find(|(of, _)| Arc::ptr_eq(of, meter)) {
             Some((_, sum)) => *sum = sum.plus(taken),
             None => self.0.push((Arc::clone(meter), taken)),
+        }
+    }
+
+    /// Gives room back that was added and is not needed.
+    pub(super) fn give_back(&mut self, meter: &Arc<Meter>, spare: Usage) {
+        if let Some((_, sum)) = self.0.iter_mut().find(|(of, _)| Arc::ptr_eq(of, meter)) {
+            *sum = sum.minus(spare);
+            meter.withdraw(spare);
         }
     }
 }

@@ -1,149 +1,206 @@
-//! Tasks beyond a limit for which another task with their key answers.
+//! Tasks for which another task with their key answers: a stored one, or one of the same request. They need only the
+//! room by which they make it larger.
 
-use std::{cmp::Ordering, collections::BTreeMap, time::Instant};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use common::{
     ids::QueueName,
-    limit::{Limit, LimitDecision, PendingLimits, Usage},
+    limit::{Limit, Usage},
     task::{Content, OnDuplicate, TaskState, ValidTask},
+    time::UnixMicros,
     wire::Problem,
 };
 use futures::future::join_all;
 
-use super::{LimitBound, LimitVerdict, LimitedTask};
-use crate::desk::{Desk, meter::Admission};
+use super::{LimitHolder, LimitVerdict, LimitedTask};
+use crate::{
+    desk::{Desk, meter::Admission},
+    store::rows::TaskRecord,
+};
 
-/// The refused tasks of one request whose keys are looked up, because another task may answer for them; and the
-/// number looked up at a time.
+/// The keys of one request that are looked up where a limit leaves no room, because another task may answer for theirs;
+/// and the number looked up at a time.
 const KEYS_LOOKED_UP: usize = 100;
 const LOOKED_UP_AT_ONCE: usize = 4;
 
-impl Desk {
-    /// Lets a task pass whose key exists already, and the other task answers for it. One that takes the other's place
-    /// adds the bytes by which it is larger, so it needs room for these. A bounded number of keys is looked up. Those
-    /// of the request itself are known: an admitted task that comes before it is not written yet, and has its room.
-    pub(super) async fn let_answered_pass(
-        &self,
-        tasks: &[Result<ValidTask, Problem>],
-        cases: &mut [LimitedTask],
-        admission: &mut Admission,
-    ) {
-        let (mut answered, unknown) = refused_with_key(tasks, cases);
-        // An admitted task has its room already. Of a stored one, the first task that it answers for takes the room.
-        let mut grown: BTreeMap<usize, i64> = answered.iter().map(|one| (one.room_of, 0)).collect();
-        for some in unknown.chunks(LOOKED_UP_AT_ONCE) {
-            let found = join_all(some.iter().map(|one| self.growth_of_another(one.task))).await;
-            let found = some
-                .iter()
-                .zip(found)
-                .filter_map(|(one, found)| Some(Answered { at: one.at, growth: found?, room_of: one.first }));
-            answered.extend(found);
-        }
-        for Answered { at, growth, room_of } in answered {
-            let case = &mut cases[at];
-            let before = grown.get(&room_of).copied();
-            let growth = growth - before.unwrap_or(0);
-            if before.is_some() && growth <= 0 {
-                case.verdict = LimitVerdict::Admitted;
-                continue;
-            }
-            let taken = if growth > 0 { Usage { tasks: 0, bytes: growth } } else { case.size };
-            if growth > 0 && !take_bytes(&case.bounds, taken) {
-                continue;
-            }
-            for bound in &case.bounds {
-                if growth <= 0 {
-                    bound.meter.force(taken);
-                }
-                admission.add(&bound.meter, taken);
-            }
-            case.verdict = LimitVerdict::Admitted;
-            grown.insert(room_of, before.unwrap_or(0) + growth.max(0));
-        }
+/// The queue, the partition key and the key of a task.
+type TaskKey<'a> = (&'a QueueName, Option<&'a str>, &'a str);
+
+/// The room that the tasks of each key of a request share. A key has none before its first task is admitted, unless a
+/// stored task was found.
+#[derive(Default)]
+pub(super) struct KeyRooms<'a>(BTreeMap<TaskKey<'a>, KeyRoom>);
+
+enum KeyRoom {
+    /// The room of a new task. `first`: the index of the first admitted case; `bytes`: those of the largest.
+    New { first: usize, bytes: i64 },
+    /// The room of a stored task, and the bytes by which admitted ones make it larger.
+    Stored { task: StoredTask, more: i64 },
+}
+
+/// What decides whether a stored task answers for a later one with its key.
+struct StoredTask {
+    state: TaskState,
+    version: i64,
+    bytes: i64,
+    /// False for a finished task that no longer keeps others with its key out.
+    holds_its_key: bool,
+}
+
+impl<'a> KeyRooms<'a> {
+    /// The room that the case at index `at` needs beyond the room of its key.
+    pub(super) fn needed(&self, at: usize, case: &LimitedTask<'a>) -> Usage {
+        let growth = match key_of(case.task).and_then(|key| self.0.get(&key)) {
+            // It is written before the one that has the room, whatever its own rule for a duplicate.
+            Some(KeyRoom::New { first, bytes }) if at < *first => Some(case.size.bytes - bytes),
+            Some(KeyRoom::New { bytes, .. }) => Some(growth_beyond(*bytes, case.task)),
+            Some(KeyRoom::Stored { task, more }) => task.growth(case.task).map(|growth| growth - more),
+            None => None,
+        };
+        growth.map_or(case.size, |growth| Usage { tasks: 0, bytes: growth.max(0) })
     }
 
-    /// The bytes by which a stored task grows when `task` takes its place; 0: the other answers for it as it is.
-    /// `None`: no other does, as far as that can be read.
-    async fn growth_of_another(&self, task: &ValidTask) -> Option<i64> {
-        let keyed = task.keyed.as_ref()?;
-        let there = self.read_rival(&task.queue, task.partition_key.as_deref(), &keyed.key).await;
-        let there = there.ok().flatten()?;
-        let adds_one = match keyed.version.cmp(&there.version) {
+    /// Notes that the case at index `at` has taken the room that it needed.
+    pub(super) fn took(&mut self, at: usize, case: &LimitedTask<'a>, taken: Usage) {
+        let Some(key) = key_of(case.task) else { return };
+        match self.0.get_mut(&key) {
+            Some(KeyRoom::New { first, bytes }) => {
+                *first = at.min(*first);
+                *bytes += taken.bytes;
+            }
+            Some(KeyRoom::Stored { more, .. }) if taken.tasks == 0 => *more += taken.bytes,
+            _ => {
+                self.0.insert(key, KeyRoom::New { first: at, bytes: taken.bytes });
+            }
+        }
+    }
+}
+
+impl Desk {
+    /// Looks up keys where a limit leaves no room, a bounded number and each once. Gives back what admitted tasks have
+    /// taken and do not need beside a stored one. Returns whether to rule on the refused cases again: they are open.
+    pub(super) async fn look_up_keys<'a>(
+        &self,
+        cases: &mut [LimitedTask<'a>],
+        rooms: &mut KeyRooms<'a>,
+        admission: &mut Admission,
+    ) -> bool {
+        let keys = keys_to_look_up(cases);
+        if keys.is_empty() {
+            return false;
+        }
+        let mut found: BTreeMap<TaskKey<'a>, StoredTask> = BTreeMap::new();
+        for some in keys.chunks(LOOKED_UP_AT_ONCE) {
+            let read = join_all(some.iter().copied().map(|key| self.read_stored(key))).await;
+            for (key, read) in some.iter().zip(read) {
+                if let Ok(Some(task)) = read {
+                    found.insert(*key, task);
+                }
+            }
+        }
+        let grown = growth_by_admitted(cases, &found);
+        for (key, task) in found {
+            let more = match (rooms.0.get(&key), grown.get(&key).copied().flatten()) {
+                (Some(KeyRoom::New { first, bytes }), Some(grown)) => {
+                    let spare = Usage { tasks: 1, bytes: bytes - grown };
+                    cases[*first].bounds.iter().for_each(|bound| admission.give_back(&bound.meter, spare));
+                    grown
+                }
+                // An admitted task is a new one beside the stored one.
+                (Some(KeyRoom::New { .. }), None) => continue,
+                _ => 0,
+            };
+            rooms.0.insert(key, KeyRoom::Stored { task, more });
+        }
+        for case in cases.iter_mut().filter(|case| is_beyond(case)) {
+            case.verdict = LimitVerdict::Open;
+        }
+        true
+    }
+
+    async fn read_stored(&self, (queue, partition_key, key): TaskKey<'_>) -> Result<Option<StoredTask>, Problem> {
+        let Some(there) = self.read_rival(queue, partition_key, key).await? else { return Ok(None) };
+        let window_ms = self.parts().books.load().get(queue).policy.dedup_window_ms;
+        Ok(Some(StoredTask::of(there, window_ms, self.now())))
+    }
+}
+
+impl StoredTask {
+    fn of(there: TaskRecord, window_ms: i64, now: UnixMicros) -> Self {
+        let (state, version) = (there.state, there.version);
+        let is_held = |finished_at: UnixMicros| {
+            matches!(state, TaskState::Succeeded | TaskState::Dead) && finished_at.shifted(window_ms) > now
+        };
+        let holds_its_key = there.finished_at.is_none_or(is_held);
+        let (content_type, headers) = (there.content_type, there.headers);
+        let content = Content { payload: there.payload.unwrap_or_default(), content_type, headers };
+        Self { state, version, bytes: content.usage().bytes, holds_its_key }
+    }
+
+    /// The bytes by which this task grows when `later` takes its place; 0: it answers for `later` as it is. `None`:
+    /// `later` becomes a task beside it.
+    fn growth(&self, later: &ValidTask) -> Option<i64> {
+        let keyed = later.keyed.as_ref()?;
+        let adds_one = match keyed.version.cmp(&self.version) {
             _ if keyed.on_duplicate != OnDuplicate::Version => false,
             Ordering::Less => false,
-            Ordering::Equal => there.state == TaskState::Dead,
-            Ordering::Greater => !there.state.may_be_changed(),
+            Ordering::Equal => self.state == TaskState::Dead,
+            Ordering::Greater => !self.state.may_be_changed(),
         };
-        if adds_one {
+        if adds_one || !self.holds_its_key {
             return None;
-        }
-        if let Some(finished_at) = there.finished_at {
-            let window_ms = self.parts().books.load().get(&task.queue).policy.dedup_window_ms;
-            let holds_its_key = matches!(there.state, TaskState::Succeeded | TaskState::Dead);
-            return (holds_its_key && finished_at.shifted(window_ms) > self.now()).then_some(0);
         }
         let takes_its_place = match keyed.on_duplicate {
             OnDuplicate::Keep | OnDuplicate::Reject => false,
-            OnDuplicate::Replace => there.state.may_be_changed(),
-            OnDuplicate::Version => there.state.may_be_changed() && keyed.version >= there.version,
+            OnDuplicate::Replace => self.state.may_be_changed(),
+            OnDuplicate::Version => self.state.may_be_changed() && keyed.version >= self.version,
         };
-        let (content_type, headers) = (there.content_type, there.headers);
-        let before = Content { payload: there.payload.unwrap_or_default(), content_type, headers }.usage();
-        Some(if takes_its_place { task.content.usage().bytes - before.bytes } else { 0 })
+        Some(if takes_its_place { later.content.usage().bytes - self.bytes } else { 0 })
     }
 }
 
-/// A refused task for which another one with its key answers.
-struct Answered {
-    /// Its index in the cases.
-    at: usize,
-    /// The bytes by which the room of the other one grows, if this one may take its place.
-    growth: i64,
-    /// The index of the first case with this key. All later ones share its room.
-    room_of: usize,
+/// `None`: the task has no key.
+fn key_of(task: &ValidTask) -> Option<TaskKey<'_>> {
+    let keyed = task.keyed.as_ref()?;
+    Some((&task.queue, task.partition_key.as_deref(), keyed.key.as_str()))
 }
 
-/// A refused task whose key is to be looked up.
-struct LookedUp<'a> {
-    /// Its index in the cases.
-    at: usize,
-    /// The index of the first case with this key that is looked up.
-    first: usize,
-    task: &'a ValidTask,
+/// Whether the case is refused because a limit of unfinished tasks is reached, or may be.
+fn is_beyond(case: &LimitedTask<'_>) -> bool {
+    matches!(case.verdict, LimitVerdict::Refused(limit, _) if limit != Some(Limit::QueueSubmits))
 }
 
-/// The refused tasks with a key: first those whose key an admitted task before them has; then others, to be looked up.
-fn refused_with_key<'a>(
-    tasks: &'a [Result<ValidTask, Problem>],
-    cases: &[LimitedTask],
-) -> (Vec<Answered>, Vec<LookedUp<'a>>) {
-    // The first admitted task of each key, and the room of the largest.
-    let mut admitted: BTreeMap<(&QueueName, Option<&str>, &str), (usize, i64)> = BTreeMap::new();
-    let mut looked_up: BTreeMap<(&QueueName, Option<&str>, &str), usize> = BTreeMap::new();
-    let (mut answered, mut unknown) = (Vec::new(), Vec::new());
-    for (at, LimitedTask { place, verdict, .. }) in cases.iter().enumerate() {
-        let Ok(task) = &tasks[*place] else { continue };
-        let Some(keyed) = &task.keyed else { continue };
-        let key = (&task.queue, task.partition_key.as_deref(), keyed.key.as_str());
-        match verdict {
-            LimitVerdict::Admitted => {
-                let (_, bytes) = admitted.entry(key).or_insert((at, 0));
-                *bytes = task.content.usage().bytes.max(*bytes);
-            }
-            LimitVerdict::Open | LimitVerdict::Refused(Some(Limit::QueueSubmits), _) => {}
-            LimitVerdict::Refused(..) => match admitted.get(&key) {
-                Some((of, bytes)) => {
-                    answered.push(Answered { at, growth: growth_beyond(*bytes, task), room_of: *of });
-                }
-                None if unknown.len() < KEYS_LOOKED_UP => {
-                    let first = *looked_up.entry(key).or_insert(at);
-                    unknown.push(LookedUp { at, first, task });
-                }
-                None => {}
-            },
-        }
+/// The keys of refused tasks, in their order; then those of admitted ones that share a limit with these. They may have
+/// taken room that they do not need.
+fn keys_to_look_up<'a>(cases: &[LimitedTask<'a>]) -> Vec<TaskKey<'a>> {
+    let refused = || cases.iter().filter(|case| is_beyond(case));
+    let full: BTreeSet<&QueueName> = refused().map(|case| &case.task.queue).collect();
+    let shares_a_limit = |case: &LimitedTask<'a>| {
+        let of_token = case.bounds.iter().any(|bound| bound.whose == LimitHolder::Token);
+        full.contains(&case.task.queue) || (of_token && !full.is_empty())
+    };
+    let admitted = cases.iter().filter(|case| matches!(case.verdict, LimitVerdict::Admitted) && shares_a_limit(case));
+    let mut seen = BTreeSet::new();
+    let keys = refused().chain(admitted).filter_map(|case| key_of(case.task));
+    keys.filter(|key| seen.insert(*key)).take(KEYS_LOOKED_UP).collect()
+}
+
+/// By key, the bytes by which admitted tasks make the stored one larger. `None`: one of them is a task beside it.
+fn growth_by_admitted<'a>(
+    cases: &[LimitedTask<'a>],
+    found: &BTreeMap<TaskKey<'a>, StoredTask>,
+) -> BTreeMap<TaskKey<'a>, Option<i64>> {
+    let mut grown: BTreeMap<TaskKey<'a>, Option<i64>> = BTreeMap::new();
+    for case in cases.iter().filter(|case| matches!(case.verdict, LimitVerdict::Admitted)) {
+        let Some(key) = key_of(case.task) else { continue };
+        let Some(stored) = found.get(&key) else { continue };
+        let most = grown.entry(key).or_insert(Some(0));
+        *most = most.zip(stored.growth(case.task)).map(|(most, growth)| most.max(growth));
     }
-    (answered, unknown)
+    grown
 }
 
 /// The bytes by which `room` grows when a later task with its key may take the place of the one that has it.
@@ -152,18 +209,4 @@ fn growth_beyond(room: i64, later: &ValidTask) -> i64 {
         Some(OnDuplicate::Replace | OnDuplicate::Version) => later.content.usage().bytes - room,
         Some(OnDuplicate::Keep | OnDuplicate::Reject) | None => 0,
     }
-}
-
-/// Takes room for the bytes of `more` within each bound, or none at all.
-fn take_bytes(bounds: &[LimitBound], more: Usage) -> bool {
-    let now = Instant::now();
-    let fits = |bound: &LimitBound| {
-        let most = PendingLimits { tasks: None, ..bound.most };
-        matches!(bound.meter.admit(most, more, now, true), LimitDecision::Fits | LimitDecision::FitsButCount)
-    };
-    let taken = bounds.iter().take_while(|bound| fits(bound)).count();
-    if taken < bounds.len() {
-        bounds[..taken].iter().for_each(|bound| bound.meter.withdraw(more));
-    }
-    taken == bounds.len()
 }

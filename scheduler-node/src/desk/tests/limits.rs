@@ -53,6 +53,17 @@ async fn count_mail(counter: &Counter, most: i64) {
     counted.changed().await.expect("a count of no task");
 }
 
+/// A submission in SQL.
+fn row(counter: &Counter, task: &Value) -> InboxRow {
+    InboxRow {
+        id: fixture::fresh_id(),
+        request: Some(task.to_string()),
+        submitted_at: counter.desk.now(),
+        leaving: false,
+        is_last: false,
+    }
+}
+
 fn refused(counter: &Counter, limit: Limit) -> u64 {
     counter.desk.limited(limit).get()
 }
@@ -172,14 +183,7 @@ async fn while_tasks_cannot_be_counted_a_limit_refuses_none_for_good() {
     .await;
     assert!(problem.is_unavailable() && problem.detail.contains("cannot be counted"), "{problem}");
     assert!(problem.retry_after_s.is_some() && problem.limit.is_none(), "{problem:?}");
-    let row = InboxRow {
-        id: fixture::fresh_id(),
-        request: Some(task("mail").to_string()),
-        submitted_at: counter.desk.now(),
-        leaving: false,
-        is_last: false,
-    };
-    let (judged, _room) = counter.desk.judge(&[row]).await;
+    let (judged, _room) = counter.desk.judge(&[row(&counter, &task("mail"))]).await;
     assert!(judged[0].as_ref().expect_err("no room is known").is_unavailable(), "the row waits: {judged:?}");
     let headers = vec![("duetime-queue".into(), Field::Text("mail".into()))];
     let message =
@@ -303,6 +307,32 @@ async fn tasks_of_one_key_in_one_batch_share_the_room_of_the_largest() {
 }
 
 #[tokio::test]
+async fn a_task_takes_no_room_that_it_does_not_need_from_others() {
+    let keyed = |key: &str, rule: &str, bytes: usize| {
+        // The quotes of a payload count too.
+        let payload = "x".repeat(bytes - 2);
+        json!({ "queue": "mail", "key": key, "on_duplicate": rule, "delay_ms": 60_000, "payload": payload })
+    };
+    let replace = |key: &str, bytes| keyed(key, "replace", bytes);
+    let (two, bytes) = (json!({ "max_pending": 2 }), json!({ "max_pending_bytes": 1_000 }));
+    let stored = || vec![replace("a", 400), replace("b", 500)];
+    for (policy, stored, tasks, live) in [
+        (&two, vec![], vec![replace("k", 10), replace("k", 10), task("mail")], 2),
+        (&two, vec![replace("k", 10)], vec![keyed("k", "keep", 10), task("mail")], 2),
+        (&bytes, stored(), vec![replace("b", 500), replace("a", 450)], 2),
+        (&bytes, stored(), vec![replace("a", 450), replace("b", 500)], 2),
+    ] {
+        let (counter, test) = fresh().await;
+        put_queue(&counter, "mail", policy.clone()).await;
+        let answers = batch(&counter.desk, stored.clone()).await;
+        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        let answers = batch(&counter.desk, tasks.clone()).await;
+        assert!(answers.iter().all(Result::is_ok), "{stored:?} {tasks:?}: {answers:?}");
+        assert_eq!(test.live().await, live, "{stored:?} {tasks:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_queue_takes_so_many_submissions_a_second() {
     let (counter, _test) = fresh().await;
     put_queue(&counter, "mail", json!({ "max_submits_per_second": 3 })).await;
@@ -318,14 +348,7 @@ async fn a_queue_takes_so_many_submissions_a_second() {
 async fn a_submission_in_sql_keeps_the_limits_of_its_queue_but_for_the_rate() {
     let (counter, _test) = fresh().await;
     put_queue(&counter, "mail", json!({ "max_pending": 4, "max_submits_per_second": 1 })).await;
-    let row = |_| InboxRow {
-        id: fixture::fresh_id(),
-        request: Some(task("mail").to_string()),
-        submitted_at: counter.desk.now(),
-        leaving: false,
-        is_last: false,
-    };
-    let rows: Vec<InboxRow> = (0..6).map(row).collect();
+    let rows: Vec<InboxRow> = (0..6).map(|_| row(&counter, &task("mail"))).collect();
     let (judged, _room) = counter.desk.judge(&rows).await;
     let slugs: Vec<_> =
         judged.iter().map(|judged| judged.as_ref().map(|_| ()).map_err(|p| p.slug().to_owned())).collect();
