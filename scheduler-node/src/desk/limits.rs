@@ -68,7 +68,7 @@ impl LimitBound {
 enum LimitVerdict {
     Open,
     Admitted,
-    /// `None`: whether the limit is reached is unknown.
+    /// `None`: whether the limit is reached, or whether a stored task answers for this one, is unknown.
     Refused(Option<Limit>, Problem),
 }
 
@@ -208,7 +208,11 @@ impl Desk {
                     }
                     LimitDecision::Exceeds(excess) => {
                         let limit = limit_of(bound.whose, excess.by);
-                        case.verdict = LimitVerdict::Refused(Some(limit), self.full(limit, excess, case.size));
+                        case.verdict = if rooms.is_unread(case.task) {
+                            LimitVerdict::Refused(None, unread(limit))
+                        } else {
+                            LimitVerdict::Refused(Some(limit), self.full(limit, excess, case.size))
+                        };
                         break;
                     }
                     LimitDecision::Unknown => {
@@ -302,6 +306,16 @@ fn uncounted(whose: LimitHolder) -> Problem {
     let detail = format!(
         "the unfinished tasks {of} cannot be counted yet, and by the last count they may reach the limit; the task was \
          not accepted, send it again"
+    );
+    Problem::unavailable(detail).retry_after(COUNT_AGAIN_AFTER_S)
+}
+
+/// The problem of a task beyond a limit for which a stored one may answer. A message or a row in SQL waits.
+fn unread(limit: Limit) -> Problem {
+    let detail = format!(
+        "there is no room for another task (`{}`), and whether one with this key is stored is not known yet; the task \
+         was not accepted, send it again",
+        limit.text()
     );
     Problem::unavailable(detail).retry_after(COUNT_AGAIN_AFTER_S)
 }

@@ -32,7 +32,11 @@ type TaskKey<'a> = (&'a QueueName, Option<&'a str>, &'a str);
 /// The room that the tasks of each key of a request share. A key has none before its first task is admitted, unless a
 /// stored task was found.
 #[derive(Default)]
-pub(super) struct KeyRooms<'a>(BTreeMap<TaskKey<'a>, KeyRoom>);
+pub(super) struct KeyRooms<'a> {
+    rooms: BTreeMap<TaskKey<'a>, KeyRoom>,
+    /// Keys of which it is not known whether a stored task has them.
+    unread: BTreeSet<TaskKey<'a>>,
+}
 
 enum KeyRoom {
     /// The room of a new task. `first`: the index of the first admitted case; `bytes`: those of the largest.
@@ -53,7 +57,7 @@ struct StoredTask {
 impl<'a> KeyRooms<'a> {
     /// The room that the case at index `at` needs beyond the room of its key.
     pub(super) fn needed(&self, at: usize, case: &LimitedTask<'a>) -> Usage {
-        let growth = match key_of(case.task).and_then(|key| self.0.get(&key)) {
+        let growth = match key_of(case.task).and_then(|key| self.rooms.get(&key)) {
             // It is written before the one that has the room, whatever its own rule for a duplicate.
             Some(KeyRoom::New { first, bytes }) if at < *first => Some(case.size.bytes - bytes),
             Some(KeyRoom::New { bytes, .. }) => Some(growth_beyond(*bytes, case.task)),
@@ -66,16 +70,21 @@ impl<'a> KeyRooms<'a> {
     /// Notes that the case at index `at` has taken the room that it needed.
     pub(super) fn took(&mut self, at: usize, case: &LimitedTask<'a>, taken: Usage) {
         let Some(key) = key_of(case.task) else { return };
-        match self.0.get_mut(&key) {
+        match self.rooms.get_mut(&key) {
             Some(KeyRoom::New { first, bytes }) => {
                 *first = at.min(*first);
                 *bytes += taken.bytes;
             }
             Some(KeyRoom::Stored { more, .. }) if taken.tasks == 0 => *more += taken.bytes,
             _ => {
-                self.0.insert(key, KeyRoom::New { first: at, bytes: taken.bytes });
+                self.rooms.insert(key, KeyRoom::New { first: at, bytes: taken.bytes });
             }
         }
+    }
+
+    /// Whether it is unknown if a stored task has this one's key.
+    pub(super) fn is_unread(&self, task: &'a ValidTask) -> bool {
+        key_of(task).is_some_and(|key| self.unread.contains(&key))
     }
 }
 
@@ -88,7 +97,8 @@ impl Desk {
         rooms: &mut KeyRooms<'a>,
         admission: &mut Admission,
     ) -> bool {
-        let keys = keys_to_look_up(cases);
+        let mut keys = keys_to_look_up(cases);
+        rooms.unread.extend(keys.split_off(keys.len().min(KEYS_LOOKED_UP)));
         if keys.is_empty() {
             return false;
         }
@@ -96,14 +106,21 @@ impl Desk {
         for some in keys.chunks(LOOKED_UP_AT_ONCE) {
             let read = join_all(some.iter().copied().map(|key| self.read_stored(key))).await;
             for (key, read) in some.iter().zip(read) {
-                if let Ok(Some(task)) = read {
-                    found.insert(*key, task);
+                match read {
+                    Ok(Some(task)) => {
+                        found.insert(*key, task);
+                    }
+                    Ok(None) => {}
+                    Err(problem) => {
+                        tracing::debug!(%problem, "a key cannot be looked up");
+                        rooms.unread.insert(*key);
+                    }
                 }
             }
         }
         let grown = growth_by_admitted(cases, &found);
         for (key, task) in found {
-            let more = match (rooms.0.get(&key), grown.get(&key).copied().flatten()) {
+            let more = match (rooms.rooms.get(&key), grown.get(&key).copied().flatten()) {
                 (Some(KeyRoom::New { first, bytes }), Some(grown)) => {
                     let spare = Usage { tasks: 1, bytes: bytes - grown };
                     cases[*first].bounds.iter().for_each(|bound| admission.give_back(&bound.meter, spare));
@@ -113,7 +130,7 @@ impl Desk {
                 (Some(KeyRoom::New { .. }), None) => continue,
                 _ => 0,
             };
-            rooms.0.insert(key, KeyRoom::Stored { task, more });
+            rooms.rooms.insert(key, KeyRoom::Stored { task, more });
         }
         for case in cases.iter_mut().filter(|case| is_beyond(case)) {
             case.verdict = LimitVerdict::Open;
@@ -185,7 +202,7 @@ fn keys_to_look_up<'a>(cases: &[LimitedTask<'a>]) -> Vec<TaskKey<'a>> {
     let admitted = cases.iter().filter(|case| matches!(case.verdict, LimitVerdict::Admitted) && shares_a_limit(case));
     let mut seen = BTreeSet::new();
     let keys = refused().chain(admitted).filter_map(|case| key_of(case.task));
-    keys.filter(|key| seen.insert(*key)).take(KEYS_LOOKED_UP).collect()
+    keys.filter(|key| seen.insert(*key)).collect()
 }
 
 /// By key, the bytes by which admitted tasks make the stored one larger. `None`: one of them is a task beside it.

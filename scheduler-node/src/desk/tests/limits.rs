@@ -6,6 +6,8 @@ use common::{
     access::{Caller, Role, Scope},
     ids::QueueName,
     limit::{Limit, PendingLimits, TokenLimits},
+    queue::Placement,
+    shard::route::bound_to,
     task::{
         envelope::{Field, Properties},
         report::ResultBody,
@@ -330,6 +332,41 @@ async fn a_task_takes_no_room_that_it_does_not_need_from_others() {
         assert!(answers.iter().all(Result::is_ok), "{stored:?} {tasks:?}: {answers:?}");
         assert_eq!(test.live().await, live, "{stored:?} {tasks:?}");
     }
+}
+
+#[tokio::test]
+async fn a_key_is_looked_up_once_for_all_its_tasks_and_they_wait_while_that_fails() {
+    let (counter, test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 1 })).await;
+    let mut task = task("mail");
+    task["key"] = json!("k");
+    task["on_duplicate"] = json!("replace");
+    assert_eq!(statuses(&batch(&counter.desk, [task.clone()]).await), [200]);
+    count_mail(&counter, 1).await;
+    let shard = bound_to(&QueueName::new("mail"), Placement::Spread, None, Some("k"), fixture::SHARDS.into());
+    let id = || fixture::fresh_id_of(shard.expect("a key is bound to a shard"));
+    let rows: Vec<InboxRow> = (0..150).map(|_| InboxRow { id: id(), ..row(&counter, &task) }).collect();
+    let (judged, _room) = counter.desk.judge(&rows).await;
+    assert!(judged.iter().all(Result::is_ok), "one task stays one: {judged:?}");
+    // A count reads an index alone.
+    sqlx::raw_sql("ALTER TABLE duetime.task RENAME COLUMN stopping TO hidden").execute(&test.pool).await.unwrap();
+    let (judged, _room) = counter.desk.judge(&rows).await;
+    assert!(judged.iter().all(|judged| judged.as_ref().is_err_and(Problem::is_unavailable)), "{judged:?}");
+    assert_eq!(statuses(&batch(&counter.desk, [task]).await), [503]);
+}
+
+#[tokio::test]
+async fn a_task_whose_key_is_one_too_many_to_look_up_is_not_refused_for_good() {
+    let (counter, _test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 0 })).await;
+    count_mail(&counter, 0).await;
+    let keyed = |n: u32| {
+        let mut task = task("mail");
+        task["key"] = json!(n.to_string());
+        task
+    };
+    let statuses = statuses(&batch(&counter.desk, (0..103).map(keyed)).await);
+    assert_eq!((&statuses[..100], &statuses[100..]), (&[429; 100][..], &[503; 3][..]));
 }
 
 #[tokio::test]
