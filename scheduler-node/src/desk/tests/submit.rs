@@ -180,6 +180,26 @@ async fn one_bad_task_of_a_batch_does_not_touch_the_others() {
 }
 
 #[tokio::test]
+async fn the_last_task_of_a_batch_with_a_key_gives_it_its_content_however_large_the_batch() {
+    // The tasks before them fill the first statement but for one; or they have more than one of their own.
+    for (others, with_key) in [(255, 2), (10, 600)] {
+        let (counter, test) = fresh().await;
+        for round in 0..20 {
+            let other = (1..=others).map(|n| json!({ "queue": "mail", "key": format!("a{n:03}"), "delay_ms": 60_000 }));
+            let of_key = (0..with_key).map(|n| json!({ "queue": "mail", "key": "k", "on_duplicate": "replace", "delay_ms": 60_000, "payload": format!("{round} {n}") }));
+            let last = of_key.clone().last().expect("there are some")["payload"].clone();
+            let batch: Vec<_> = other.chain(of_key).map(|task| Ok(request(&task.to_string()))).collect();
+            let answers = counter.desk.submit_batch(batch).await;
+            let ids: Vec<_> = answers.iter().map(|answer| answer.as_ref().expect("accepted").id).collect();
+            assert!(ids[others..].iter().all(|id| *id == ids[others]), "one task has the key");
+            let shown = counter.desk.get(ids[others]).await.expect("it is there");
+            assert_eq!(serde_json::to_value(&shown).unwrap()["payload"], last);
+        }
+        assert_eq!(test.live().await, i64::try_from(others).unwrap() + 1);
+    }
+}
+
+#[tokio::test]
 async fn what_is_too_long_is_refused_before_anything_is_written() {
     let (counter, test) = fresh().await;
     let payload = "x".repeat(1_000);

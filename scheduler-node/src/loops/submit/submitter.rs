@@ -10,10 +10,11 @@ mod route;
 use std::{sync::Arc, time::Duration};
 
 use common::{
-    ids::TaskId,
+    ids::{QueueName, TaskId},
     task::{NewTask, ValidTask},
     time::UnixMicros,
 };
+use futures::future::{join, join_all};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::insert::run;
@@ -67,8 +68,8 @@ pub struct Submitter {
     routes: Arc<Routes>,
 }
 
-/// The positions of a sent part in its submission, and the answer to wait for.
-type Sent<Place, Answered> = (Vec<Place>, oneshot::Receiver<Vec<Result<Answered, SubmitError>>>);
+/// The tasks of a sent part, and the answer to wait for.
+type SentInserts = (Vec<Inserted>, oneshot::Receiver<Vec<Result<UnixMicros, SubmitError>>>);
 
 /// A task that is being inserted: its position, its id, and its due time; `None` stands for the time of the insert.
 type Inserted = (usize, TaskId, Option<UnixMicros>);
@@ -200,20 +201,21 @@ impl Submitter {
         for (index, part) in parts {
             let (keyed, plain): (Vec<_>, Vec<_>) = part.into_iter().partition(|(_, task)| task.is_put());
             inserts.extend(self.send_inserts(index, plain, source, routed));
-            puts.extend(self.send_puts(index, keyed, source, routed));
+            let lines = in_lines(keyed).into_iter();
+            puts.extend(lines.map(|line| self.put_one_by_one(index, line, source, routed)));
         }
-        for (places, answered) in inserts {
-            let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
-            for ((place, id, due_at), answer) in places.into_iter().zip(given) {
-                let stored = |now| Accepted::Stored(Stored { id, created_at: now, due_at: due_at.unwrap_or(now) });
-                answers[place] = Some(answer.map(stored));
+        let inserted = async {
+            for (places, answered) in inserts {
+                let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
+                for ((place, id, due_at), answer) in places.into_iter().zip(given) {
+                    let stored = |now| Accepted::Stored(Stored { id, created_at: now, due_at: due_at.unwrap_or(now) });
+                    answers[place] = Some(answer.map(stored));
+                }
             }
-        }
-        for (places, answered) in puts {
-            let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
-            for (place, answer) in places.into_iter().zip(given) {
-                answers[place] = Some(answer.and_then(keyed_answer));
-            }
+        };
+        let (put, ()) = join(join_all(puts), inserted).await;
+        for (place, answer) in put.into_iter().flatten() {
+            answers[place] = Some(answer.and_then(keyed_answer));
         }
         answers.into_iter().map(|answer| answer.unwrap_or(Err(SubmitError::Overloaded))).collect()
     }
@@ -225,7 +227,7 @@ impl Submitter {
         part: Vec<(usize, NewTask)>,
         source: &'static str,
         routed: i64,
-    ) -> Option<Sent<Inserted, UnixMicros>> {
+    ) -> Option<SentInserts> {
         if part.is_empty() {
             return None;
         }
@@ -237,25 +239,54 @@ impl Submitter {
         Some((places, answered))
     }
 
-    /// Sends a database's part to its loop of keyed writes, in jobs of a bounded size.
-    fn send_puts(
+    /// Sends tasks to a database's loop of keyed writes, in jobs of a bounded size, each after the answer to the one
+    /// before. Returns the answers with their positions. A job that finds no room is left out, and all behind it.
+    async fn put_one_by_one(
         &self,
         index: DatabaseIndex,
-        part: Vec<(usize, NewTask)>,
+        line: Vec<(usize, NewTask)>,
         source: &'static str,
         routed: i64,
-    ) -> Vec<Sent<usize, Put>> {
-        let mut sent = Vec::new();
-        let mut part = part.into_iter().peekable();
-        while part.peek().is_some() {
+    ) -> Vec<(usize, Result<Put, SubmitError>)> {
+        let mut answers = Vec::with_capacity(line.len());
+        let mut left = line.into_iter().peekable();
+        while left.peek().is_some() {
             let (answer, answered) = oneshot::channel();
-            let (places, tasks) = part.by_ref().take(TASKS_PER_PUT).unzip();
-            if self.lines[index].puts.try_send(PutJob { tasks, source, routed, answer }).is_ok() {
-                sent.push((places, answered));
+            let (places, tasks): (Vec<usize>, Vec<NewTask>) = left.by_ref().take(TASKS_PER_PUT).unzip();
+            if self.lines[index].puts.try_send(PutJob { tasks, source, routed, answer }).is_err() {
+                break;
             }
+            let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
+            answers.extend(places.into_iter().zip(given));
         }
-        sent
+        answers
     }
+}
+
+/// Divides tasks into lines that may be written beside one another: all tasks of a key are in one, in their order.
+/// Each line is one job, but for that of a key with more tasks than a job may have.
+fn in_lines(mut tasks: Vec<(usize, NewTask)>) -> Vec<Vec<(usize, NewTask)>> {
+    // The sort is stable.
+    tasks.sort_by(|(_, one), (_, other)| key_of(one).cmp(&key_of(other)));
+    let is_same = |(_, one): &(usize, NewTask), (_, other): &(usize, NewTask)| {
+        one.keyed.is_some() && key_of(one) == key_of(other)
+    };
+    let lengths: Vec<usize> = tasks.chunk_by(is_same).map(<[_]>::len).collect();
+    let mut tasks = tasks.into_iter();
+    let mut lines: Vec<Vec<(usize, NewTask)>> = Vec::new();
+    for length in lengths {
+        let of_key = tasks.by_ref().take(length);
+        match lines.last_mut() {
+            Some(line) if line.len() + length <= TASKS_PER_PUT => line.extend(of_key),
+            _ => lines.push(of_key.collect()),
+        }
+    }
+    lines
+}
+
+/// The queue, the partition key and the key of a task.
+fn key_of(task: &NewTask) -> (&QueueName, Option<&str>, Option<&str>) {
+    (&task.queue, task.partition_key.as_deref(), task.keyed.as_ref().map(|keyed| keyed.key.as_str()))
 }
 
 /// The tasks whose queues have other rules by now, with their positions.
