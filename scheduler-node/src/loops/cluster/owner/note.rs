@@ -159,7 +159,8 @@ impl<F: Fence> Owner<F> {
     }
 
     fn reregistered(&mut self, shards: &[ShardId], result: Result<Vec<OwnerKey>, Error>) {
-        self.refused &= result.is_err();
+        // Where all fences were overtaken, there was nothing to write.
+        self.refused &= result.is_err() || shards.is_empty();
         self.rest(shards.iter().copied());
         match result {
             // Where a key is missing, another node has it. The mirror is about to show that, and the next step decides.
