@@ -28,6 +28,9 @@ const QUICK_DRAIN: Duration = Duration::from_millis(100);
 /// ones without an owner.
 const FENCES_READ_WITHIN: Duration = Duration::from_secs(1);
 
+/// A look at the fences that failed comes again after this long: the connections of the pool may be dead just then.
+const FENCES_READ_AGAIN: Duration = Duration::from_millis(50);
+
 /// The result of an act. `index`: the index of the shard's database.
 #[derive(Debug)]
 pub(super) enum ActResult {
@@ -199,8 +202,15 @@ async fn overtaken<F: Fence>(owned: &[(ShardId, Epoch)], database: &OwnerDatabas
     let claimable = database.owned_shards.claimable();
     let asked = owned.iter().copied().filter(|(shard, epoch)| claimable.get(shard) == Some(epoch));
     let asked: BTreeMap<ShardId, Epoch> = asked.collect();
-    let answer = tokio::time::timeout(FENCES_READ_WITHIN, database.fence.still_held(&asked)).await;
-    let Ok(Ok(held)) = answer else { return Vec::new() };
+    let look = async {
+        loop {
+            if let Ok(held) = database.fence.still_held(&asked).await {
+                return held;
+            }
+            tokio::time::sleep(FENCES_READ_AGAIN).await;
+        }
+    };
+    let Ok(held) = tokio::time::timeout(FENCES_READ_WITHIN, look).await else { return Vec::new() };
     asked.into_iter().filter(|(shard, _)| !held.contains(shard)).collect()
 }
 

@@ -90,6 +90,7 @@ async fn an_owner_without_keys_takes_fences_again_that_it_has_lost_and_keeps_the
     let shards: Vec<ShardId> = before.keys().copied().collect();
     let (kept, lost) = shards.split_at(shards.len() / 2);
     let taken: BTreeMap<ShardId, Epoch> = one.line.take(lost).await.unwrap().into_iter().collect();
+    one.line.next_look_fails.store(true, Ordering::Relaxed);
     one.coordination.owners_remove(&shards, &one.me).await.unwrap();
     eventually("it has the lost ones under epochs of its own", || {
         let owned = one.owned();

@@ -76,6 +76,8 @@ struct Fences {
 struct Line {
     fences: Arc<Fences>,
     down: AtomicBool,
+    /// Whether the next look at the fences fails, as on a connection that has died.
+    next_look_fails: AtomicBool,
     /// A permit lets one statement through.
     slow: Option<Semaphore>,
     statements: Mutex<Vec<usize>>,
@@ -96,6 +98,9 @@ impl Fence for Line {
 
     async fn still_held(&self, fences: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, store::Error> {
         self.reached(StoreOp::ShardHeld)?;
+        if self.next_look_fails.swap(false, Ordering::Relaxed) {
+            return Err(Self::unreached(StoreOp::ShardHeld));
+        }
         let rows = self.fences.rows.lock();
         let is_held = |(shard, epoch): &(&ShardId, &Epoch)| rows.get(*shard).is_none_or(|row| row <= *epoch);
         Ok(fences.iter().filter(is_held).map(|(shard, _)| *shard).collect())
@@ -103,11 +108,20 @@ impl Fence for Line {
 }
 
 impl Line {
+    fn new(fences: Arc<Fences>, slow: Option<Semaphore>) -> Self {
+        let (down, next_look_fails) = Default::default();
+        Self { fences, down, next_look_fails, slow, statements: Mutex::default() }
+    }
+
     fn reached(&self, op: StoreOp) -> Result<(), store::Error> {
         if !self.down.load(Ordering::Relaxed) {
             return Ok(());
         }
-        Err(store::Error { database: main_database(), op, effect: Effect::None, source: None })
+        Err(Self::unreached(op))
+    }
+
+    fn unreached(op: StoreOp) -> store::Error {
+        store::Error { database: main_database(), op, effect: Effect::None, source: None }
     }
 
     async fn take(&self, shards: &[ShardId]) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
@@ -178,9 +192,7 @@ impl World {
         let coordination = coordination_for(&self.endpoints, &self.prefix, self.lease_ttl).await;
         let database = main_database();
         let owned_shards = Arc::new(OwnedShards::new(100));
-        let line =
-            Line { fences: Arc::clone(&self.fences), down: AtomicBool::new(false), slow, statements: Mutex::default() };
-        let line = Arc::new(line);
+        let line = Arc::new(Line::new(Arc::clone(&self.fences), slow));
         let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
         let (fitness, found) = watch::channel(fit());
         let (mirror, views) = Mirror::new(coordination.clone());

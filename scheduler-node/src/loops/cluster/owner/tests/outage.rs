@@ -68,12 +68,10 @@ impl Lone {
     }
 
     fn owner(&self) -> Owner<Line> {
-        let line =
-            Line { fences: Arc::default(), down: AtomicBool::new(false), slow: None, statements: Mutex::default() };
         let database = OwnerDatabase {
             name: main_database(),
             owned_shards: Arc::clone(&self.owned_shards),
-            fence: Arc::new(line),
+            fence: Arc::new(Line::new(Arc::default(), None)),
         };
         let places = Places::new(ByDatabase::default());
         places.presume(&[ShardRange::all(SHARDS)], u16::try_from(SHARDS).unwrap());
