@@ -28,17 +28,21 @@ const IDLE_WITHIN: Duration = Duration::from_millis(500);
 /// The longest wait of a first cut for tasks in flight. Beyond it claims go on, and the cut comes again later.
 const DRAIN_WITHIN: Duration = Duration::from_millis(250);
 
-/// After this many late cuts a cut waits no longer for tasks in flight, then 1 s: publishes end within that time, or
-/// hang for as long as their queue does.
-const LATE_DRAINS_MOST: u32 = 3;
+/// The longest such wait of any cut: publishes end within this time, or hang for as long as their queue does.
+const DRAIN_LONGEST: Duration = Duration::from_secs(1);
 
-/// The longest time without claims at a first cut. One that has not written the last changes by then gives up and opens
-/// the source again.
+/// The longest time without claims at a first cut. Each late cut gives the next one as much again, so that slow
+/// databases do not keep a shard from moving for ever.
 const CUT_WITHIN: Duration = Duration::from_millis(450);
 
-/// Each cut that was too late gives the next one that much more time, so that slow databases do not keep a shard from
-/// moving for ever. After this many late ones a cut has 4.5 s, about as long as one statement may take.
-const LATE_CUTS_MOST: u32 = 9;
+/// The longest time without claims at any cut: about as long as one statement may take.
+const CUT_LONGEST: Duration = Duration::from_millis(4_500);
+
+/// The last changes have at least this long after the wait for tasks in flight, as at a first cut.
+const WRITES_AT_LEAST: Duration = CUT_WITHIN.saturating_sub(DRAIN_WITHIN);
+
+/// [`Work::finish_cut`] waits this long to learn whether the move is called off: the tasks of the shard wait meanwhile.
+const CALLED_OFF_WITHIN: Duration = Duration::from_millis(450);
 
 /// While a shard has not been leaving for long enough, the rows are looked at again after this long.
 const LEAVING_LOOK: Duration = Duration::from_millis(500);
@@ -128,12 +132,13 @@ impl Work {
 
     pub(super) async fn cut_without_claims(&mut self, ends: &Ends, epoch: Epoch, began: Instant) -> Result<Cut, Error> {
         let (source, shard) = (&ends.source, self.shard);
-        let drain_within = DRAIN_WITHIN * (1 + self.late_cuts.min(LATE_DRAINS_MOST));
-        let cut_within = CUT_WITHIN * (1 + self.late_cuts);
+        let drain_within = (DRAIN_WITHIN * (1 + self.late_drains)).min(DRAIN_LONGEST);
+        let cut_within = (CUT_WITHIN * (1 + self.late_writes)).min(CUT_LONGEST);
         if tokio::time::timeout(drain_within, source.owned_shards.drained(&[shard])).await.is_err() {
-            self.cut_was_late();
+            self.late_drains += 1;
             return Ok(Cut::GivenUp("tasks in flight did not end in time"));
         }
+        let deadline = (began + cut_within).max(Instant::now() + WRITES_AT_LEAST);
         let mut closed = source.sql.move_close(shard, epoch, CloseWait::Plain).await;
         if closed.as_ref().is_err_and(|error| error.is_contention()) && began.elapsed() < drain_within {
             closed = source.sql.move_close(shard, epoch, CloseWait::InTurn).await;
@@ -147,8 +152,7 @@ impl Work {
             Err(error) => return Err(error),
         };
         fail::fail_point!("after_move_close", |_| std::process::abort());
-        let deadline = tokio::time::Instant::from_std(began + cut_within);
-        let problem = match timeout_at(deadline, self.last_rounds(ends, epoch)).await {
+        let problem = match timeout_at(deadline.into(), self.last_rounds(ends, epoch)).await {
             Ok(Ok(true)) => match ends.target.sql.move_open(shard, epoch, closed, &self.shared.me).await {
                 Ok(Some(opened)) => return Ok(Cut::Opened(opened)),
                 Ok(None) => return Ok(Cut::Lost),
@@ -158,7 +162,7 @@ impl Work {
             Ok(Ok(false)) => return Ok(Cut::Lost),
             Ok(Err(error)) => error.reason(),
             Err(_) => {
-                self.cut_was_late();
+                self.late_writes += 1;
                 "the last changes could not be written in time".to_owned()
             }
         };
@@ -174,10 +178,6 @@ impl Work {
         }
     }
 
-    fn cut_was_late(&mut self) {
-        self.late_cuts = LATE_CUTS_MOST.min(self.late_cuts + 1);
-    }
-
     /// Ends a cut that this node or an earlier owner has begun: the shard is closed in the source. If the target does
     /// not take the last part, the source opens again, because the target may refuse it for ever.
     pub(super) async fn finish_cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
@@ -191,7 +191,7 @@ impl Work {
             self.shared.look().await;
             self.plan().is_some_and(|plan| plan.called_off_at.is_some())
         };
-        if let Ok(true) = tokio::time::timeout(CUT_WITHIN, is_called_off).await {
+        if let Ok(true) = tokio::time::timeout(CALLED_OFF_WITHIN, is_called_off).await {
             return Ok(Stepped::On);
         }
         let problem = match self.open_closed(ends, epoch).await {

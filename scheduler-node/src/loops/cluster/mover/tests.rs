@@ -1,5 +1,7 @@
 //! The mover on real databases without etcd.
 
+mod late;
+
 use std::sync::atomic::Ordering;
 
 use super::{
@@ -260,29 +262,6 @@ async fn a_shard_that_changes_faster_than_it_is_copied_is_held_up_and_moves_when
     assert_eq!(moving.work.round(&moving.ends, moving.epoch).await.unwrap(), Round::Short);
     let stepped = moving.work.cut(&moving.ends, moving.epoch).await.unwrap();
     assert!(matches!(stepped, Stepped::On), "nothing holds it up any more: {stepped:?}");
-}
-
-#[tokio::test]
-async fn a_cut_that_was_too_late_has_more_time_when_it_comes_again() {
-    let mut moving = Moving::new().await;
-    moving.copy().await;
-    let id = fixture::fresh_id_of(SHARD);
-    moving.ends.source.sql.task_submit(&[new_task(id)], Sending::First).await.unwrap();
-    // More than a first cut has.
-    sqlx::raw_sql(SLOW_WRITES).execute(&moving.tests[1].pool).await.unwrap();
-    let (ends, mut epoch, mut late) = (moving.ends.clone(), moving.epoch, 0);
-    while let Cut::Reopened(reopened, why) = moving.work.cut_without_claims(&ends, epoch, Instant::now()).await.unwrap()
-    {
-        late += 1;
-        assert!(late < 20, "{why}, again and again");
-        // The late write still has the fence, and the target waits for it only a short time.
-        let arrived = async { while moving.work.arrive_in_target(&ends, reopened).await.is_err() {} };
-        soon("the end of the late write", arrived).await;
-        epoch = reopened;
-    }
-    assert!(late > 0, "the first cut is given up");
-    assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
-    assert_eq!(moving.tests[1].state_of(id).await.as_deref(), Some("scheduled"), "the last change came over");
 }
 
 /// Large payloads fill a read with few changes.

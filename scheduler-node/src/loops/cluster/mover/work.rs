@@ -73,8 +73,10 @@ pub(super) struct Work {
     pub(super) long_rounds: u32,
     /// Since when this node has seen the shard leaving.
     pub(super) leaving_since: Option<Instant>,
-    /// The cuts that were given up because their time was over, up to a bound. Each gives the next one more.
-    pub(super) late_cuts: u32,
+    /// The cuts that were given up because tasks in flight did not end in time. Each lets the next one wait longer.
+    pub(super) late_drains: u32,
+    /// The cuts that were given up because their last changes were not written in time. Each gives the next one more.
+    pub(super) late_writes: u32,
     /// The epoch since which no other node has owned the shard.
     pub(super) own_since: Option<Epoch>,
     /// The epoch of a close after which the source was told to open again. It may do so late, so the target must not
@@ -110,7 +112,8 @@ impl Work {
             is_behind: false,
             long_rounds: 0,
             leaving_since: None,
-            late_cuts: 0,
+            late_drains: 0,
+            late_writes: 0,
             reopening: None,
             noted: None,
             problem: None,
