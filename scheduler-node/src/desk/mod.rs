@@ -205,7 +205,7 @@ impl Desk {
         if !places.is_read() {
             self.shard_count().await?;
         }
-        let (mut refusals, mut waits) = (0, 0);
+        let (mut refusals, mut refused_at, mut waits) = (0, None, 0);
         loop {
             let place = places.of(id.shard());
             let answer = statement(self.database(id)?).await;
@@ -215,7 +215,10 @@ impl Desk {
                     tokio::time::sleep(PARTITION_PAUSE).await;
                     continue;
                 }
-                Err(error) if error.is_moved() => places.reread_after_move(refusals, Patience::Long).await,
+                Err(error) if error.is_moved() => {
+                    let since = *refused_at.get_or_insert_with(clock::instant);
+                    places.reread_after_move(refusals, since, Patience::Long).await
+                }
                 Ok(found) if is_missing(found) => {
                     let is_elsewhere = refusals == 0 && places.is_elsewhere(id.shard(), place).await;
                     if !is_elsewhere && places.of(id.shard()).is_some_and(|place| !place.status.is_open()) {

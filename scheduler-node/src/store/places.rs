@@ -1,6 +1,10 @@
 //! The map of shards to databases that all rooms of this node share.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use arc_swap::ArcSwap;
 use common::{
@@ -15,7 +19,7 @@ use super::{
     connect::ACQUIRE_DEADLINE,
     shared_read::{SharedRead, Turn},
 };
-use crate::by_database::ByDatabase;
+use crate::{by_database::ByDatabase, clock};
 
 /// A database that takes longer than this to tell its shards does not delay the map of the others.
 const READ_WITHIN: Duration = Duration::from_secs(1);
@@ -41,6 +45,15 @@ impl Patience {
             Self::Long => 17,
             // More than 1 s: twice as long as a first cut.
             Self::Short => 7,
+        }
+    }
+
+    /// How long it is sent again, at most. The tries bound no time: while a database is silent, each waits for
+    /// [`READ_WITHIN`], and perhaps for the statement.
+    const fn within(self) -> Duration {
+        match self {
+            Self::Long => Duration::from_millis(5_500),
+            Self::Short => Duration::from_millis(1_300),
         }
     }
 }
@@ -256,11 +269,11 @@ impl Places {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Reads the map after a refusal because a shard has moved; `refusals` counts those before. Between the two
-    /// databases of a move no place takes a write, so the later tries wait a little. Returns whether the caller may
-    /// try again.
-    pub async fn reread_after_move(&self, refusals: u32, patience: Patience) -> bool {
-        if refusals >= patience.tries() {
+    /// Reads the map after a refusal because a shard has moved; `refusals` counts those before, and the first one came
+    /// at `since`. Between the two databases of a move no place takes a write, so the later tries wait a little.
+    /// Returns whether the caller may try again.
+    pub async fn reread_after_move(&self, refusals: u32, since: Instant, patience: Patience) -> bool {
+        if refusals >= patience.tries() || clock::instant().saturating_duration_since(since) > patience.within() {
             return false;
         }
         if refusals > 0 {

@@ -183,17 +183,18 @@ impl<S> NodeDatabases<S> {
     }
 
     /// Divides rows by the places of their shards, after a database refused them because a shard has moved.
-    /// `refusals` counts the refusals before. `Err`: no place took them in time.
+    /// `refusals` counts the refusals before, and the first one came at `since`. `Err`: no place took them in time.
     pub async fn divide_again<I>(
         &self,
         refusals: u32,
+        since: Instant,
         rows: Vec<I>,
         id: impl Fn(&I) -> TaskId,
     ) -> Result<Vec<(DatabaseIndex, Vec<I>)>, Vec<I>> {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        if !self.places.reread_after_move(refusals, Patience::Long).await {
+        if !self.places.reread_after_move(refusals, since, Patience::Long).await {
             return Err(rows);
         }
         let (parts, lost) = self.divide(rows, id);

@@ -33,7 +33,7 @@ use self::write::Writes;
 use super::releaser::Releaser;
 use crate::{
     audit::Audit,
-    dice,
+    clock, dice,
     loops::upkeep::queue_reader::{Books, catch_up},
     metrics::Metrics,
     receipt::Receipts,
@@ -199,7 +199,7 @@ impl<S: Statements> Reporter<S> {
         events: Vec<(TaskId, AttemptEvent)>,
         patience: Patience,
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
-        let (mut answers, mut left, mut refusals) = (Vec::new(), events, 0);
+        let (mut answers, mut left, mut refusals, mut refused_at) = (Vec::new(), events, 0, None);
         let mut last_refusal: Option<Error> = None;
         loop {
             let (parts, lost) = self.databases.divide(std::mem::take(&mut left), |(id, _)| *id);
@@ -219,7 +219,8 @@ impl<S: Statements> Reporter<S> {
                 }
             }
             let Some(error) = moved else { return Ok(answers) };
-            if !self.databases.places().reread_after_move(refusals, patience).await {
+            let since = *refused_at.get_or_insert_with(clock::instant);
+            if !self.databases.places().reread_after_move(refusals, since, patience).await {
                 return Err(error);
             }
             last_refusal = Some(error);

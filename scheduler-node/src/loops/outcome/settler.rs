@@ -271,7 +271,8 @@ impl<S: Statements> Settler<S> {
         moved: Vec<R>,
         id: impl Fn(&R) -> TaskId,
     ) -> Vec<(DatabaseIndex, Vec<R>)> {
-        self.databases.divide_again(refusals, moved, id).await.unwrap_or_else(|left| {
+        // A confirm is a fact, and may have waited for the end of an outage since the first refusal: only tries count.
+        self.databases.divide_again(refusals, clock::instant(), moved, id).await.unwrap_or_else(|left| {
             tracing::warn!(
                 rows = left.len(),
                 "no database takes these confirms, because a shard is moving; the next owner publishes their tasks again"

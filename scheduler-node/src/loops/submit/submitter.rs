@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     by_database::ByDatabase,
+    clock,
     loops::upkeep::{
         prober::NodeFitness,
         queue_reader::{Books, catch_up},
@@ -166,13 +167,13 @@ impl Submitter {
         patience: Patience,
     ) -> Vec<Result<Accepted, SubmitError>> {
         let mut answers = self.write_once(new, source, routed).await;
-        let mut refusals = 0;
+        let (mut refusals, refused_at) = (0, clock::instant());
         loop {
             let (places, left) = handed_back(&answers);
             if left.is_empty() {
                 return answers;
             }
-            if !self.routes.databases.places().reread_after_move(refusals, patience).await {
+            if !self.routes.databases.places().reread_after_move(refusals, refused_at, patience).await {
                 let why = || Err(SubmitError::Unavailable(NO_PLACE.to_owned()));
                 places.into_iter().for_each(|place| answers[place] = why());
                 return answers;

@@ -1,6 +1,6 @@
 //! The map of the shards, read from the fence rows of two databases.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use common::{
     ids::{DatabaseIndex, ShardId, TaskId},
@@ -12,7 +12,10 @@ use super::{
     fixture::{self, TestDatabase},
     node,
 };
-use crate::store::Store;
+use crate::{
+    clock,
+    store::{Patience, Store},
+};
 
 const EAST: DatabaseIndex = DatabaseIndex::new(0);
 const WEST: DatabaseIndex = DatabaseIndex::new(1);
@@ -126,6 +129,17 @@ async fn many_callers_share_a_read_and_a_silent_database_delays_none() {
     assert!(read.iter().all(Result::is_err), "the west cannot be read, and each caller hears of it: {read:?}");
     assert_eq!(place(&store), Some((EAST, ShardStatus::Here)));
     assert_eq!(store.places().of(ShardId::new(100)).unwrap().database, WEST, "its shards stay where they were");
+}
+
+#[tokio::test]
+async fn a_sender_that_was_refused_first_too_long_ago_gives_up_however_few_tries_it_had() {
+    let store = fixture::store(vec![fixture::unreachable_database("west")]);
+    let now = clock::instant();
+    for (patience, is_over_after) in [(Patience::Short, 1_300), (Patience::Long, 5_500)] {
+        let long_ago = now.checked_sub(Duration::from_millis(is_over_after + 1)).unwrap();
+        assert!(!store.places().reread_after_move(1, long_ago, patience).await, "{patience:?}");
+    }
+    assert!(store.places().reread_after_move(1, clock::instant(), Patience::Short).await, "its patience has just begun");
 }
 
 #[tokio::test]

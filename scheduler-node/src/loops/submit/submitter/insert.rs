@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::InsertJob;
 use crate::{
+    clock,
     loops::{
         dispatch::claim_on_insert::ClaimOnInsert,
         nudger::Nudger,
@@ -124,8 +125,9 @@ impl Insert {
         let databases = &self.claim_on_insert.databases;
         let mut known: HashMap<TaskId, Result<UnixMicros, SubmitError>> = HashMap::new();
         let mut left: Vec<(NewTask, &'static str)> = part.iter().cloned().zip(sources.iter().copied()).collect();
-        let mut refusals = 0;
-        while let Ok(parts) = databases.divide_again(refusals, std::mem::take(&mut left), |(task, _)| task.id).await
+        let (mut refusals, refused_at) = (0, clock::instant());
+        let id = |(task, _): &(NewTask, &'static str)| task.id;
+        while let Ok(parts) = databases.divide_again(refusals, refused_at, std::mem::take(&mut left), id).await
             && !parts.is_empty()
         {
             refusals += 1;
