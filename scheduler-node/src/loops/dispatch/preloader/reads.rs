@@ -1,7 +1,8 @@
-//! The statements that read keys. One that fails because of what a shard has is taken apart, until that shard alone is
-//! left out: a damaged page, or a row that this version does not know, delays no other shard.
+//! Reads keys into the heap: of several shards in one statement (a joint read), or of one (a single read). A joint read
+//! that fails because of what a shard has is split, until that shard alone is left out: a damaged page, or a row that
+//! this version does not know, delays no other shard.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use common::{
     delay::heap::{Entry, WakeKind},
@@ -10,11 +11,14 @@ use common::{
     time::UnixMicros,
 };
 
-use super::{Preloader, SHARDS_AT_ONCE, UNREAD_WITHIN, behind::KEYS_PER_SHARD};
+use super::{LATELY, Preloader, SHARDS_AT_ONCE, behind::KEYS_PER_SHARD, oldest_claimable};
 use crate::{
     clock,
     store::{Error, Fault, Statements, preload::Key},
 };
+
+/// Shards are read one by one for this long in one pass: nudges wait meanwhile.
+const UNREAD_WITHIN: Duration = Duration::from_secs(1);
 
 /// The longest that shards are read one by one in one pass: about as long as two common reads.
 const UNREAD_WITHIN_MOST: Duration = Duration::from_secs(10);
@@ -46,6 +50,11 @@ pub(super) fn is_unreadable(error: &Error) -> bool {
     matches!(error.fault(), Fault::Bug | Fault::Data) || error.is_unreadable_file()
 }
 
+/// The moment from which a read has all tasks.
+fn first(now: UnixMicros) -> UnixMicros {
+    if seeded!(OverdueForgotten) { now } else { UnixMicros::FIRST }
+}
+
 impl<S: Statements> Preloader<S> {
     pub(super) async fn read(
         &mut self,
@@ -66,6 +75,123 @@ impl<S: Statements> Preloader<S> {
         let within = self.wasted.clamp(UNREAD_WITHIN, UNREAD_WITHIN_MOST);
         self.wasted = self.wasted.saturating_sub(within);
         within
+    }
+
+    /// Reads the keys of `shards` from the first task on. That takes too long for shards with very many overdue tasks,
+    /// or with dead rows that an old transaction keeps. Then what came due lately is read, and the rest is read shard
+    /// by shard. On a slow machine even what came due lately takes too long, and the reads shard by shard find it.
+    pub(super) async fn read_all(
+        &mut self,
+        shards: &[ShardId],
+        until: UnixMicros,
+        now: UnixMicros,
+    ) -> Result<Vec<Key>, Error> {
+        let mut keys = Vec::new();
+        for part in shards.chunks(SHARDS_AT_ONCE) {
+            if !self.unread.is_slow() {
+                match self.read_part(part, KeyRange::new(first(now), until), now).await {
+                    Err(error) if error.is_out_of_time() => {}
+                    read => {
+                        keys.extend(read?);
+                        self.unread.read_together(part);
+                        continue;
+                    }
+                }
+                self.warn_of_slowness(part.len());
+            }
+            self.unread.add(part);
+            match self.read_part(part, KeyRange::new(now.minus(LATELY), until), now).await {
+                Err(error) if error.is_out_of_time() => {
+                    self.warn_of_slowness(part.len());
+                    self.unread.begin(part, now.minus(self.may_be_overdue()));
+                }
+                read => keys.extend(read?),
+            }
+        }
+        Ok(keys)
+    }
+
+    /// Reads shards from the first task on that are not read so far.
+    pub(super) async fn read_unread(&mut self, now: UnixMicros) -> Result<(), Error> {
+        let owned_shards = Arc::clone(&self.database.owned_shards);
+        self.unread.keep(|shard| owned_shards.is_claimable(shard));
+        self.unreadable.retain(|shard| owned_shards.is_claimable(*shard));
+        let within = self.unread_within();
+        let (began, mut passed) = (clock::instant(), Duration::ZERO);
+        while let Some(shard) = self.unread.next(now.plus(passed)) {
+            let asked = clock::instant();
+            let read = self.ask(&[shard], KeyRange::new(first(now), now.plus(self.reach.horizon)), now).await;
+            let lately = match &read {
+                Err(error) if is_unreadable(error) => self.read_lately(shard, now).await,
+                _ => Ok(()),
+            };
+            // Both reads count, so that a shard whose second one is slow uses no more than a tenth of the time either.
+            let took = clock::instant().saturating_duration_since(asked);
+            passed = clock::instant().saturating_duration_since(began);
+            match read {
+                Ok(keys) => {
+                    self.unread.read(shard, took, oldest_claimable(&keys));
+                    self.note_behind(&keys, false, now);
+                    self.note_readable(shard);
+                }
+                Err(error) if error.is_out_of_time() => {
+                    self.unread.ran_out_of_time(shard, took, now.plus(passed));
+                    self.warn_of_slowness(1);
+                }
+                Err(error) if is_unreadable(&error) => {
+                    self.leave(shard, took, now.plus(passed), &error);
+                    lately?;
+                }
+                Err(error) => {
+                    self.unread.failed(shard);
+                    return Err(error);
+                }
+            }
+            if passed >= within {
+                return Ok(());
+            }
+        }
+        self.wasted = Duration::ZERO;
+        Ok(())
+    }
+
+    /// Reads what came due lately in a shard whose first tasks cannot be read: one old row must not stop the others. If
+    /// that cannot be read either, it reads without what comes due later, and then what came due since its last turn.
+    async fn read_lately(&mut self, shard: ShardId, now: UnixMicros) -> Result<(), Error> {
+        let about_now = self.horizon.about_now(now);
+        let lately = KeyRange::new(now.minus(LATELY), now.plus(self.reach.horizon));
+        let due = KeyRange { until: about_now.until, ..lately };
+        let since_last_turn = about_now.from.min(now.minus(self.unread.between_turns()));
+        for range in [lately, due, KeyRange { from: since_last_turn, ..due }] {
+            match self.ask(&[shard], range, now).await {
+                Ok(keys) => {
+                    // It repeats what it read before, as a repair does.
+                    self.note_behind(&keys, true, now);
+                    break;
+                }
+                Err(error) if is_unreadable(&error) => {}
+                Err(error) if error.is_out_of_time() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a range, or what came due lately where that takes too long.
+    pub(super) async fn read_or_lately(
+        &mut self,
+        shards: &[ShardId],
+        range: KeyRange,
+        now: UnixMicros,
+    ) -> Result<Vec<Key>, Error> {
+        let lately = now.minus(LATELY);
+        match self.read(shards, range, now).await {
+            Err(error) if error.is_out_of_time() && range.from < lately => {
+                self.warn_of_slowness(shards.len());
+                self.read(shards, KeyRange { from: lately, ..range }, now).await
+            }
+            read => read,
+        }
     }
 
     /// Reads keys into the heap by one statement, or by several if one fails because of what a shard has. Such a shard
