@@ -53,6 +53,9 @@ const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
 /// The most shards of one statement. It takes some 100 MB of keys, if so many tasks of each are overdue.
 const SHARDS_AT_ONCE: usize = 256;
 
+/// Shards that are behind are read on for this long in one pass. Nudges and repairs wait meanwhile.
+const READ_ON_WITHIN: Duration = Duration::from_secs(1);
+
 /// Where the beginning of a shard cannot be read in time, what came due in the last minute is read: more than a node
 /// needs to follow what is submitted now.
 const LATELY: Duration = Duration::from_secs(60);
@@ -220,7 +223,7 @@ impl<S: Statements> Preloader<S> {
         }
     }
 
-    /// Reads one page of each shard that is behind.
+    /// Reads one page of each shard that is behind, as far as there is time.
     async fn catch_up(&mut self, now: UnixMicros) -> Result<(), Error> {
         let owned_shards = Arc::clone(&self.database.owned_shards);
         self.behind.retain(|shard, _| owned_shards.is_claimable(*shard));
@@ -252,10 +255,12 @@ impl<S: Statements> Preloader<S> {
                     let took = clock::instant().saturating_duration_since(asked);
                     self.behind.insert(shard, Behind { at: now.plus(took + rest(took)), ..behind });
                     self.warn_of_slowness(1);
-                    // The shards behind it have their turn in the next pass, after what comes due now.
-                    break;
                 }
                 Err(error) => return Err(error),
+            }
+            if clock::instant().saturating_duration_since(began) >= READ_ON_WITHIN {
+                // The others have their turn in the next pass, after what comes due now.
+                break;
             }
         }
         Ok(())

@@ -268,6 +268,30 @@ async fn what_comes_due_now_is_read_while_overdue_tasks_leave_no_room_to_read_ah
     }
 }
 
+/// As after an outage, on storage that is cold.
+#[tokio::test]
+async fn shards_that_are_read_on_slowly_leave_the_rest_of_a_pass_to_other_reads() {
+    let shards: Vec<ShardId> = (0..6).map(ShardId::new).collect();
+    let mut reads = Reads::with_heap(&shards, 100_000).await;
+    reads.write_overdue(6, 15_000).await;
+    reads.preloader.take_over().await.unwrap();
+    let slow = "ALTER TABLE duetime.task RENAME TO stored_task;
+                CREATE VIEW duetime.task AS
+                SELECT * FROM duetime.stored_task WHERE (SELECT pg_sleep(0.6)) IS NOT NULL";
+    sqlx::raw_sql(slow).execute(&reads.test.pool).await.unwrap();
+    let now = fixture::now(&reads.test.pool).await;
+    let mut left = reads.preloader.behind.len();
+    assert_eq!(left, 6, "each has more than a read takes");
+    while left > 0 {
+        reads.preloader.catch_up(now).await.unwrap();
+        let read_on = left - reads.preloader.behind.len();
+        // Two take longer than a second.
+        assert!((1..=2).contains(&read_on), "{read_on} shards of {left} in one pass");
+        left -= read_on;
+    }
+    assert_eq!(reads.preloader.database.owned_shards.heap_len(), 15_000);
+}
+
 #[tokio::test]
 async fn what_cannot_be_read_counts_as_overdue_until_it_is_read() {
     let mut reads = Reads::new().await;
