@@ -87,6 +87,8 @@ impl<S: Statements> Preloader<S> {
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
         let mut keys = Vec::new();
+        // Where joint reads have run out of time before, the last single read of each shard has shown what was overdue.
+        let since = if self.unread.is_slow() { now } else { now.minus(self.may_be_overdue()) };
         for part in shards.chunks(SHARDS_AT_ONCE) {
             if !self.unread.is_slow() {
                 match self.read_part(part, KeyRange::new(first(now), until), now).await {
@@ -103,7 +105,7 @@ impl<S: Statements> Preloader<S> {
             match self.read_part(part, KeyRange::new(now.minus(LATELY), until), now).await {
                 Err(error) if error.is_out_of_time() => {
                     self.warn_of_slowness(part.len());
-                    self.unread.begin(part, now.minus(self.may_be_overdue()));
+                    self.unread.begin(part, since);
                 }
                 read => keys.extend(read?),
             }

@@ -214,6 +214,24 @@ async fn shards_are_read_one_by_one_for_as_long_as_common_reads_have_run_out_of_
 }
 
 #[tokio::test]
+async fn shards_that_were_read_one_by_one_count_as_unread_since_the_next_full_read_and_no_longer() {
+    let mut reads = Reads::of(&THREE).await;
+    let later = fixture::now(&reads.test.pool).await.plus(HORIZON / 2);
+    for shard in THREE {
+        reads.write(fixture::fresh_id_of(shard), later).await;
+    }
+    reads.slow_down().await;
+    let before = fixture::now(&reads.test.pool).await;
+    reads.preloader.read_all(&THREE, later, before).await.unwrap();
+    while reads.preloader.unread.ask_again_at() == UnixMicros::FIRST {
+        reads.preloader.read_unread(before).await.unwrap();
+    }
+    let now = fixture::now(&reads.test.pool).await;
+    reads.preloader.read_all(&THREE, later, now).await.unwrap();
+    assert_eq!(reads.preloader.unread.overdue(now), Duration::ZERO, "each was read since the first full read");
+}
+
+#[tokio::test]
 async fn nudged_shards_that_cannot_be_read_together_in_time_are_read_one_by_one() {
     let mut reads = Reads::of(&THREE).await;
     assert!(reads.finds(0).await, "the first read is done");
