@@ -86,7 +86,7 @@ impl<S: Statements> Preloader<S> {
         until: UnixMicros,
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
-        let mut keys = Vec::new();
+        let (mut keys, mut lately_passes) = (Vec::new(), true);
         // Where joint reads have run out of time before, the last single read of each shard has shown what was overdue.
         let since = if self.unread.is_slow() { now } else { now.minus(self.may_be_overdue()) };
         for part in shards.chunks(SHARDS_AT_ONCE) {
@@ -102,13 +102,18 @@ impl<S: Statements> Preloader<S> {
                 self.warn_of_slowness(part.len());
             }
             self.unread.add(part);
-            match self.read_part(part, KeyRange::new(now.minus(LATELY), until), now).await {
-                Err(error) if error.is_out_of_time() => {
-                    self.warn_of_slowness(part.len());
-                    self.unread.begin(part, since);
+            if lately_passes {
+                match self.read_part(part, KeyRange::new(now.minus(LATELY), until), now).await {
+                    Err(error) if error.is_out_of_time() => self.warn_of_slowness(part.len()),
+                    read => {
+                        keys.extend(read?);
+                        continue;
+                    }
                 }
-                read => keys.extend(read?),
+                // The other parts would take as long in vain, and nudges wait meanwhile.
+                lately_passes = false;
             }
+            self.unread.begin(part, since);
         }
         Ok(keys)
     }
