@@ -311,7 +311,7 @@ impl<S: Statements> Preloader<S> {
             // Nothing nudges again, and repairs do not look so far ahead.
             Err(error) if error.is_out_of_time() => {
                 self.warn_of_slowness(nudged.len());
-                self.unread.add_alone(&nudged);
+                self.unread.add_nudged(&nudged);
             }
             read => self.note_behind(&read?, false, now),
         }

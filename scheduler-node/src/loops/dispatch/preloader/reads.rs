@@ -100,6 +100,8 @@ impl<S: Statements> Preloader<S> {
                     }
                 }
                 self.warn_of_slowness(part.len());
+                let database = self.database.name();
+                tracing::info!(%database, "reads of many shards take too long; reading them one by one");
             }
             self.unread.add(part);
             if lately_passes {
@@ -137,7 +139,11 @@ impl<S: Statements> Preloader<S> {
             passed = clock::instant().saturating_duration_since(began);
             match read {
                 Ok(keys) => {
+                    let was_slow = self.unread.is_slow();
                     self.unread.read(shard, took, oldest_claimable(&keys));
+                    if was_slow && !self.unread.is_slow() {
+                        tracing::info!(database = %self.database.name(), "shards are read together again");
+                    }
                     self.note_behind(&keys, false, now);
                     self.note_readable(shard);
                 }

@@ -11,6 +11,9 @@ use common::{delay::rest, ids::ShardId, time::UnixMicros};
 /// A round that reads each of them within this time shows that they can be read together again: a statement has 5 s.
 const QUICK_ROUND: Duration = Duration::from_secs(2);
 
+/// What every read of a round takes counts as the way to the database, up to this. A read of all goes it once.
+const WAY_LONGEST: Duration = Duration::from_millis(100);
+
 /// The shortest rest of shards that cannot be read: their reads mostly fail at once. If 256 fail, as those of a node
 /// that does not know a state of a later version, each has its turn within the minute of which reads are tried then.
 pub(super) const SHORTEST_REST: Duration = Duration::from_millis(100);
@@ -41,6 +44,27 @@ impl Resting {
     }
 }
 
+/// The reads of a round over all shards, so far.
+#[derive(Debug, Default)]
+struct Round {
+    reads: u32,
+    took: Duration,
+    shortest: Option<Duration>,
+}
+
+impl Round {
+    fn note(&mut self, took: Duration) {
+        self.reads += 1;
+        self.took += took;
+        self.shortest = Some(self.shortest.map_or(took, |shortest| shortest.min(took)));
+    }
+
+    fn is_quick(&self) -> bool {
+        let way = self.shortest.unwrap_or_default().min(WAY_LONGEST);
+        self.took.saturating_sub(way * self.reads) < QUICK_ROUND
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     /// The shards that this round has still to read.
@@ -55,8 +79,7 @@ pub(super) struct Unread {
     is_slow: bool,
     /// Whether the last read was of a shard that had rested.
     has_read_rested: bool,
-    /// How long the shards of this round took so far.
-    took: Duration,
+    round: Round,
     /// The oldest claimable task that the last read of each shard has found, while `is_slow`.
     oldest: BTreeMap<ShardId, UnixMicros>,
 }
@@ -95,18 +118,17 @@ impl Unread {
     /// Adds shards. The first of them begin a round.
     pub(super) fn add(&mut self, shards: &[ShardId]) {
         if self.shards.is_empty() || !self.is_slow {
-            self.took = Duration::ZERO;
+            self.round = Round::default();
         }
         self.is_slow = true;
-        let new: Vec<ShardId> = shards.iter().copied().filter(|shard| !self.is_left(*shard)).collect();
-        self.shards.extend(new);
+        self.add_nudged(shards);
     }
 
-    /// Adds shards that no full read has left over: they say nothing about reads of many.
-    pub(super) fn add_alone(&mut self, shards: &[ShardId]) {
-        let (was_slow, took) = (self.is_slow, self.took);
-        self.add(shards);
-        (self.is_slow, self.took) = (was_slow, took);
+    /// Adds shards whose read after a nudge ran out of time. That says nothing about joint reads from the first task
+    /// on.
+    pub(super) fn add_nudged(&mut self, shards: &[ShardId]) {
+        let new: Vec<ShardId> = shards.iter().copied().filter(|shard| !self.is_left(*shard)).collect();
+        self.shards.extend(new);
     }
 
     pub(super) fn keep(&mut self, is_owned: impl Fn(ShardId) -> bool) {
@@ -150,9 +172,9 @@ impl Unread {
     /// The shard from [`Self::next`] was read.
     pub(super) fn read(&mut self, shard: ShardId, took: Duration, oldest: Option<UnixMicros>) {
         self.unread_since.remove(&shard);
-        self.took += took;
+        self.round.note(took);
         self.oldest.remove(&shard);
-        if self.shards.is_empty() && self.slow.shards.is_empty() && self.took < QUICK_ROUND {
+        if self.shards.is_empty() && self.slow.shards.is_empty() && self.round.is_quick() {
             self.is_slow = false;
             self.oldest.clear();
         } else if self.is_slow {
@@ -163,7 +185,7 @@ impl Unread {
     /// The shard from [`Self::next`] ran out of time after so long, at `ended`.
     pub(super) fn ran_out_of_time(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
         self.slow.add(shard, ended.plus(rest(took)));
-        self.took += took;
+        self.round.note(took);
         // Whether that task still waits is unknown, perhaps for as long as an old transaction is open.
         self.oldest.remove(&shard);
     }
@@ -306,10 +328,10 @@ mod tests {
     }
 
     #[test]
-    fn a_few_shards_that_are_added_alone_neither_begin_nor_end_the_slowness() {
+    fn a_few_nudged_shards_neither_begin_nor_end_the_slowness() {
         let mut unread = Unread::default();
         let few = &SHARDS[..1];
-        unread.add_alone(few);
+        unread.add_nudged(few);
         assert!(!unread.is_slow());
         assert_eq!(unread.next(NOW), Some(few[0]));
         unread.read(few[0], QUICK_ROUND, None);
@@ -318,11 +340,30 @@ mod tests {
         while let Some(shard) = unread.next(NOW) {
             unread.read(shard, QUICK_ROUND, Some(oldest));
         }
-        unread.add_alone(few);
+        unread.add_nudged(few);
         assert_eq!(unread.next(NOW), Some(few[0]));
         unread.read(few[0], Duration::ZERO, None);
         assert!(unread.is_slow(), "the last round over all was slow");
         assert_eq!(unread.overdue(NOW), Duration::from_secs(60), "the others are not read again");
+    }
+
+    #[test]
+    fn a_round_of_many_shards_over_a_long_way_is_quick_unless_one_of_them_is_slow() {
+        let ten_ms = Duration::from_millis(10);
+        for (slowest, is_slow) in [(ten_ms, false), (Duration::from_millis(2_500), true)] {
+            let mut unread = Unread::default();
+            unread.add(&(0..256).map(ShardId::new).collect::<Vec<_>>());
+            while let Some(shard) = unread.next(NOW) {
+                unread.read(shard, if shard == SHARDS[0] { slowest } else { ten_ms }, None);
+            }
+            assert_eq!(unread.is_slow(), is_slow);
+        }
+        let mut unread = Unread::default();
+        unread.add(&SHARDS[..2]);
+        while let Some(shard) = unread.next(NOW) {
+            unread.read(shard, QUICK_ROUND, None);
+        }
+        assert!(unread.is_slow(), "no way is so long");
     }
 
     #[test]
