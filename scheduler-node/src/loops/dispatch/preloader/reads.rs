@@ -131,7 +131,7 @@ impl<S: Statements> Preloader<S> {
             let asked = clock::instant();
             let read = self.ask(&[shard], KeyRange::new(first(now), now.plus(self.reach.horizon)), now).await;
             let lately = match &read {
-                Err(error) if is_unreadable(error) => self.read_lately(shard, now).await,
+                Err(error) if is_unreadable(error) || error.is_out_of_time() => self.read_lately(shard, now).await,
                 _ => Ok(()),
             };
             // Both reads count, so that a shard whose second one is slow uses no more than a tenth of the time either.
@@ -150,6 +150,7 @@ impl<S: Statements> Preloader<S> {
                 Err(error) if error.is_out_of_time() => {
                     self.unread.ran_out_of_time(shard, took, now.plus(passed));
                     self.warn_of_slowness(1);
+                    lately?;
                 }
                 Err(error) if is_unreadable(&error) => {
                     self.leave(shard, took, now.plus(passed), &error);
@@ -168,8 +169,9 @@ impl<S: Statements> Preloader<S> {
         Ok(())
     }
 
-    /// Reads what came due lately in a shard whose first tasks cannot be read: one old row must not stop the others. If
-    /// that cannot be read either, it reads without what comes due later, and then what came due since its last turn.
+    /// Reads what came due lately in a shard whose first tasks cannot be read, or not in time: old rows must not stop
+    /// the others. If that cannot be read either, it reads without what comes due later, and then what came due since
+    /// its last turn.
     async fn read_lately(&mut self, shard: ShardId, now: UnixMicros) -> Result<(), Error> {
         let about_now = self.horizon.about_now(now);
         let lately = KeyRange::new(now.minus(LATELY), now.plus(self.reach.horizon));

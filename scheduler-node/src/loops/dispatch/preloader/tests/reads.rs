@@ -184,6 +184,37 @@ async fn a_shard_that_cannot_be_read_in_time_delays_no_other_shard() {
     assert!(reads.finds(shards.len()).await, "all but the overdue task of the slow shard are read");
 }
 
+/// As on a slow machine, where no read of several shards ends in time either.
+#[tokio::test]
+async fn what_comes_due_in_a_shard_that_cannot_be_read_in_time_alone_is_found_without_reads_of_several() {
+    let slow = ShardId::new(1);
+    let mut reads = Reads::of(&[SHARD, slow]).await;
+    let now = fixture::now(&reads.test.pool).await;
+    reads.write(fixture::fresh_id_of(SHARD), now.plus(Duration::from_secs(60))).await;
+    reads.write(fixture::fresh_id_of(slow), now.plus(Duration::from_secs(60))).await;
+    reads.write(fixture::fresh_id_of(slow), now.minus(Duration::from_secs(3_600))).await;
+    // The setting names the last row's statement and shard.
+    let long = "
+        CREATE FUNCTION duetime.is_of_one_shard(shard int) RETURNS boolean LANGUAGE plpgsql AS $$
+        DECLARE
+            this_row text := statement_timestamp() || ' ' || shard;
+            last_row text := coalesce(current_setting('test.row', true), '');
+        BEGIN
+            IF last_row <> this_row AND starts_with(last_row, statement_timestamp()::text) THEN
+                PERFORM pg_sleep(6);
+            END IF;
+            PERFORM set_config('test.row', this_row, false);
+            RETURN true;
+        END $$;
+        ALTER TABLE duetime.task RENAME TO stored_task;
+        CREATE VIEW duetime.task AS
+        SELECT * FROM duetime.stored_task
+         WHERE duetime.is_of_one_shard(shard)
+           AND (shard <> 1 OR due_at > now() - interval '30 min' OR pg_sleep(6) IS NOT NULL)";
+    sqlx::raw_sql(long).execute(&reads.test.pool).await.unwrap();
+    reads.heap_until_it_has(2).await;
+}
+
 const THREE: [ShardId; 3] = [ShardId::new(0), ShardId::new(1), ShardId::new(2)];
 
 /// As after a burst on a slow machine, where even what came due lately takes longer than a statement may.
