@@ -294,7 +294,7 @@ impl<S: Statements> Preloader<S> {
         self.database.owned_shards.offer(left.into_iter().map(|id| Entry { wake_at: now, id, kind: WakeKind::Rescue }));
         let shards: Vec<ShardId> = adopted.keys().copied().collect();
         self.behind.retain(|shard, _| !adopted.contains_key(shard));
-        self.unread.begin(&shards, now);
+        self.unread.note_unread_since(&shards, now);
         let keys = self.read_all(&shards, now.plus(self.reach.horizon), now).await?;
         tracing::debug!(database = %self.database.name(), shards = shards.len(), "adopted shards are loaded");
         self.note_behind(&keys, false, now);

@@ -88,9 +88,9 @@ impl<S: Statements> Preloader<S> {
     ) -> Result<Vec<Key>, Error> {
         let (mut keys, mut lately_passes) = (Vec::new(), true);
         // Where joint reads have run out of time before, the last single read of each shard has shown what was overdue.
-        let since = if self.unread.is_slow() { now } else { now.minus(self.may_be_overdue()) };
+        let since = if self.unread.joint_reads_time_out() { now } else { now.minus(self.may_be_overdue()) };
         for part in shards.chunks(SHARDS_AT_ONCE) {
-            if !self.unread.is_slow() {
+            if !self.unread.joint_reads_time_out() {
                 match self.read_part(part, KeyRange::new(first(now), until), now).await {
                     Err(error) if error.is_out_of_time() => {}
                     read => {
@@ -115,7 +115,7 @@ impl<S: Statements> Preloader<S> {
                 // The other parts would take as long in vain, and nudges wait meanwhile.
                 lately_passes = false;
             }
-            self.unread.begin(part, since);
+            self.unread.note_unread_since(part, since);
         }
         Ok(keys)
     }
@@ -139,9 +139,9 @@ impl<S: Statements> Preloader<S> {
             passed = clock::instant().saturating_duration_since(began);
             match read {
                 Ok(keys) => {
-                    let was_slow = self.unread.is_slow();
+                    let was_slow = self.unread.joint_reads_time_out();
                     self.unread.read(shard, took, oldest_claimable(&keys));
-                    if was_slow && !self.unread.is_slow() {
+                    if was_slow && !self.unread.joint_reads_time_out() {
                         tracing::info!(database = %self.database.name(), "shards are read together again");
                     }
                     self.note_behind(&keys, false, now);
@@ -157,7 +157,7 @@ impl<S: Statements> Preloader<S> {
                     lately?;
                 }
                 Err(error) => {
-                    self.unread.failed(shard);
+                    self.unread.put_back(shard);
                     return Err(error);
                 }
             }
@@ -281,7 +281,7 @@ impl<S: Statements> Preloader<S> {
 
     /// Leaves a shard alone for a while whose own read failed after so long, at `ended`, because of what it has.
     pub(super) fn leave(&mut self, shard: ShardId, took: Duration, ended: UnixMicros, error: &Error) {
-        self.unread.fails(shard, took, ended);
+        self.unread.note_unreadable(shard, took, ended);
         self.log_unreadable(shard, error);
     }
 

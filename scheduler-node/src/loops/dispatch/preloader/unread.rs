@@ -1,5 +1,5 @@
-//! The shards that could not be read from their first task on together with others: they take too long, or have what
-//! cannot be read.
+//! The shards that are left to single reads: joint reads of them from their first task on take too long, or they have
+//! what cannot be read.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -8,17 +8,17 @@ use std::{
 
 use common::{delay::rest, ids::ShardId, time::UnixMicros};
 
-/// A round that reads each of them within this time shows that they can be read together again: a statement has 5 s.
+/// A round of single reads that takes less shows that joint reads may pass again: a statement has 5 s.
 const QUICK_ROUND: Duration = Duration::from_secs(2);
 
-/// What every read of a round takes counts as the way to the database, up to this. A read of all goes it once.
+/// What every read of a round takes counts as the way to the database, up to this. A joint read goes it once.
 const WAY_LONGEST: Duration = Duration::from_millis(100);
 
 /// The shortest rest of shards that cannot be read: their reads mostly fail at once. If 256 fail, as those of a node
 /// that does not know a state of a later version, each has its turn within the minute of which reads are tried then.
 pub(super) const SHORTEST_REST: Duration = Duration::from_millis(100);
 
-/// Shards that are read alone, one after another, with a rest after each that fails: they use a tenth of the time.
+/// Shards for single reads, one after another, with a rest after each that fails: they use a tenth of the time.
 #[derive(Debug, Default)]
 struct Resting {
     shards: VecDeque<ShardId>,
@@ -44,7 +44,7 @@ impl Resting {
     }
 }
 
-/// The reads of a round over all shards, so far.
+/// The single reads of a round over all shards, so far.
 #[derive(Debug, Default)]
 struct Round {
     reads: u32,
@@ -71,32 +71,32 @@ pub(super) struct Unread {
     shards: VecDeque<ShardId>,
     /// Shards that ran out of time alone.
     slow: Resting,
-    /// Shards whose reads fail because of what they have. No read of several shards includes them.
-    failing: Resting,
+    /// Shards whose reads fail because of what they have. No joint read includes them.
+    unreadable: Resting,
     /// Since when shards are owned, fail, or are not read in time, of which no read from the first task on has ended.
     unread_since: BTreeMap<ShardId, UnixMicros>,
-    /// Whether reads of many shards from the first task on run out of time.
-    is_slow: bool,
+    /// Whether joint reads from the first task on run out of time.
+    joint_reads_time_out: bool,
     /// Whether the last read was of a shard that had rested.
     has_read_rested: bool,
     round: Round,
-    /// The oldest claimable task that the last read of each shard has found, while `is_slow`.
+    /// The oldest claimable task that the last read of each shard has found, while `joint_reads_time_out`.
     oldest: BTreeMap<ShardId, UnixMicros>,
 }
 
 impl Unread {
-    pub(super) fn is_slow(&self) -> bool {
-        self.is_slow
+    pub(super) fn joint_reads_time_out(&self) -> bool {
+        self.joint_reads_time_out
     }
 
-    /// Notes shards that nothing has read since then: they were adopted, or no read of several ends in time.
-    pub(super) fn begin(&mut self, shards: &[ShardId], since: UnixMicros) {
+    /// Notes shards of which no task has been read since then: adopted ones, and those whose joint read timed out.
+    pub(super) fn note_unread_since(&mut self, shards: &[ShardId], since: UnixMicros) {
         for shard in shards {
             self.unread_since.entry(*shard).or_insert(since);
         }
     }
 
-    /// Shards were read from the first task on, together, except for those that were left to be read alone.
+    /// A joint read from the first task on has had these shards, except for those that were left to single reads.
     pub(super) fn read_together(&mut self, shards: &[ShardId]) {
         for shard in shards {
             if !self.is_left(*shard) {
@@ -105,22 +105,22 @@ impl Unread {
         }
     }
 
-    /// Those of `shards` that a read of several may include.
+    /// Those of `shards` that a joint read may include.
     pub(super) fn readable(&self, shards: &[ShardId]) -> Vec<ShardId> {
-        shards.iter().copied().filter(|shard| !self.failing.shards.contains(shard)).collect()
+        shards.iter().copied().filter(|shard| !self.unreadable.shards.contains(shard)).collect()
     }
 
-    /// Whether a shard is to be read alone.
+    /// Whether a shard is left to a single read.
     fn is_left(&self, shard: ShardId) -> bool {
-        [&self.shards, &self.slow.shards, &self.failing.shards].iter().any(|shards| shards.contains(&shard))
+        [&self.shards, &self.slow.shards, &self.unreadable.shards].iter().any(|shards| shards.contains(&shard))
     }
 
     /// Adds shards. The first of them begin a round.
     pub(super) fn add(&mut self, shards: &[ShardId]) {
-        if self.shards.is_empty() || !self.is_slow {
+        if self.shards.is_empty() || !self.joint_reads_time_out {
             self.round = Round::default();
         }
-        self.is_slow = true;
+        self.joint_reads_time_out = true;
         self.add_nudged(shards);
     }
 
@@ -132,7 +132,7 @@ impl Unread {
     }
 
     pub(super) fn keep(&mut self, is_owned: impl Fn(ShardId) -> bool) {
-        for shards in [&mut self.shards, &mut self.slow.shards, &mut self.failing.shards] {
+        for shards in [&mut self.shards, &mut self.slow.shards, &mut self.unreadable.shards] {
             shards.retain(|shard| is_owned(*shard));
         }
         self.unread_since.retain(|shard, _| is_owned(*shard));
@@ -141,23 +141,23 @@ impl Unread {
 
     /// The clock was set back: moments that it showed lie ahead.
     pub(super) fn set_back(&mut self, now: UnixMicros) {
-        (self.slow.until, self.failing.until) = (None, None);
+        (self.slow.until, self.unreadable.until) = (None, None);
         self.unread_since.values_mut().for_each(|since| *since = now.min(*since));
     }
 
-    /// The time in which each failing shard mostly has its turn again, where their reads fail at once. The one from
+    /// The time in which each unreadable shard mostly has its turn again, where their reads fail at once. The one from
     /// [`Self::next`] counts too.
     pub(super) fn between_turns(&self) -> Duration {
-        let shards = u32::try_from(self.failing.shards.len() + 1).unwrap_or(u32::MAX);
+        let shards = u32::try_from(self.unreadable.shards.len() + 1).unwrap_or(u32::MAX);
         // Twice the rest, as each reads for a while too.
         (SHORTEST_REST * 2).saturating_mul(shards)
     }
 
-    /// The shard to read next, if it is time to. Those that have rested go first: on a slow machine the others never
-    /// end. They take turns, so that neither kind keeps the other from being read.
+    /// The shard to read next, if it is time to. Shards that have rested and the others take turns: on a slow machine a
+    /// round may never end, so neither kind waits for the end of the other.
     pub(super) fn next(&mut self, now: UnixMicros) -> Option<ShardId> {
         let is_turn_of_others = self.has_read_rested && !self.shards.is_empty();
-        let rested = if is_turn_of_others { None } else { self.slow.next(now).or_else(|| self.failing.next(now)) };
+        let rested = if is_turn_of_others { None } else { self.slow.next(now).or_else(|| self.unreadable.next(now)) };
         self.has_read_rested = rested.is_some();
         rested.or_else(|| self.shards.pop_front())
     }
@@ -165,7 +165,7 @@ impl Unread {
     /// When to ask [`Self::next`] again.
     pub(super) fn ask_again_at(&self) -> UnixMicros {
         let at_once = (!self.shards.is_empty()).then_some(UnixMicros::FIRST);
-        let rested = self.slow.ask_again_at().into_iter().chain(self.failing.ask_again_at());
+        let rested = self.slow.ask_again_at().into_iter().chain(self.unreadable.ask_again_at());
         at_once.into_iter().chain(rested).min().unwrap_or(UnixMicros::LAST)
     }
 
@@ -175,9 +175,9 @@ impl Unread {
         self.round.note(took);
         self.oldest.remove(&shard);
         if self.shards.is_empty() && self.slow.shards.is_empty() && self.round.is_quick() {
-            self.is_slow = false;
+            self.joint_reads_time_out = false;
             self.oldest.clear();
-        } else if self.is_slow {
+        } else if self.joint_reads_time_out {
             self.oldest.extend(oldest.map(|oldest| (shard, oldest)));
         }
     }
@@ -192,18 +192,18 @@ impl Unread {
 
     /// A read of the shard alone has failed after so long, at `ended`, because of what the shard has. It counts as
     /// unread until a read from its first task on ends, also if one did before: its tasks do not come up meanwhile.
-    pub(super) fn fails(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
+    pub(super) fn note_unreadable(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
         let until = ended.plus(rest(took).max(SHORTEST_REST));
         let rests_until = self.slow.until.filter(|_| self.slow.shards.contains(&shard));
         for shards in [&mut self.shards, &mut self.slow.shards] {
             shards.retain(|other| *other != shard);
         }
-        self.failing.add(shard, rests_until.map_or(until, |rests_until| rests_until.max(until)));
+        self.unreadable.add(shard, rests_until.map_or(until, |rests_until| rests_until.max(until)));
         self.unread_since.entry(shard).or_insert(ended);
     }
 
-    /// The shard from [`Self::next`] was not read: the database is away.
-    pub(super) fn failed(&mut self, shard: ShardId) {
+    /// Puts the shard from [`Self::next`] back: the database is away.
+    pub(super) fn put_back(&mut self, shard: ShardId) {
         self.shards.push_front(shard);
     }
 
@@ -226,7 +226,7 @@ mod tests {
     fn a_slow_shard_lets_the_others_go_first_and_rests() {
         let mut unread = Unread::default();
         assert_eq!((unread.next(NOW), unread.ask_again_at()), (None, UnixMicros::LAST));
-        unread.begin(&SHARDS, NOW);
+        unread.note_unread_since(&SHARDS, NOW);
         unread.add(&SHARDS);
         unread.add(&SHARDS[..2]);
         assert_eq!(unread.next(NOW), Some(SHARDS[0]));
@@ -249,18 +249,18 @@ mod tests {
     fn a_shard_that_fails_is_read_alone_after_a_rest_and_counts_as_unread_until_it_is_read() {
         let mut unread = Unread::default();
         let [bad, others @ ..] = SHARDS;
-        unread.begin(&SHARDS, NOW);
-        unread.fails(bad, Duration::ZERO, NOW);
+        unread.note_unread_since(&SHARDS, NOW);
+        unread.note_unreadable(bad, Duration::ZERO, NOW);
         unread.read_together(&SHARDS);
         assert_eq!(unread.readable(&SHARDS), others);
-        assert!(!unread.is_slow(), "the others are read together");
+        assert!(!unread.joint_reads_time_out(), "the others are read together");
         let later = NOW.plus(SHORTEST_REST);
         assert_eq!((unread.next(NOW), unread.ask_again_at()), (None, later));
         assert_eq!(unread.overdue(later), SHORTEST_REST);
         let of_two = unread.between_turns();
         assert_eq!(unread.next(later), Some(bad));
         assert_eq!(unread.between_turns() * 2, of_two, "more shards take longer");
-        unread.fails(bad, Duration::from_secs(5), later);
+        unread.note_unreadable(bad, Duration::from_secs(5), later);
         assert_eq!(unread.ask_again_at(), later.plus(Duration::from_secs(45)), "slow failures use a tenth of the time");
         unread.add(&SHARDS);
         for shard in others {
@@ -268,12 +268,12 @@ mod tests {
             unread.read(shard, Duration::ZERO, None);
         }
         assert_eq!(unread.next(later), None);
-        assert!(!unread.is_slow(), "it does not keep the others from being read together");
+        assert!(!unread.joint_reads_time_out(), "it does not keep the others from being read together");
         let healed = later.plus(Duration::from_secs(45));
         assert_eq!(unread.next(healed), Some(bad));
         unread.read(bad, Duration::ZERO, None);
         assert_eq!((unread.readable(&SHARDS), unread.overdue(healed)), (SHARDS.to_vec(), Duration::ZERO));
-        unread.fails(bad, Duration::ZERO, healed);
+        unread.note_unreadable(bad, Duration::ZERO, healed);
         assert_eq!(unread.overdue(healed.plus(SHORTEST_REST)), SHORTEST_REST, "although it was read before");
     }
 
@@ -286,14 +286,14 @@ mod tests {
             if is_slow {
                 unread.ran_out_of_time(first, Duration::from_secs(5), NOW);
             } else {
-                unread.fails(first, Duration::from_secs(5), NOW);
+                unread.note_unreadable(first, Duration::from_secs(5), NOW);
             }
             unread.add(&[second, third]);
             assert_eq!(unread.next(NOW), Some(second), "the first one rests");
             unread.read(second, Duration::ZERO, None);
             unread.add(&SHARDS);
             assert_eq!(unread.next(rested), Some(first), "the round over the others need not end");
-            unread.fails(first, Duration::ZERO, rested);
+            unread.note_unreadable(first, Duration::ZERO, rested);
             assert_eq!(unread.next(rested.plus(SHORTEST_REST)), Some(third), "it is their turn");
             unread.read(third, Duration::ZERO, None);
             assert_eq!(unread.next(rested.plus(SHORTEST_REST)), Some(first));
@@ -305,11 +305,11 @@ mod tests {
         let five = Duration::from_secs(5);
         let mut unread = Unread::default();
         unread.ran_out_of_time(SHARDS[0], five, NOW);
-        unread.fails(SHARDS[0], Duration::ZERO, NOW);
+        unread.note_unreadable(SHARDS[0], Duration::ZERO, NOW);
         assert_eq!(unread.ask_again_at(), NOW.plus(five * 9), "it was slow");
         let mut unread = Unread::default();
-        unread.fails(SHARDS[0], five, NOW);
-        unread.fails(SHARDS[1], Duration::ZERO, NOW);
+        unread.note_unreadable(SHARDS[0], five, NOW);
+        unread.note_unreadable(SHARDS[1], Duration::ZERO, NOW);
         assert_eq!(unread.ask_again_at(), NOW.plus(five * 9), "another failed slowly");
     }
 
@@ -332,7 +332,7 @@ mod tests {
         let mut unread = Unread::default();
         let few = &SHARDS[..1];
         unread.add_nudged(few);
-        assert!(!unread.is_slow());
+        assert!(!unread.joint_reads_time_out());
         assert_eq!(unread.next(NOW), Some(few[0]));
         unread.read(few[0], QUICK_ROUND, None);
         let oldest = NOW.minus(Duration::from_secs(60));
@@ -343,7 +343,7 @@ mod tests {
         unread.add_nudged(few);
         assert_eq!(unread.next(NOW), Some(few[0]));
         unread.read(few[0], Duration::ZERO, None);
-        assert!(unread.is_slow(), "the last round over all was slow");
+        assert!(unread.joint_reads_time_out(), "the last round over all was slow");
         assert_eq!(unread.overdue(NOW), Duration::from_secs(60), "the others are not read again");
     }
 
@@ -356,14 +356,14 @@ mod tests {
             while let Some(shard) = unread.next(NOW) {
                 unread.read(shard, if shard == SHARDS[0] { slowest } else { ten_ms }, None);
             }
-            assert_eq!(unread.is_slow(), is_slow);
+            assert_eq!(unread.joint_reads_time_out(), is_slow);
         }
         let mut unread = Unread::default();
         unread.add(&SHARDS[..2]);
         while let Some(shard) = unread.next(NOW) {
             unread.read(shard, QUICK_ROUND, None);
         }
-        assert!(unread.is_slow(), "no way is so long");
+        assert!(unread.joint_reads_time_out(), "no way is so long");
     }
 
     #[test]
@@ -377,10 +377,10 @@ mod tests {
                 unread.ran_out_of_time(shard, Duration::from_secs(5), NOW);
             }
             while let Some(shard) = unread.next(NOW.plus(Duration::from_secs(45))) {
-                assert!(unread.is_slow());
+                assert!(unread.joint_reads_time_out());
                 unread.read(shard, Duration::from_millis(100), Some(oldest));
             }
-            assert_eq!(unread.is_slow(), slow);
+            assert_eq!(unread.joint_reads_time_out(), slow);
             assert_eq!(unread.overdue(NOW), Duration::from_secs(if slow { 60 } else { 0 }));
         }
     }
