@@ -69,8 +69,6 @@ pub struct Preloader<S = Arc<Database>> {
     /// Shards with more keys than one read takes. Each is read on by itself and delays no other shard.
     behind: BTreeMap<ShardId, Behind>,
     unread: Unread,
-    /// How long reads of several shards have run out of time, without what reads of one shard have had since.
-    wasted: Duration,
     /// How far behind the oldest claimable task was by the last read that showed it, and when that was.
     overdue: (Duration, Instant),
     /// The passes that failed although the database answers.
@@ -85,20 +83,8 @@ impl<S: Statements> Preloader<S> {
         let reach = ReadIntervals::of(horizon);
         let (horizon, behind, unread) = (Horizon::new(reach), BTreeMap::new(), Unread::default());
         let overdue = (Duration::ZERO, clock::instant());
-        let (wasted, failed_passes, unreadable) = Default::default();
-        Self {
-            database,
-            horizon,
-            reach,
-            heap_entries,
-            behind,
-            unread,
-            wasted,
-            overdue,
-            failed_passes,
-            unreadable,
-            metrics,
-        }
+        let (failed_passes, unreadable) = Default::default();
+        Self { database, horizon, reach, heap_entries, behind, unread, overdue, failed_passes, unreadable, metrics }
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -242,7 +228,7 @@ impl<S: Statements> Preloader<S> {
                     };
                     self.note_readable(shard);
                 }
-                // Its first page can be read, so reads of several shards, such as after a nudge, include it still.
+                // Its first page can be read, so joint reads, such as after a nudge, include it still.
                 Err(error) if is_unreadable(&error) => {
                     let ended = clock::instant();
                     // Those that fail in one pass use a tenth of the time together.

@@ -17,14 +17,8 @@ use crate::{
     store::{Error, Fault, Statements, preload::Key},
 };
 
-/// Shards are read one by one for this long in one pass: nudges wait meanwhile.
-const UNREAD_WITHIN: Duration = Duration::from_secs(1);
-
-/// The longest that shards are read one by one in one pass: about as long as two common reads.
-const UNREAD_WITHIN_MOST: Duration = Duration::from_secs(10);
-
-/// The most that counts as taken in vain: about as long as the common reads of one pass, if all run out of time.
-const WASTED_MOST: Duration = Duration::from_secs(20);
+/// A joint read that fails because of one shard is split for this long; then its shards are left to single reads.
+const SPLIT_WITHIN: Duration = Duration::from_secs(1);
 
 /// The keys that a read takes of each of its shards.
 #[derive(Clone, Copy, Debug)]
@@ -69,17 +63,9 @@ impl<S: Statements> Preloader<S> {
         Ok(keys)
     }
 
-    /// For how long shards are read one by one in this pass. Where common reads run out of time, it is as long as these
-    /// have taken in vain, within a bound, so that much of the time goes to reads that help.
-    pub(super) fn unread_within(&mut self) -> Duration {
-        let within = self.wasted.clamp(UNREAD_WITHIN, UNREAD_WITHIN_MOST);
-        self.wasted = self.wasted.saturating_sub(within);
-        within
-    }
-
     /// Reads the keys of `shards` from the first task on. That takes too long for shards with very many overdue tasks,
-    /// or with dead rows that an old transaction keeps. Then what came due lately is read, and the rest is read shard
-    /// by shard. On a slow machine even what came due lately takes too long, and the reads shard by shard find it.
+    /// or with dead rows that an old transaction keeps. Then what came due lately is read, and the rest is left to
+    /// single reads. On a slow machine even what came due lately takes too long, and the single reads find it.
     pub(super) async fn read_all(
         &mut self,
         shards: &[ShardId],
@@ -120,12 +106,12 @@ impl<S: Statements> Preloader<S> {
         Ok(keys)
     }
 
-    /// Reads shards from the first task on that are not read so far.
+    /// Makes single reads from the first task on of the shards that are left to them.
     pub(super) async fn read_unread(&mut self, now: UnixMicros) -> Result<(), Error> {
         let owned_shards = Arc::clone(&self.database.owned_shards);
         self.unread.keep(|shard| owned_shards.is_claimable(shard));
         self.unreadable.retain(|shard| owned_shards.is_claimable(*shard));
-        let within = self.unread_within();
+        let within = self.unread.single_reads_within();
         let (began, mut passed) = (clock::instant(), Duration::ZERO);
         while let Some(shard) = self.unread.next(now.plus(passed)) {
             let asked = clock::instant();
@@ -165,7 +151,7 @@ impl<S: Statements> Preloader<S> {
                 return Ok(());
             }
         }
-        self.wasted = Duration::ZERO;
+        self.unread.none_left();
         Ok(())
     }
 
@@ -209,8 +195,8 @@ impl<S: Statements> Preloader<S> {
         }
     }
 
-    /// Reads keys into the heap by one statement, or by several if one fails because of what a shard has. Such a shard
-    /// rests, and is read alone from then on: there are no keys of it.
+    /// Makes a joint read, or several if it fails because of what a shard has. Such a shard rests, and is left to
+    /// single reads from then on: there are no keys of it.
     pub(super) async fn read_part(
         &mut self,
         shards: &[ShardId],
@@ -228,7 +214,7 @@ impl<S: Statements> Preloader<S> {
             match self.ask(part, range, now).await {
                 Ok(found) => keys.extend(found),
                 Err(error) if is_unreadable(&error) => {
-                    let has_time = clock::instant().saturating_duration_since(began) < UNREAD_WITHIN;
+                    let has_time = clock::instant().saturating_duration_since(began) < SPLIT_WITHIN;
                     match part {
                         [shard] => self.leave(*shard, Duration::ZERO, now, &error),
                         several if has_time => {
@@ -240,7 +226,7 @@ impl<S: Statements> Preloader<S> {
                 }
                 Err(error) => {
                     if error.is_out_of_time() {
-                        self.wasted = WASTED_MOST.min(self.wasted + clock::instant().saturating_duration_since(asked));
+                        self.unread.note_lost(clock::instant().saturating_duration_since(asked));
                     }
                     return Err(error);
                 }
@@ -271,7 +257,7 @@ impl<S: Statements> Preloader<S> {
         Ok(keys)
     }
 
-    /// Notes that a read of a shard alone has passed. It may have keys behind them that cannot be read, or others that
+    /// Notes that a single read of a shard has passed. It may have keys behind them that cannot be read, or others that
     /// were left out.
     pub(super) fn note_readable(&mut self, shard: ShardId) {
         if !self.behind.contains_key(&shard) && !self.unread.readable(&[shard]).is_empty() {
@@ -279,7 +265,7 @@ impl<S: Statements> Preloader<S> {
         }
     }
 
-    /// Leaves a shard alone for a while whose own read failed after so long, at `ended`, because of what it has.
+    /// Leaves a shard alone for a while whose single read failed after so long, at `ended`, because of what it has.
     pub(super) fn leave(&mut self, shard: ShardId, took: Duration, ended: UnixMicros, error: &Error) {
         self.unread.note_unreadable(shard, took, ended);
         self.log_unreadable(shard, error);

@@ -1,5 +1,5 @@
 //! The shards that are left to single reads: joint reads of them from their first task on take too long, or they have
-//! what cannot be read.
+//! what cannot be read. It says which shard comes next, and how long single reads may take.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,6 +13,15 @@ const QUICK_ROUND: Duration = Duration::from_secs(2);
 
 /// What every read of a round takes counts as the way to the database, up to this. A joint read goes it once.
 const WAY_LONGEST: Duration = Duration::from_millis(100);
+
+/// Single reads have at least this much of a pass. Nudges wait meanwhile.
+const SINGLE_READS_WITHIN: Duration = Duration::from_secs(1);
+
+/// The most that single reads have of a pass: about as long as two joint reads.
+const SINGLE_READS_LONGEST: Duration = Duration::from_secs(10);
+
+/// The most that counts as lost: about as long as the joint reads of one pass, if all run out of time.
+const LOST_LONGEST: Duration = Duration::from_secs(20);
 
 /// The shortest rest of shards that cannot be read: their reads mostly fail at once. If 256 fail, as those of a node
 /// that does not know a state of a later version, each has its turn within the minute of which reads are tried then.
@@ -69,7 +78,7 @@ impl Round {
 pub(super) struct Unread {
     /// The shards that this round has still to read.
     shards: VecDeque<ShardId>,
-    /// Shards that ran out of time alone.
+    /// Shards whose single reads ran out of time.
     slow: Resting,
     /// Shards whose reads fail because of what they have. No joint read includes them.
     unreadable: Resting,
@@ -80,6 +89,8 @@ pub(super) struct Unread {
     /// Whether the last read was of a shard that had rested.
     has_read_rested: bool,
     round: Round,
+    /// The time of joint reads that ran out of time, less what single reads have had since.
+    lost: Duration,
     /// The oldest claimable task that the last read of each shard has found, while `joint_reads_time_out`.
     oldest: BTreeMap<ShardId, UnixMicros>,
 }
@@ -162,6 +173,24 @@ impl Unread {
         rested.or_else(|| self.shards.pop_front())
     }
 
+    /// A joint read ran out of time after so long.
+    pub(super) fn note_lost(&mut self, took: Duration) {
+        self.lost = LOST_LONGEST.min(self.lost + took);
+    }
+
+    /// How much of this pass single reads have: as much as joint reads have lost, within a bound, so that much of the
+    /// time goes to reads that help.
+    pub(super) fn single_reads_within(&mut self) -> Duration {
+        let within = self.lost.clamp(SINGLE_READS_WITHIN, SINGLE_READS_LONGEST);
+        self.lost = self.lost.saturating_sub(within);
+        within
+    }
+
+    /// [`Self::next`] had no more shards in this pass.
+    pub(super) fn none_left(&mut self) {
+        self.lost = Duration::ZERO;
+    }
+
     /// When to ask [`Self::next`] again.
     pub(super) fn ask_again_at(&self) -> UnixMicros {
         let at_once = (!self.shards.is_empty()).then_some(UnixMicros::FIRST);
@@ -190,7 +219,7 @@ impl Unread {
         self.oldest.remove(&shard);
     }
 
-    /// A read of the shard alone has failed after so long, at `ended`, because of what the shard has. It counts as
+    /// A single read of the shard has failed after so long, at `ended`, because of what the shard has. It counts as
     /// unread until a read from its first task on ends, also if one did before: its tasks do not come up meanwhile.
     pub(super) fn note_unreadable(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
         let until = ended.plus(rest(took).max(SHORTEST_REST));

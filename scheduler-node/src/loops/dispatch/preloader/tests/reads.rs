@@ -184,9 +184,9 @@ async fn a_shard_that_cannot_be_read_in_time_delays_no_other_shard() {
     assert!(reads.finds(shards.len()).await, "all but the overdue task of the slow shard are read");
 }
 
-/// As on a slow machine, where no read of several shards ends in time either.
+/// As on a slow machine, where no joint read ends in time either.
 #[tokio::test]
-async fn what_comes_due_in_a_shard_that_cannot_be_read_in_time_alone_is_found_without_reads_of_several() {
+async fn what_comes_due_in_a_shard_that_whose_single_read_takes_too_long_is_found_without_joint_reads() {
     let slow = ShardId::new(1);
     let mut reads = Reads::of(&[SHARD, slow]).await;
     let now = fixture::now(&reads.test.pool).await;
