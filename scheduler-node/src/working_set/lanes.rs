@@ -34,7 +34,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(1);
 const FORGOTTEN_AFTER: Duration = LONGEST_PAUSE.saturating_mul(4);
 
 /// Messages that reach no consumer are news again when there was none for this long. One that waits for a binding comes
-/// back every 30 s.
+/// back every 30 s, and one that a full queue did not take within 23 s.
 const UNREACHED_OVER_AFTER: Duration = Duration::from_secs(60);
 
 /// Why messages reach no consumer, and what becomes of them.
@@ -52,6 +52,8 @@ pub enum Unreached {
     Refused,
     /// They do not fit their queue's format.
     Unfit,
+    /// Their queue takes no more for now, or does not answer: they are published again by themselves.
+    Full,
 }
 
 /// The state of one lane.

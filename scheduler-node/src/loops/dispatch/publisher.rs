@@ -56,7 +56,7 @@ use crate::{
     working_set::{
         database::{DatabaseIndex, LOOK_AGAIN, NodeDatabases},
         delay_rules::DelayRules,
-        lanes::Lanes,
+        lanes::{Lanes, Unreached},
     },
 };
 
@@ -326,9 +326,9 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
             self.lanes.lost(queue, messages);
             return BROKER_PAUSE;
         }
-        let was_open = self.lanes.is_open(queue, clock::instant());
         let pause = self.lanes.heard(queue, messages, taken, clock::instant());
-        if was_open && taken < messages {
+        // A full queue with slow consumers opens and closes its lane about once a second.
+        if taken < messages && self.lanes.note_unreached(queue, Unreached::Full) {
             tracing::warn!(%queue, taken, messages, pause_ms = pause.as_millis() as u64, "the queue does not accept messages; its due tasks wait");
         }
         pause

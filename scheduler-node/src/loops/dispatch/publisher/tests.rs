@@ -380,12 +380,15 @@ async fn messages_that_reach_no_consumer_are_in_the_log_once_for_each_reason_and
         (queue(Unroutable::SetAside, Format::Raw), NotTaken::Unroutable, "rule=SetAside"),
         (queue(Unroutable::Wait, Format::Raw), refused, "the broker refuses messages"),
         (queue(Unroutable::Wait, Format::Celery), NotTaken::Nacked, "payloads do not fit"),
+        (queue(Unroutable::Wait, Format::Raw), NotTaken::Nacked, "the queue does not accept messages"),
     ] {
         let (settlements, _settled) = Settlements::channel(100);
         let (settlements, lanes) = ([settlements].into_iter().collect(), Arc::clone(&lanes));
         let publisher = Publisher { settlements, lanes, ..publisher(&loops, Returning(why), &queue, LONG) };
         for _ in 0..10 {
             publisher.publish(&queue.name, ["orders"; 2].map(|queue| dispatch(queue, Instant::now())).into()).await;
+            // Consumers have made room.
+            publisher.lanes.open(&queue.name);
         }
         assert_eq!(log.count(news), 1, "{news}");
     }
