@@ -5,6 +5,7 @@
 mod action;
 
 use std::{
+    array,
     collections::HashMap,
     net::IpAddr,
     sync::Arc,
@@ -18,7 +19,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 pub(crate) use self::action::AuditAction;
-use crate::address;
+use crate::{address, failures::Failures};
 
 /// The most notes that wait to be written while the database is unreachable. That is some seconds of a program
 /// that cancels as fast as it can, or hours of people's actions. A note takes about 300 bytes.
@@ -38,6 +39,10 @@ const READS_WAITING: usize = WAITING / 2;
 const REFUSALS_WAITING: usize = WAITING / 4 * 3;
 /// The callers that are counted separately in a second, with a token and without one. All others share one count.
 const CALLERS_APART: usize = 256;
+
+/// Dropped notes are in the log again when none was dropped for this long: they come in bursts, as while the database
+/// is away.
+const DROPS_OVER_AFTER: Duration = Duration::from_secs(600);
 
 /// The status of a request that ended without an answer; no answer of a node has it. Proxies use it in their logs.
 pub(crate) const UNANSWERED: u16 = 499;
@@ -94,6 +99,8 @@ common::labelled! {
 pub struct AuditMetrics {
     pub(crate) written: IntCounter,
     dropped: IntCounterVec,
+    /// When notes were dropped last, for each reason.
+    drops: [Failures; DropReason::ALL.len()],
 }
 
 impl AuditMetrics {
@@ -108,16 +115,16 @@ impl AuditMetrics {
         for reason in DropReason::ALL {
             let _ = dropped.with_label_values(&[reason.text()]);
         }
-        Ok(Self { written, dropped })
+        Ok(Self { written, dropped, drops: array::from_fn(|_| Failures::over_after(DROPS_OVER_AFTER)) })
     }
 
     pub(crate) fn dropped(&self, reason: DropReason, count: usize) {
-        let series = self.dropped.with_label_values(&[reason.text()]);
-        if series.get() == 0 {
-            let reason = reason.text();
+        let is_first = self.drops[reason as usize].begin();
+        let reason = reason.text();
+        if is_first {
             tracing::warn!(reason, "audit records are dropped from here on; duetime_audit_dropped_total counts them");
         }
-        series.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+        self.dropped.with_label_values(&[reason]).inc_by(u64::try_from(count).unwrap_or(u64::MAX));
     }
 }
 
@@ -246,6 +253,7 @@ mod tests {
         AuditAction::{QueueDelete, Refused, ScheduleRead, TaskCancel, TaskList, TaskRead},
         *,
     };
+    use crate::failures::tests::Log;
 
     fn event(status: u16) -> AuditEvent {
         AuditEvent {
@@ -279,6 +287,23 @@ mod tests {
         assert_eq!(dropped(&audit, DropReason::Full), 3);
         let target = notes.try_recv().expect("noted").event.target;
         assert!(target.len() <= TEXT_BYTES * 2 && !target.contains('\0'));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dropped_notes_are_in_the_log_once_for_each_reason_and_again_after_a_while_without_any() {
+        let (log, (audit, _notes, _registry)) = (Log::keep(), audit());
+        let lines_after = |reason| {
+            audit.metrics.dropped(reason, 1);
+            log.count("audit records are dropped")
+        };
+        for _ in 0..5 {
+            assert_eq!(lines_after(DropReason::Full), 1);
+            tokio::time::advance(DROPS_OVER_AFTER / 2).await;
+        }
+        assert_eq!(lines_after(DropReason::Stopped), 2);
+        tokio::time::advance(DROPS_OVER_AFTER).await;
+        assert_eq!(lines_after(DropReason::Full), 3);
+        assert_eq!(dropped(&audit, DropReason::Full), 6);
     }
 
     #[test]

@@ -35,6 +35,12 @@ const HANGING: Cause = Cause {
     play: |scene| hanging(scene).boxed(),
 };
 
+const NOTES_REFUSED: Cause = Cause {
+    alerts: &["DuetimeAuditNotesMissing"],
+    says: "a trigger refuses the rows of duetime.audit while a queue is changed",
+    play: |scene| notes_refused(scene).boxed(),
+};
+
 const DATABASE_GONE: Cause = Cause {
     alerts: &["DuetimeDatabaseDown"],
     says: "PostgreSQL is killed",
@@ -77,10 +83,11 @@ const CUT_OFF: Cause = Cause {
     play: |scene| cut_off(scene).boxed(),
 };
 
-pub(super) const ALONE: [&[Cause]; 10] = [
+pub(super) const ALONE: [&[Cause]; 11] = [
     &[REFUSING, NO_PARTITION],
     &[LOCKED],
     &[HANGING],
+    &[NOTES_REFUSED],
     &[MOVE_HELD_UP],
     &[ETCD_GONE],
     &[BROKER_FULL],
@@ -107,6 +114,11 @@ BEGIN
     RAISE EXCEPTION 'refused';
 END $$;
 CREATE EVENT TRIGGER refuse_table ON ddl_command_start WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION public.refuse_table()";
+
+const REFUSE_NOTES: &str = "
+CREATE FUNCTION public.refuse_note() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'no notes here' USING ERRCODE = '22023'; END $$;
+CREATE TRIGGER refuse_note BEFORE INSERT ON duetime.audit FOR EACH ROW EXECUTE FUNCTION public.refuse_note()";
 
 /// Longer than a dead task is kept by default.
 const KEEP_DEAD_MS: i64 = 40 * 86_400_000;
@@ -169,6 +181,14 @@ async fn hanging(scene: &Scene<'_>) -> Result<()> {
     scene.fired().await;
     sqlx::raw_sql("ROLLBACK").execute(&mut connection).await?;
     Ok(())
+}
+
+async fn notes_refused(scene: &Scene<'_>) -> Result<()> {
+    scene.sql(REFUSE_NOTES).await?;
+    scene.injected();
+    scene.cluster().client(0).put_queue("refused-note", &json!({})).await?;
+    scene.fired().await;
+    scene.sql("DROP FUNCTION public.refuse_note CASCADE").await
 }
 
 async fn move_held_up(scene: &Scene<'_>) -> Result<()> {
