@@ -149,10 +149,13 @@ impl Readiness {
             BrokerState::Down { reason, .. } => lacks.push((Lack::Amqp, format!("amqp: {reason}"))),
             BrokerState::Up { .. } => {}
         }
-        let of_etcd = match (&self.sources.session.borrow().standing, &self.sources.realm.borrow().refusal) {
+        let session = self.sources.session.borrow().clone();
+        let of_etcd = match (&session.standing, &self.sources.realm.borrow().refusal) {
             (_, Some(refusal)) => Some(refusal.clone()),
             (SessionState::Joined { .. }, None) => None,
-            (SessionState::Joining, None) => Some("not registered, no answer yet".to_owned()),
+            (SessionState::Joining, None) => {
+                Some(session.refusal.unwrap_or_else(|| "not registered, no answer yet".to_owned()))
+            }
             (SessionState::NameTaken { .. }, None) => {
                 Some("another node has this name; waiting until its lease expires".to_owned())
             }
@@ -238,13 +241,15 @@ mod tests {
         let fitness = NodeFitness { unfit: [(DatabaseName::new("main"), unfit)].into(), ..NodeFitness::default() };
         let (leaving, pulse) = (CancellationToken::new(), Pulse::default());
         let mut readiness = readiness(watch::channel(fitness).1, &leaving, &pulse);
-        let session = Session { standing: SessionState::Joining, last_renewal: None };
+        let refusal = Some("no space".to_owned());
+        let session = Session { standing: SessionState::Joining, last_renewal: None, refusal };
         readiness.sources.session = watch::channel(session).1;
         let down = BrokerState::Down { reason: "not connected yet".to_owned(), since: Instant::now() };
         readiness.sources.broker = watch::channel(down).1;
         assert_eq!(readiness.report().missing, [Lack::Schema, Lack::Amqp, Lack::Etcd].into());
         readiness.sources.admitted = watch::channel(None).1;
         assert_eq!(readiness.report().missing, [Lack::Schema, Lack::Etcd].into());
+        assert_eq!(readiness.report().reasons.last().map(String::as_str), Some("etcd: no space"));
         readiness.sources.cluster = watch::channel(None).1;
         assert_eq!(readiness.report().missing, [Lack::Schema].into());
     }

@@ -247,7 +247,9 @@ async fn etcd_found(etcd: &config::Etcd) -> Result<(String, Option<RealmRecord>)
     let place = etcd.endpoints.join(",");
     let read = async {
         let coordination = Coordination::new(settings, metrics).await?;
-        Ok((coordination.assignment_read().await?, coordination.realm_read().await?))
+        let found = (coordination.assignment_read().await?, coordination.realm_read().await?);
+        coordination.write_probe().await?;
+        Ok(found)
     };
     match read.await {
         Ok((Some(_), realm)) => Ok((format!("{place}, prefix {} with an assignment", etcd.prefix), realm)),

@@ -25,6 +25,7 @@ pub enum EtcdOp {
     SeenWrite,
     RealmKeep,
     RealmRead,
+    WriteProbe,
     MirrorList,
     MirrorWatch,
 }
@@ -52,6 +53,7 @@ impl fmt::Display for EtcdOp {
             Self::SeenWrite => "seen_write",
             Self::RealmKeep => "realm_keep",
             Self::RealmRead => "realm_read",
+            Self::WriteProbe => "write_probe",
             Self::MirrorList => "mirror_list",
             Self::MirrorWatch => "mirror_watch",
         })

@@ -34,6 +34,8 @@ pub struct CoordinationMetrics {
     pub revocations: IntCounter,
     /// Missing answers of etcd, one for each endpoint tried.
     pub request_failures: IntCounter,
+    /// 0 while etcd answers and refuses writes; 1 until it has refused one.
+    pub etcd_writable: IntGauge,
 }
 
 impl CoordinationMetrics {
@@ -66,7 +68,9 @@ impl CoordinationMetrics {
                 "duetime_etcd_request_failures_total",
                 "requests that an endpoint of etcd did not answer",
             )?,
+            etcd_writable: IntGauge::new("duetime_etcd_writable", "0 while etcd answers and refuses writes")?,
         };
+        metrics.etcd_writable.set(1);
         registry.register(Box::new(metrics.renewal_age.clone()))?;
         registry.register(Box::new(metrics.view_age.clone()))?;
         registry.register(Box::new(metrics.master.clone()))?;
@@ -78,6 +82,7 @@ impl CoordinationMetrics {
         registry.register(Box::new(metrics.suspicions.clone()))?;
         registry.register(Box::new(metrics.revocations.clone()))?;
         registry.register(Box::new(metrics.request_failures.clone()))?;
+        registry.register(Box::new(metrics.etcd_writable.clone()))?;
         Ok(Arc::new(metrics))
     }
 

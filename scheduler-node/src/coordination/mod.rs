@@ -34,6 +34,7 @@ mod keys;
 mod metrics;
 mod mirror;
 mod owners;
+mod probe;
 mod realm;
 mod records;
 mod revocation;

@@ -33,6 +33,7 @@ const PROMISED: &[(&str, &[&str])] = &[
     ("duetime_publish_unknown_total", &[]),
     ("duetime_publish_unroutable_total", &[]),
     ("duetime_lease_renewal_age_seconds", &[]),
+    ("duetime_etcd_writable", &[]),
     ("duetime_broker_up", &[]),
     ("duetime_broker_blocked", &[]),
     ("duetime_database_up", &["database"]),

@@ -8,7 +8,7 @@ use common::{
 };
 
 use super::*;
-use crate::coordination::{AssignmentWrite, KEYS_PER_TRANSACTION, LeaseId, OwnerKey};
+use crate::coordination::{AssignmentWrite, Error, EtcdOp, KEYS_PER_TRANSACTION, LeaseId, OwnerKey};
 
 fn record(term: Term, owner: &NodeId) -> AssignmentRecord {
     AssignmentRecord { term, assignment: Assignment { owners: vec![Some(owner.clone())] } }
@@ -205,4 +205,26 @@ async fn what_was_seen_is_written_only_over_what_was_read() {
         assert_eq!(other.seen_read(&main).await.unwrap().seen, Some(seen(round)));
     }
     assert_eq!(one.seen_read(&DatabaseName::new("west")).await.unwrap().seen, None);
+}
+
+#[tokio::test]
+async fn a_probe_finds_out_whether_etcd_takes_writes_and_writes_nothing() {
+    let (etcd, _) = own_etcd(1).await;
+    let coordination = coordination(&etcd.endpoints(), "/duetime").await;
+    let writable = || coordination.metrics().etcd_writable.get();
+    let taken = || async {
+        while coordination.write_probe().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("etcd takes writes", taken()).await;
+    let found = coordination.record_read(EtcdOp::RealmRead, &coordination.keys.realm()).await.unwrap();
+    assert!(found.is_none(), "{found:?}");
+    etcd.raise_no_space().await.unwrap();
+    let refused = async { while !matches!(coordination.write_probe().await, Err(Error::Refused { .. })) {} };
+    soon("etcd refuses writes", refused).await;
+    assert_eq!(writable(), 0);
+    etcd.clear_no_space().await.unwrap();
+    soon("etcd takes writes again", taken()).await;
+    assert_eq!(writable(), 1);
 }

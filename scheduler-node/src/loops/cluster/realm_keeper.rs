@@ -1,8 +1,9 @@
 //! Keeps the record of the realm in etcd, and finds out whether the prefix there belongs to this node's cluster.
 //!
 //! A node joins the cluster after it has found that. If the record is gone, because etcd has lost its data, a running
-//! node puts it back. A node that has found another cluster's record leaves the prefix to that cluster for a while. If
-//! this loop stops, the node never joins, or goes on with the realm that it knows.
+//! node puts it back. A node that has found another cluster's record leaves the prefix to that cluster for a while. It
+//! also finds out whether etcd takes writes: a node may write nothing for days while all is well. If this loop stops,
+//! the node never joins, or goes on with the realm that it knows.
 
 use std::time::Duration;
 
@@ -28,6 +29,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// The time for which another cluster's record must be gone before this node puts its own. If etcd has lost its data,
 /// each node of that cluster puts the record back within one interval; the second one is for nodes that are held up.
 const YIELD_FOR: Duration = LOOK_EVERY.saturating_mul(2);
+
+/// The interval of the probes of whether etcd takes writes. Each is an entry in etcd's log.
+const PROBE_EVERY: Duration = Duration::from_secs(30);
 
 /// What this node knows of its realm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,6 +70,8 @@ impl RealmStanding {
 struct Past {
     /// The log says already that etcd does not take the record.
     refused: bool,
+    /// The log says already that etcd takes no writes.
+    unwritable: bool,
     /// The last record that was found is another cluster's.
     is_foreign: bool,
     /// Since when that record is gone.
@@ -93,9 +99,35 @@ impl RealmKeeper {
         // The same at each try, so that a repeated request puts the same record.
         let fresh = RealmId::new(uuid::Uuid::new_v4());
         let mut past = Past::default();
+        let mut probe_at = Instant::now();
         loop {
             let settled = self.look(cluster, fresh, &mut past).await;
+            if Instant::now() >= probe_at {
+                self.probe(&mut past.unwritable).await;
+                probe_at = Instant::now() + PROBE_EVERY;
+            }
             tokio::time::sleep(if settled { LOOK_EVERY } else { LOOK_AGAIN }).await;
+        }
+    }
+
+    /// Finds out whether etcd takes writes. While it takes none, all goes on, and a node that is lost is not replaced.
+    async fn probe(&self, refused: &mut bool) {
+        let _work = at_work();
+        match self.coordination.write_probe().await {
+            Ok(()) => {
+                if std::mem::take(refused) {
+                    tracing::info!("etcd takes writes again");
+                }
+            }
+            Err(error) => {
+                let is_news = error.is_news(refused);
+                let error = &error as &dyn std::error::Error;
+                if is_news {
+                    tracing::warn!(error, "etcd takes no writes; a node that is lost now is not replaced");
+                } else {
+                    tracing::debug!(error, "could not probe whether etcd takes writes");
+                }
+            }
         }
     }
 

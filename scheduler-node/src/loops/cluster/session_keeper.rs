@@ -19,6 +19,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    causes::explained,
     coordination::{Coordination, Error, LeaseId, Registered, Renewal, Views},
     supervise::at_work,
 };
@@ -69,7 +70,7 @@ impl SessionKeeper {
         fitness: watch::Receiver<MemberFitness>,
         leaving: CancellationToken,
     ) -> (Self, watch::Receiver<Session>) {
-        let begin = Session { standing: SessionState::Joining, last_renewal: None };
+        let begin = Session { standing: SessionState::Joining, last_renewal: None, refusal: None };
         let (session, sessions) = watch::channel(begin);
         let keeper = Self {
             coordination,
@@ -212,6 +213,7 @@ impl SessionKeeper {
         match result {
             Ok(()) => {
                 self.refused = false;
+                self.note_refusal(None);
                 let joined = self.session.borrow().joined().is_some();
                 (!joined).then(|| self.former.as_ref().map_or(retry, |former| former.pause(retry)))
             }
@@ -219,9 +221,19 @@ impl SessionKeeper {
                 if error.is_news(&mut self.refused) {
                     tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the registration in etcd");
                 }
+                self.note_refusal(matches!(error, Error::Refused { .. }).then(|| explained(&error)));
                 Some(retry)
             }
         }
+    }
+
+    /// Notes why etcd refuses the registration, as without room or the right to write.
+    fn note_refusal(&self, refusal: Option<String>) {
+        self.session.send_if_modified(|session| {
+            let is_new = session.refusal != refusal;
+            session.refusal = refusal;
+            is_new
+        });
     }
 
     /// Rests until the lease is due, or `pause` is over, or there is something to write.

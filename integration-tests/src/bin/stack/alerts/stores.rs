@@ -65,6 +65,12 @@ const ETCD_GONE: Cause = Cause {
     play: |scene| etcd_gone(scene).boxed(),
 };
 
+const ETCD_FULL: Cause = Cause {
+    alerts: &["DuetimeEtcdRefusesWrites"],
+    says: "the alarm of etcd's quota is raised",
+    play: |scene| etcd_full(scene).boxed(),
+};
+
 const BROKER_GONE: Cause = Cause {
     alerts: &["DuetimeBrokerDown", "DuetimePublishUnknown"],
     says: "RabbitMQ falls silent while 1,000 tasks come due, and is killed",
@@ -83,13 +89,14 @@ const CUT_OFF: Cause = Cause {
     play: |scene| cut_off(scene).boxed(),
 };
 
-pub(super) const ALONE: [&[Cause]; 11] = [
+pub(super) const ALONE: [&[Cause]; 12] = [
     &[REFUSING, NO_PARTITION],
     &[LOCKED],
     &[HANGING],
     &[NOTES_REFUSED],
     &[MOVE_HELD_UP],
     &[ETCD_GONE],
+    &[ETCD_FULL],
     &[BROKER_FULL],
     &[CUT_OFF],
     &[BROKER_GONE],
@@ -245,6 +252,14 @@ async fn etcd_gone(scene: &Scene<'_>) -> Result<()> {
     cluster.etcd().restart_all().await?;
     cluster.restart(master).await?;
     cluster.settled().await
+}
+
+async fn etcd_full(scene: &Scene<'_>) -> Result<()> {
+    let etcd = scene.cluster().etcd();
+    etcd.raise_no_space().await?;
+    scene.injected();
+    scene.fired().await;
+    etcd.clear_no_space().await
 }
 
 async fn broker_gone(scene: &Scene<'_>) -> Result<()> {

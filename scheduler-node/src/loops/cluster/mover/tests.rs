@@ -35,7 +35,7 @@ use common::{
 const SHARD: ShardId = ShardId::new(0);
 
 fn mover(me: NodeId, databases: NodeDatabases) -> Mover {
-    let session = Session { standing: SessionState::Joining, last_renewal: None };
+    let session = Session { standing: SessionState::Joining, last_renewal: None, refusal: None };
     let (views, session) = (watch::channel(Arc::default()).1, watch::channel(session).1);
     let metrics = Arc::new(Metrics::register(&prometheus::Registry::new()).unwrap());
     Mover::new(me, databases, nowhere(), views, session, metrics)

@@ -47,6 +47,8 @@ pub struct Session {
     pub standing: SessionState,
     /// When the newest successful renewal was requested.
     pub last_renewal: Option<Instant>,
+    /// Why etcd refuses to register the node, while it does.
+    pub refusal: Option<String>,
 }
 
 impl Session {
@@ -70,6 +72,6 @@ impl Session {
     #[cfg(test)]
     pub(crate) fn of_test() -> Self {
         let (lease, term) = (crate::coordination::tests::some_lease(), Term::from_revision(1));
-        Self { standing: SessionState::Joined { lease, term }, last_renewal: None }
+        Self { standing: SessionState::Joined { lease, term }, last_renewal: None, refusal: None }
     }
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     coordination::{
         Mirror, Registered,
-        tests::{coordination, etcdctl, eventually, kept_lease, member, node, shared_etcd, soon},
+        tests::{coordination, etcdctl, eventually, kept_lease, member, node, own_etcd, shared_etcd, soon},
     },
     store::{
         tests::fixture::{self, TestDatabase},
@@ -188,4 +188,33 @@ async fn a_node_that_has_joined_once_revokes_no_other_start() {
     // Between two leases its standing is another one for a moment.
     assert!(!again.has_joined());
     assert_eq!(scene.coordination.metrics().revocations.get(), 1);
+}
+
+#[tokio::test]
+async fn a_refusal_of_etcd_is_the_reason_why_a_node_is_not_registered_until_etcd_takes_it() {
+    let (etcd, _) = own_etcd(1).await;
+    etcd.raise_no_space().await.unwrap();
+    let coordination = coordination(&etcd.endpoints(), "/duetime").await;
+    let (_mirror, views) = Mirror::new(coordination.clone());
+    let (_fit, fitness) = watch::channel(MemberFitness::default());
+    let (mut keeper, session) =
+        SessionKeeper::new(coordination, member(&node("one")), views, fitness, CancellationToken::new());
+    let refused = async {
+        while session.borrow().refusal.is_none() {
+            let result = keeper.activate().await;
+            keeper.report(result);
+        }
+    };
+    soon("etcd refuses the registration", refused).await;
+    let why = session.borrow().refusal.clone().expect("etcd refuses");
+    assert!(why.contains("space exceeded"), "{why}");
+    etcd.clear_no_space().await.unwrap();
+    let registered = async {
+        while session.borrow().joined().is_none() {
+            let result = keeper.activate().await;
+            keeper.report(result);
+        }
+    };
+    soon("etcd takes the registration", registered).await;
+    assert_eq!(session.borrow().refusal, None);
 }

@@ -58,7 +58,7 @@ impl Scene {
         spawn_child(mirror.run(CancellationToken::new()));
         let is_complete = |view: &Arc<ClusterView>| view.members.len() == 2 && view.candidates.len() == 2;
         soon("both members are shown", views.wait_for(is_complete)).await.unwrap();
-        let joined = Session { standing: SessionState::Joined { lease, term }, last_renewal: None };
+        let joined = Session { standing: SessionState::Joined { lease, term }, last_renewal: None, refusal: None };
         let registration = watch::Sender::new(joined).subscribe();
         let watcher = Watcher::new(me, coordination, Arc::clone(&test.database), views, registration);
         let other = Other { node: them, lease: its_lease, session: Some(session), listener: Some(listener) };

@@ -76,7 +76,7 @@ impl Lone {
         let places = Places::new(ByDatabase::default());
         places.presume(&[ShardRange::all(SHARDS)], u16::try_from(SHARDS).unwrap());
         let standing = SessionState::Joined { lease: self.lease, term: self.term };
-        let session = Session { standing, last_renewal: None };
+        let session = Session { standing, last_renewal: None, refusal: None };
         Owner::new(
             self.me.clone(),
             self.coordination.clone(),

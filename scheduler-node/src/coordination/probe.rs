@@ -1,0 +1,23 @@
+//! Whether etcd takes writes. It may answer reads and renew leases, and refuse all writes: its space is used up, or the
+//! user has lost the right.
+
+use etcd_client::{Compare, CompareOp, Txn, TxnOp};
+
+use super::{Coordination, Error, EtcdOp};
+
+impl Coordination {
+    /// Sends a write that never happens: etcd judges the space and the user's rights before it compares. The metric has
+    /// the outcome, unless there is no answer.
+    pub async fn write_probe(&self) -> Result<(), Error> {
+        let key = self.keys.realm();
+        let never = Compare::create_revision(key.clone(), CompareOp::Less, 0);
+        let txn = Txn::new().when([never]).and_then([TxnOp::put(key, "", None)]);
+        let answer = self.transact(EtcdOp::WriteProbe, txn).await.map(drop);
+        match &answer {
+            Ok(()) => self.metrics.etcd_writable.set(1),
+            Err(Error::Refused { .. }) => self.metrics.etcd_writable.set(0),
+            Err(_) => {}
+        }
+        answer
+    }
+}
