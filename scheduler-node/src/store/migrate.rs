@@ -10,19 +10,13 @@ use sqlx::migrate::MigrateError;
 
 use super::{
     connect,
-    error::sqlstate,
     indexes::{self, Effort, Indexes, Progress},
     migrations::{migrations, schema_version},
     partition,
+    patience::patiently,
     schema::{Fit, Misfit, compare, read, read_if_any, refuse_too_many, refuse_unreleased},
     writer::Writer,
 };
-
-/// The most tries of a migration whose locks other transactions hold: about a minute of waiting in all.
-const LOCK_TRIES: u32 = 100;
-const LOCK_PAUSE: Duration = Duration::from_millis(500);
-/// The tries for each warning about them: about ten seconds.
-const TRIES_PER_WARNING: u32 = 15;
 
 /// The interval between two looks at the progress of a build.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
@@ -99,9 +93,10 @@ pub async fn migrate(
 ) -> Result<Migrated, Misfit> {
     let unreachable = |source| Misfit::unreachable(name, source);
     let writer = Writer::new(options.clone());
-    let pool = writer.migration_pool(writer.find().await.map_err(unreachable)?.server);
+    let server = writer.find().await.map_err(unreachable)?.server;
+    let (pool, beside) = (writer.migration_pool(server), writer.migration_pool(server));
     let refused = |source| Misfit::Migration { database: name.clone(), source };
-    let found = patiently(async || Ok(read_if_any(&pool).await?)).await.map_err(refused)?;
+    let found = patiently(&beside, async || Ok(read_if_any(&pool).await?)).await.map_err(refused)?;
     if let Some(schema) = &found {
         refuse_unreleased(name, schema)?;
         if let (Some(of), Some(meta)) = (joining, &schema.meta) {
@@ -117,7 +112,7 @@ pub async fn migrate(
     }
     let mut indexes = None;
     if from.is_none_or(|from| from <= schema_version()) {
-        patiently(async || migrations().run(&pool).await).await.map_err(refused)?;
+        patiently(&beside, async || migrations().run(&pool).await).await.map_err(refused)?;
         make_partitions(name, &pool).await;
         let built = indexes::build(&pool, Effort::UpTo(indexes::SMALL_BYTES)).await;
         indexes = Some(built.map_err(|error| refused(MigrateError::Execute(error)))?);
@@ -171,8 +166,8 @@ pub async fn refuse_new_first(databases: &[(DatabaseName, connect::Options)]) ->
 async fn is_member(name: &DatabaseName, options: &connect::Options) -> Result<bool, Misfit> {
     let writer = Writer::new(options.clone());
     let server = writer.find().await.map_err(|source| Misfit::unreachable(name, source))?.server;
-    let pool = writer.migration_pool(server);
-    let found = patiently(async || Ok(read_if_any(&pool).await?)).await;
+    let (pool, beside) = (writer.migration_pool(server), writer.migration_pool(server));
+    let found = patiently(&beside, async || Ok(read_if_any(&pool).await?)).await;
     let found = found.map_err(|source| Misfit::Migration { database: name.clone(), source })?;
     Ok(found.is_some_and(|schema| schema.meta.is_some()))
 }
@@ -209,31 +204,6 @@ pub async fn build_indexes(
         built = indexes::build(&pool, Effort::Any) => built.map(drop).map_err(refused),
         () = watch => unreachable!("it never ends"),
     }
-}
-
-/// Repeats what does not get a lock in time. It changed nothing, and during the pause the statements that waited behind
-/// it get their turn.
-async fn patiently<T>(attempt: impl AsyncFn() -> Result<T, MigrateError>) -> Result<T, MigrateError> {
-    for tries in 1..LOCK_TRIES {
-        match attempt().await {
-            Err(error) if is_lock_timeout(&error) => {
-                if tries % TRIES_PER_WARNING == 1 {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "another transaction holds a lock that the migration needs; trying again"
-                    );
-                }
-                tokio::time::sleep(LOCK_PAUSE).await;
-            }
-            done => return done,
-        }
-    }
-    attempt().await
-}
-
-fn is_lock_timeout(error: &MigrateError) -> bool {
-    let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else { return false };
-    sqlstate(error).as_deref() == Some("55P03")
 }
 
 async fn write_meta(

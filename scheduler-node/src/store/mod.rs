@@ -55,6 +55,7 @@ mod history;
 mod lender;
 mod migrations;
 mod pace;
+mod patience;
 mod places;
 mod position;
 mod replication;

@@ -29,6 +29,7 @@ mod move_requests;
 mod moves;
 pub(crate) mod outlook;
 mod partition;
+mod patience;
 mod places;
 mod pools;
 mod preload;
