@@ -20,6 +20,7 @@ use super::{
 use crate::causes::explained;
 use crate::{
     broker::{Broker, BrokerMetrics, BrokerState, ClusterGate},
+    clock,
     config::{self, Config, Database, Http},
     coordination::{self, Coordination, CoordinationMetrics, ForeignPrefix},
     settings,
@@ -33,6 +34,11 @@ use crate::{
 
 /// A server that has not answered within this time counts as unreachable.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+
+const DAY_S: i64 = 86_400;
+
+/// A certificate that has fewer days left was to be renewed before: most are a month or a third of their time before.
+const RENEWED_DAYS_BEFORE: i64 = 14;
 
 /// One line of the output.
 #[derive(Debug)]
@@ -124,13 +130,30 @@ async fn look(config: &Config) -> Vec<Finding> {
 }
 
 /// The node's own certificate, if configured, read as a node reads it at its start.
-fn certificate_found(http: &Http) -> Option<Finding> {
-    let file = http.cert_file.as_ref()?;
-    let found = match settings::certificate(http) {
-        Ok(_) => Ok(Answer::Fits(format!("certificate {}", file.display()))),
-        Err(error) => Err(Fault::Refused(format!("http.cert_file: {}", explained(&error)))),
-    };
-    Some(Finding { what: "http".to_owned(), found })
+fn certificate_found(http: &Http) -> Vec<Finding> {
+    let Some(file) = &http.cert_file else { return Vec::new() };
+    let finding = |found| Finding { what: "http".to_owned(), found };
+    match settings::certificate(http) {
+        Ok(certificate) => {
+            let end_s = certificate.map_or(i64::MAX, |certificate| certificate.not_after_s());
+            let left_s = end_s.saturating_sub(clock::now().to_utc().timestamp());
+            certificate_in_time(&file.display().to_string(), left_s).into_iter().map(finding).collect()
+        }
+        Err(error) => vec![finding(Err(Fault::Refused(format!("http.cert_file: {}", explained(&error)))))],
+    }
+}
+
+/// Refuses a certificate that has ended, and gives a hint about one that ends soon.
+fn certificate_in_time(file: &str, left_s: i64) -> Vec<Result<Answer, Fault>> {
+    if left_s <= 0 {
+        return vec![Err(Fault::Refused(format!("http.cert_file: the certificate {file} has expired")))];
+    }
+    let mut found = vec![Ok(Answer::Fits(format!("certificate {file}")))];
+    let days_left = left_s / DAY_S;
+    if days_left < RENEWED_DAYS_BEFORE {
+        found.push(Ok(Answer::Hint(format!("the certificate {file} ends in {days_left} days: renew it"))));
+    }
+    found
 }
 
 /// A database that fits.
@@ -335,6 +358,15 @@ mod tests {
         assert!(verdict(&[finding(Ok("fine")), hint]).is_ok());
         assert!(matches!(verdict(&[finding(Ok("fine")), unreachable()]), Err(Error::CheckUnreachable)));
         assert!(matches!(verdict(&[unreachable(), refused()]), Err(Error::CheckRefused)));
+    }
+
+    #[test]
+    fn a_certificate_that_ends_soon_is_a_hint_and_one_that_has_ended_is_refused() {
+        let found = |left_s| certificate_in_time("cert.pem", left_s);
+        assert_eq!(found(14 * DAY_S).len(), 1);
+        let soon = found(14 * DAY_S - 1);
+        assert!(matches!(&soon[..], [Ok(Answer::Fits(_)), Ok(Answer::Hint(hint))] if hint.contains("in 13 days")));
+        assert!(matches!(&found(0)[..], [Err(Fault::Refused(_))]));
     }
 
     #[test]

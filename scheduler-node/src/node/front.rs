@@ -68,6 +68,7 @@ impl Shared {
         let router = http::router(desk, authenticator, shares, self.registry.clone(), http_metrics, pages);
         let certificate = settings::certificate(&self.config.http).context("cannot use http.cert_file")?;
         if let Some(certificate) = &certificate {
+            certificate.register(&self.registry)?;
             crew.spawn(LoopKind::Http, Arc::clone(certificate).watch(self.stop.intake.clone()));
         }
         let server = http::Server {

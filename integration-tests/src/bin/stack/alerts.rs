@@ -27,6 +27,9 @@ use serde_json::json;
 use report::Report;
 use scene::{Cause, Scene, Stage};
 
+/// Alerts without a cause here: Prometheus scrapes the nodes of a stage without TLS.
+const NOT_PLAYED: [&str; 1] = ["DuetimeCertificateExpires"];
+
 const RULES: &str = include_str!("../../../../charts/duetime/files/rules.yaml");
 
 /// Longer than every window and the longest `for` of the short rules.
@@ -73,7 +76,8 @@ fn acts(only: &[String]) -> Result<Vec<Act>> {
     let name_of = |alert: &'static str| alert.split(' ').next().unwrap_or(alert);
     let names: Vec<&str> = all().flatten().flat_map(|cause| cause.alerts.iter().map(|alert| name_of(alert))).collect();
     for name in RULES.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
-        ensure!(names.contains(&name), "no scene makes {name} fire: add a cause in bin/stack/alerts");
+        let is_played = names.contains(&name) || NOT_PLAYED.contains(&name);
+        ensure!(is_played, "no scene makes {name} fire: add a cause in bin/stack/alerts");
     }
     if let Some(unknown) = only.iter().find(|name| !names.contains(&name.as_str())) {
         bail!("there is no alert {unknown}; docs/runbooks/README.md lists them");

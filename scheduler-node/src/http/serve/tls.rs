@@ -12,6 +12,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use prometheus::{IntGauge, Registry};
 use rustls::{
     ServerConfig,
     crypto::aws_lc_rs,
@@ -19,6 +20,7 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use x509_cert::der::Decode;
 
 use crate::supervise::at_work;
 
@@ -46,6 +48,8 @@ pub struct Certificate {
     read: Mutex<Pem>,
     /// The reads that have failed since one succeeded.
     failed_reads: AtomicU32,
+    /// The end of the certificate that new connections get, in seconds since 1970.
+    not_after: IntGauge,
 }
 
 #[derive(PartialEq, Eq)]
@@ -65,7 +69,21 @@ impl Certificate {
     pub(crate) fn read(files: CertificateFiles) -> io::Result<Self> {
         let pem = Pem::read(&files)?;
         let config = ArcSwap::from_pointee(pem.config()?);
-        Ok(Self { files, config, read: Mutex::new(pem), failed_reads: AtomicU32::new(0) })
+        let not_after =
+            IntGauge::new("duetime_http_certificate_not_after_seconds", "end of the node's certificate, in Unix time")
+                .map_err(io::Error::other)?;
+        not_after.set(pem.not_after_s());
+        Ok(Self { files, config, read: Mutex::new(pem), failed_reads: AtomicU32::new(0), not_after })
+    }
+
+    /// Shows the end of the certificate in the metrics. Only a node with a certificate has this series.
+    pub(crate) fn register(&self, registry: &Registry) -> prometheus::Result<()> {
+        registry.register(Box::new(self.not_after.clone()))
+    }
+
+    /// When the certificate ends, in seconds since 1970.
+    pub(crate) fn not_after_s(&self) -> i64 {
+        self.not_after.get()
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {
@@ -100,9 +118,10 @@ impl Certificate {
         if *self.read.lock() == pem {
             return Ok(false);
         }
-        let config = pem.config();
+        let (config, not_after_s) = (pem.config(), pem.not_after_s());
         *self.read.lock() = pem;
         self.config.store(Arc::new(config?));
+        self.not_after.set(not_after_s);
         Ok(true)
     }
 }
@@ -113,6 +132,15 @@ impl Pem {
             fs::read(file).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
         };
         Ok(Self { cert: read(&files.cert)?, key: read(&files.key)? })
+    }
+
+    /// When the node's own certificate ends, the first one of the file. One that cannot be read counts as one without
+    /// an end: clients judge it.
+    fn not_after_s(&self) -> i64 {
+        let own = CertificateDer::pem_slice_iter(&self.cert).next().and_then(Result::ok);
+        let read = own.and_then(|own| x509_cert::Certificate::from_der(&own).ok());
+        let end_s = read.map(|read| read.tbs_certificate.validity.not_after.to_unix_duration().as_secs());
+        end_s.and_then(|end_s| end_s.try_into().ok()).unwrap_or(i64::MAX)
     }
 
     fn config(&self) -> io::Result<ServerConfig> {
@@ -136,6 +164,7 @@ pub(super) mod tests {
     use std::{path::Path, process::Command};
 
     use super::*;
+    use crate::clock;
 
     /// Writes a certificate for `localhost`, signed by an authority of its own.
     pub(in super::super) fn make(folder: &Path) -> CertificateFiles {
@@ -159,7 +188,10 @@ pub(super) mod tests {
         let first = certificate.config.load_full();
         assert!(!certificate.look().expect("nothing is new"));
         let files = make(folder.path());
+        certificate.not_after.set(0);
         assert!(certificate.look().expect("it was renewed"));
+        let left_s = certificate.not_after_s() - clock::now().to_utc().timestamp();
+        assert!((86_400..=172_800).contains(&left_s), "it is made for two days: {left_s}");
         let second = certificate.config.load_full();
         assert!(!Arc::ptr_eq(&first, &second));
         fs::write(&files.key, "no key").expect("written");
