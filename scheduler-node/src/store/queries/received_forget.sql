@@ -1,4 +1,5 @@
--- Deletes notes of rows that came from an inbox, as a rule another database's, so long ago that the inbox no longer holds them.
+-- Deletes notes of rows that came from an inbox, as a rule another database's, so long ago that the inbox no longer
+-- holds them.
 -- Guard: $2 exceeds the age of the oldest row in that inbox. A row that is still there was received, if at all, less
 -- than $2 ago.
 -- The statement's own time bounds the search in the index; clock_timestamp() is volatile and cannot.
