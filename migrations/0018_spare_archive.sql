@@ -122,8 +122,8 @@ END
 $$;
 
 -- The day on which the archive drops a task that ends at p_ended_at and is kept for p_keep_ms. A queue that has just
--- got a longer retention may need a day that has no partition yet. The latest day before it that has one takes its place,
--- because a transaction of an application cannot wait for a node that makes the partition.
+-- got a longer retention may need a day that has no partition yet. The latest day before it that has one takes its
+-- place, because a transaction of an application cannot wait for a node that makes the partition.
 CREATE FUNCTION duetime.drop_day(p_ended_at timestamptz, p_keep_ms bigint) RETURNS date LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_first date := (p_ended_at AT TIME ZONE interval '0')::date + 1;
