@@ -1,13 +1,15 @@
 -- Makes a submission that replaces a task begin anew. It has a budget of its own, so the late success of an attempt
 -- with the former content does not end it. It leaves its place in the order of its lane for that of its new due time:
 -- no attempt of it is in flight, and it may be due, or stop waiting for others, only much later.
+-- A task that waits for others is checked six hours later at the latest, however late it is due: the success that it
+-- waits for may be dropped after a day, and the check after that success may have been lost with its node.
 -- A task whose expiry has passed does not hold its key: a submission that finds it moves it to the archive first.
 -- Behind a submission that is answered `busy`, later ones of its batch with its key are busy too.
 -- Locks: none that another session waits for; a function. Its move to the archive locks the task's row, as that of a
 -- superseded task does; a sweep of expired tasks passes over the row meanwhile.
 
 -- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new, and so are the move of
--- an expired one and the note of a busy key. A batch comes in the order of its keys, so one note is enough.
+-- an expired one, the note of a busy key, and `v_wake_at`. A batch comes in the order of its keys, so one note is enough.
 
 CREATE OR REPLACE FUNCTION duetime.task_put(
     p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
@@ -24,6 +26,7 @@ DECLARE
     v_found record;
     v_other record;
     v_due_at timestamptz;
+    v_wake_at timestamptz;
     v_superseded bigint := 0;
     v_loop text := CASE WHEN p_depends_on IS NOT NULL
                         THEN duetime.depends_on_itself(p_queue, p_partition_key, p_key, p_depends_on) END;
@@ -40,6 +43,7 @@ BEGIN
     END IF;
     LOOP
         v_due_at := CASE WHEN p_now THEN clock_timestamp() ELSE p_due_at END;
+        v_wake_at := CASE WHEN p_depends_on IS NULL THEN v_due_at ELSE least(v_due_at, clock_timestamp() + interval '6 hours') END;
         SELECT * INTO v_found
           FROM (SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live,
                        t.state IN ('waiting', 'scheduled', 'ready') AND t.expires_at <= clock_timestamp() AS expired
@@ -113,7 +117,7 @@ BEGIN
         END IF;
         IF outcome = 'replaced' THEN
             UPDATE duetime.task AS t
-               SET state = v_state, depends_on = p_depends_on, depends_met = NULL, wake_at = v_due_at, due_at = v_due_at,
+               SET state = v_state, depends_on = p_depends_on, depends_met = NULL, wake_at = v_wake_at, due_at = v_due_at,
                    priority = p_priority, payload = p_payload, content_type = p_content_type, headers = p_headers,
                    max_attempts = p_max_attempts, timeout_ms = p_timeout_ms, retry = p_retry, expires_at = p_expires_at,
                    version = p_version, attempts_base = t.attempt, in_order = NULL
@@ -171,7 +175,7 @@ BEGIN
     INSERT INTO duetime.task (
         id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers, partition_key, max_attempts,
         timeout_ms, retry, expires_at, key, version, depends_on)
-    VALUES (p_id, p_shard, p_queue, v_state, v_due_at, v_due_at, p_priority, p_payload, p_content_type, p_headers,
+    VALUES (p_id, p_shard, p_queue, v_state, v_wake_at, v_due_at, p_priority, p_payload, p_content_type, p_headers,
             p_partition_key, p_max_attempts, p_timeout_ms, p_retry, p_expires_at, p_key, p_version, p_depends_on);
     RETURN QUERY SELECT 'created'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, v_superseded;
 END

@@ -2,7 +2,7 @@
 //!
 //! The writer of a success looks for tasks that wait for it. The writer of a waiting task looks whether it must
 //! still wait. Each looks after its commit, so one of the two sees the other. If a node dies in between, the task
-//! is looked at again at its own `wake_at`.
+//! is looked at again at its own `wake_at`, at most six hours later. A success is kept for a day at least.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -12,7 +12,8 @@ WITH free AS MATERIALIZED (
        FOR UPDATE OF t SKIP LOCKED
 )
 UPDATE duetime.task AS t
-   SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, due_at = free.due_at, wake_at = free.due_at
+   SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, due_at = free.due_at,
+       wake_at = CASE WHEN t.state = 'waiting' THEN least(free.due_at, now() + interval '6 hours') ELSE free.due_at END
   FROM free
  WHERE t.id = free.id
    AND t.state::text IN ('waiting', 'scheduled', 'ready')

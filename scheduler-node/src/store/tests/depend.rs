@@ -2,11 +2,17 @@
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
-    task::{BusinessKey, Dependency, NewTask, OnDuplicate, TaskState},
+    task::{
+        BusinessKey, Dependency, NewTask, OnDuplicate, TaskState,
+        bulk::{BulkAction, Target},
+    },
+    time::UnixMicros,
+    wire::{TaskFilter, ValidChange},
 };
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use super::{
+    change::keep,
     changed, claim,
     fixture::{self, TestDatabase, database},
     new_task, own, state_of, until_waiting,
@@ -14,6 +20,7 @@ use super::{
 use crate::{
     store::{
         PoolKind,
+        bulk::Walk,
         depend::Succeeded,
         put::{PutOutcome, Retention},
         settle::{Finish, Finished, Report},
@@ -319,6 +326,46 @@ async fn a_look_in_vain_comes_again_later_and_later() {
         let next_s = next_s(waited_s).await;
         assert!(low < next_s && next_s <= high, "{next_s} after {waited_s}");
     }
+}
+
+/// Whether the task has this due time, and is looked at again within some hours.
+async fn is_looked_at_soon(test: &TestDatabase, id: TaskId, due_at: UnixMicros) -> bool {
+    let soon =
+        "SELECT due_at = $2 AND wake_at <= clock_timestamp() + interval '6 hours' FROM duetime.task WHERE id = $1";
+    sqlx::query_scalar(soon).bind(id.uuid()).bind(due_at.to_utc()).fetch_one(&test.pool).await.unwrap()
+}
+
+/// The look after a success may be lost with its node, and a success may be dropped after a day.
+#[tokio::test]
+async fn a_task_due_in_days_is_looked_at_within_hours_whatever_has_written_it() {
+    let test = database().await;
+    let first = written(&test, "a", &[]).await;
+    let mut due_at = fixture::now(&test.pool).await.shifted(10 * DAY_MS);
+    let [waiting, again] =
+        [(); 2].map(|()| changed(task("w", &["a"]), |task| (task.due_now, task.due_at) = (false, due_at)));
+    let id = waiting.id;
+    for (task, outcome) in [(waiting, PutOutcome::Created), (again, PutOutcome::Replaced)] {
+        assert_eq!(put(&test, &task).await, outcome);
+        assert!(is_looked_at_soon(&test, id, due_at).await, "{outcome:?}");
+    }
+    for priority in [None, Some(2)] {
+        due_at = due_at.shifted(DAY_MS);
+        let change = ValidChange { due_at: Some(due_at), priority, ..ValidChange::default() };
+        test.database.task_change(id, &change).await.unwrap();
+        assert!(is_looked_at_soon(&test, id, due_at).await, "{change:?}");
+    }
+    due_at = due_at.shifted(DAY_MS);
+    let filter = TaskFilter { state: Some(TaskState::Waiting), ..TaskFilter::default() };
+    let found = test.database.bulk_look(Walk::Live { moved: None }, &filter, None, 10).await.unwrap().found;
+    let act = BulkAction::Move(Target::At(due_at));
+    assert_eq!(test.database.bulk_act(act, &found, &keep()).await.unwrap().len(), 1);
+    assert!(is_looked_at_soon(&test, id, due_at).await, "after a move");
+    test.pool.execute("UPDATE duetime.task SET wake_at = now() WHERE state = 'waiting'").await.unwrap();
+    assert!(!look(&test, id).await);
+    assert!(is_looked_at_soon(&test, id, due_at).await, "after a look in vain");
+    end(&test, first, TaskState::Succeeded).await;
+    assert!(look(&test, id).await);
+    assert_eq!(test.database.task_read(id).await.unwrap().unwrap().due_at, due_at);
 }
 
 #[tokio::test]
