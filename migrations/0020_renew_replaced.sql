@@ -3,13 +3,15 @@
 -- no attempt of it is in flight, and it may be due, or stop waiting for others, only much later.
 -- A task that waits for others is checked six hours later at the latest, however late it is due: the success that it
 -- waits for may be dropped after a day, and the check after that success may have been lost with its node.
+-- A success that it has noted stays noted where nothing else is known of that name by now, as after a day.
 -- A task whose expiry has passed does not hold its key: a submission that finds it moves it to the archive first.
 -- Behind a submission that is answered `busy`, later ones of its batch with its key are busy too.
 -- Locks: none that another session waits for; a function. Its move to the archive locks the task's row, as that of a
 -- superseded task does; a sweep of expired tasks passes over the row meanwhile.
 
 -- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new, and so are the move of
--- an expired one, the note of a busy key, and `v_wake_at`. A batch comes in the order of its keys, so one note is enough.
+-- an expired one, the note of a busy key, `v_wake_at`, `v_met` and `v_rest`. A batch comes in the order of its keys, so
+-- one note is enough.
 
 CREATE OR REPLACE FUNCTION duetime.task_put(
     p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
@@ -28,6 +30,8 @@ DECLARE
     v_due_at timestamptz;
     v_wake_at timestamptz;
     v_superseded bigint := 0;
+    v_met text[];
+    v_rest text[];
     v_loop text := CASE WHEN p_depends_on IS NOT NULL
                         THEN duetime.depends_on_itself(p_queue, p_partition_key, p_key, p_depends_on) END;
     v_state duetime.task_state := CASE WHEN p_depends_on IS NULL THEN 'scheduled' ELSE 'waiting' END;
@@ -116,8 +120,19 @@ BEGIN
             outcome := 'busy';
         END IF;
         IF outcome = 'replaced' THEN
+            IF p_depends_on IS NOT NULL THEN
+                v_met := ARRAY(
+                    SELECT d.name
+                      FROM duetime.task AS t
+                     CROSS JOIN LATERAL unnest(t.depends_met) AS d (name)
+                     WHERE t.id = v_found.id AND d.name = ANY(p_depends_on)
+                       AND duetime.standing_of(d.name, p_partition_key) IS NULL);
+                v_rest := ARRAY(
+                    SELECT d.name FROM unnest(p_depends_on) WITH ORDINALITY AS d (name, place)
+                     WHERE d.name <> ALL(v_met) ORDER BY d.place);
+            END IF;
             UPDATE duetime.task AS t
-               SET state = v_state, depends_on = p_depends_on, depends_met = NULL, wake_at = v_wake_at, due_at = v_due_at,
+               SET state = v_state, depends_on = v_rest, depends_met = v_met, wake_at = v_wake_at, due_at = v_due_at,
                    priority = p_priority, payload = p_payload, content_type = p_content_type, headers = p_headers,
                    max_attempts = p_max_attempts, timeout_ms = p_timeout_ms, retry = p_retry, expires_at = p_expires_at,
                    version = p_version, attempts_base = t.attempt, in_order = NULL

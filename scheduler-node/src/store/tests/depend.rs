@@ -146,6 +146,34 @@ async fn a_dependency_that_succeeded_counts_although_it_is_dropped_after_its_tim
 }
 
 #[tokio::test]
+async fn a_success_that_was_noted_and_dropped_counts_when_the_task_is_submitted_again() {
+    let test = database().await;
+    let [first, second] = [written(&test, "a", &[]).await, written(&test, "b", &[]).await];
+    let waiting = written(&test, "c", &["a", "b"]).await;
+    let succeeded = end(&test, first, TaskState::Succeeded).await.succeeded;
+    assert!(test.database.task_release(&[], &succeeded).await.unwrap().released.is_empty());
+    sqlx::query("DELETE FROM duetime.archive").execute(&test.pool).await.unwrap();
+    assert_eq!(put(&test, &task("c", &["b", "a"])).await, PutOutcome::Replaced);
+    let succeeded = end(&test, second, TaskState::Succeeded).await.succeeded;
+    let released = test.database.task_release(&[], &succeeded).await.unwrap().released;
+    assert_eq!(released.iter().map(|task| task.id).collect::<Vec<_>>(), [waiting]);
+}
+
+/// What is known of the name counts, not the note.
+#[tokio::test]
+async fn a_task_that_is_submitted_again_waits_for_a_newer_task_with_a_name_that_had_succeeded() {
+    let test = database().await;
+    let first = written(&test, "a", &[]).await;
+    let waiting = written(&test, "c", &["a", "b"]).await;
+    let succeeded = end(&test, first, TaskState::Succeeded).await.succeeded;
+    assert!(test.database.task_release(&[], &succeeded).await.unwrap().released.is_empty());
+    let newer = changed(task("a", &[]), |task| task.keyed.as_mut().unwrap().version = 1);
+    assert_eq!(put(&test, &newer).await, PutOutcome::Created);
+    assert_eq!(put(&test, &task("c", &["a"])).await, PutOutcome::Replaced);
+    assert!(!look(&test, waiting).await);
+}
+
+#[tokio::test]
 async fn a_success_in_another_partition_or_queue_is_another_ones() {
     let test = database().await;
     let other_partition = changed(task("a", &[]), |task| task.partition_key = Some("other".into()));
