@@ -98,6 +98,8 @@ impl Row {
             retry: None,
             claimed_at: self.claimed_at,
             wake_at: self.wake_at,
+            expired: matches!(self.state, TaskState::Waiting | TaskState::Scheduled | TaskState::Ready)
+                && self.has_expired(now),
             stopping: false,
             trace: None,
             now,

@@ -110,6 +110,8 @@ pub struct StandingRow {
     pub retry: Option<RetryPolicy>,
     pub claimed_at: Option<UnixMicros>,
     pub wake_at: UnixMicros,
+    /// Whether its expiry has passed before a claim. The task is no longer started.
+    pub expired: bool,
     /// Whether the consumer has been asked to stop.
     pub stopping: bool,
     /// The trace context that the task carries.
@@ -312,6 +314,7 @@ impl Database {
                         retry: retry.map(|retry| retry.0),
                         claimed_at: super::optional_moment(row, "claimed_at")?,
                         wake_at: super::moment(row, "wake_at")?,
+                        expired: row.try_get("expired")?,
                         stopping: row.try_get("stopping")?,
                         trace: traceparent.and_then(TraceContext::parse),
                         now: super::moment(row, "now")?,

@@ -8,6 +8,7 @@ use common::{
     time::UnixMicros,
     wire::ScheduleRequest,
 };
+use sqlx::AssertSqlSafe;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -247,6 +248,30 @@ async fn decided_fire_times_whose_database_is_away_are_left_alone_and_the_others
     let overdue = "SELECT count(*) FROM duetime.fire WHERE wake_at <= now()";
     let overdue: i64 = sqlx::query_scalar(overdue).fetch_one(&tests[0].pool).await.unwrap();
     assert_eq!(overdue, 1_000);
+}
+
+/// The sweep of expired tasks may come after the fire time.
+#[tokio::test]
+async fn a_last_task_whose_expiry_has_passed_has_no_fire_time_skipped() {
+    for (expires, live) in [("clock_timestamp() - interval '1 s'", 2), ("clock_timestamp() + interval '1 h'", 1)] {
+        let (counter, test) = fresh().await;
+        counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+        let (master, _) = firer(&counter, true);
+        let look = async || {
+            set_back(&test, 1).await;
+            master.look().await.expect("it answers");
+            drop(master.keep_from_making().await);
+            test.live().await
+        };
+        assert_eq!(look().await, 1);
+        // With another key it is the task of another fire time.
+        let lapse = format!(
+            "UPDATE duetime.task
+                SET state = 'ready', due_at = due_at - interval '9 hours', key = 'first', expires_at = {expires}"
+        );
+        sqlx::query(AssertSqlSafe(lapse)).execute(&test.pool).await.unwrap();
+        assert_eq!(look().await, live, "{expires}");
+    }
 }
 
 /// A hundred due schedules whose decisions fail, and one behind them, `s`, that can be decided.

@@ -125,12 +125,13 @@ impl Firer {
         schedules.into_iter().map(|(schedule, last)| (schedule, known.get(&last).copied())).collect()
     }
 
-    /// The tasks among `last` which a new task would overlap.
+    /// The tasks among `last` which a new task would overlap. One whose expiry has passed is never started.
     async fn unfinished(&self, database: &Database, last: &[TaskId]) -> Result<BTreeSet<TaskId>, LastTaskUnknown> {
         let standing = tokio::time::timeout(HEAR_WITHIN, database.task_standing(last)).await;
         let standing = standing.map_err(|_| LastTaskUnknown::Silent)??;
         let book = self.books.load();
-        let blocks = standing.iter().filter(|task| overlaps(task.state, book.get(&task.queue).policy.settle));
+        let blocks =
+            standing.iter().filter(|task| !task.expired && overlaps(task.state, book.get(&task.queue).policy.settle));
         Ok(blocks.map(|task| task.id).collect())
     }
 }
