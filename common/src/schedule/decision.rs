@@ -10,8 +10,12 @@ use crate::time::UnixMicros;
 /// and even if a node dies meanwhile. A change, a pause or a delete within this time no longer affects the fire time.
 pub(crate) const AHEAD: Duration = Duration::from_secs(3);
 
-/// How often a fire time that waits for the previous task checks whether that task has finished.
+/// How soon a fire time that waits for the previous task checks again whether that task has finished.
 pub(crate) const CHECK_AGAIN: Duration = Duration::from_millis(500);
+
+/// The longest pause between such checks. Each writes the schedule's row; once a fire time has waited for a quarter of
+/// an hour, some seconds more matter little.
+const CHECK_AGAIN_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long a node that is not the master leaves a due schedule to others. Without a master, fire times are decided
 /// this long and [`CHECK_AGAIN`] after each other, which must be less than the shortest interval. Otherwise two of
@@ -146,7 +150,8 @@ impl ScheduleState {
     /// it were postponed; its next look is found like one of now.
     pub fn wake_at(&self, now: UnixMicros) -> Option<UnixMicros> {
         let next = self.next_at.map(|next_at| next_at.minus(AHEAD).max(now.minus(MOST_OVERDUE)));
-        let waiting = self.buffered_at.filter(|_| self.paused_at.is_none()).map(|_| now.plus(CHECK_AGAIN));
+        let buffered_at = self.buffered_at.filter(|_| self.paused_at.is_none());
+        let waiting = buffered_at.map(|at| now.plus((now.since(at) / 100).clamp(CHECK_AGAIN, CHECK_AGAIN_WITHIN)));
         [next, waiting].into_iter().flatten().min()
     }
 }

@@ -96,6 +96,15 @@ fn buffer_one_keeps_the_first_and_makes_it_as_soon_as_the_last_task_is_finished(
 }
 
 #[test]
+fn a_buffered_fire_time_checks_the_less_often_the_longer_it_has_waited() {
+    let waiting = ScheduleState { next_at: None, buffered_at: Some(at(100)), ..standing(100) };
+    for (waited_s, pause_ms) in [(0, 500), (50, 500), (200, 2_000), (86_400, 10_000)] {
+        let now = at(100 + waited_s);
+        assert_eq!(waiting.wake_at(now), Some(now.shifted(pause_ms)), "after {waited_s} s");
+    }
+}
+
+#[test]
 fn what_was_missed_is_made_up_when_it_is_not_too_old() {
     let turn = take(&rules(Overlap::Allow, 10, 30_000), standing(100), false, 155);
     assert_eq!((seconds(&turn), turn.missed), (vec![130, 140, 150], 3));
