@@ -2,7 +2,8 @@
 -- archive_unsuccessful, so it finds a few dead tasks among millions.
 -- $12 the time before which the tasks have finished, or NULL. A revived task that dies again lies ahead of the walk.
 -- `key_taken`: as in the function duetime.task_revive, an unfinished task has the key in this version or a newer one,
--- or a finished task has it in a newer one.
+-- or a finished task has it in a newer one. Or a later task of this version has succeeded or died. Otherwise the walk
+-- would bring back the first of several, which it meets first, and refuse the others beside it.
 SELECT seen.id, seen.state, seen.due_at, seen.expires_at, seen.drop_on, seen.hit, seen.nth,
        CASE WHEN seen.hit THEN (seen.other_bytes + coalesce(CASE
            WHEN pg_column_compression(seen.history) IS NULL THEN pg_column_size(seen.history)
@@ -16,10 +17,11 @@ SELECT seen.id, seen.state, seen.due_at, seen.expires_at, seen.drop_on, seen.hit
                        AND coalesce(t.partition_key, '') = coalesce(seen.partition_key, ''))
             OR EXISTS (SELECT
                          FROM duetime.archive AS a
-                        WHERE a.queue = seen.queue AND a.key = seen.key AND a.version > seen.version AND a.shard <> ALL($11)
+                        WHERE a.queue = seen.queue AND a.key = seen.key AND (a.version, a.created_at) > (seen.version, seen.created_at)
+                          AND (a.version > seen.version OR a.state IN ('succeeded', 'dead')) AND a.shard <> ALL($11)
                           AND coalesce(a.partition_key, '') = coalesce(seen.partition_key, ''))) AS key_taken
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at, id) AS nth
-          FROM (SELECT id, state::text AS state, due_at, expires_at, queue, key, partition_key, version, drop_on,
+          FROM (SELECT id, state::text AS state, due_at, expires_at, queue, key, partition_key, version, created_at, drop_on,
                        octet_length(payload) + coalesce(octet_length(result), 0) AS other_bytes, history,
                        coalesce(shard <> ALL($11::int[]) AND ($5::text IS NULL OR state::text = $5) AND ($6::text IS NULL OR partition_key = $6)
                            AND ($7::text IS NULL OR key = $7) AND ($8::text IS NULL OR strpos(coalesce(status_msg, history -> -1 ->> 'error'), $8) > 0)
