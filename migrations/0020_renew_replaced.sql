@@ -1,8 +1,8 @@
 -- Makes a submission that replaces a task begin anew. It has a budget of its own, so the late success of an attempt
 -- with the former content does not end it. It leaves its place in the order of its lane for that of its new due time:
 -- no attempt of it is in flight, and it may be due, or stop waiting for others, only much later.
--- A task that waits for others is checked six hours later at the latest, however late it is due: the success that it
--- waits for may be dropped after a day, and the check after that success may have been lost with its node.
+-- A task that waits for others is checked six hours later at the latest, however late it is due. The check after a
+-- success may have been lost with its node, and the success may be dropped after a day.
 -- A success that it has noted stays noted where nothing else is known of that name by now, as after a day.
 -- A task whose expiry has passed does not hold its key: a submission that finds it moves it to the archive first.
 -- Behind a submission that is answered `busy`, later ones of its batch with its key are busy too.

@@ -45,8 +45,8 @@ const REST_IN_FLIGHT: usize = 2;
 /// each. Those of others wait for their own `wake_at`.
 const RESTS: usize = 100;
 
-/// How long the further dependents of successes are released. Those that are left come up by themselves: a due task is
-/// looked at after half of the time for which it has been due, and after a quarter of an hour at the latest.
+/// How long the further dependents of successes are released. Those that are left come up by themselves. A due task is
+/// looked at after half of the time since then, and after a quarter of an hour at the latest.
 const REST_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 -- Checks tasks that wait for others. A task whose dependencies have all succeeded becomes `scheduled`, due at its own
--- due time and not before now. Any other task whose `wake_at` has passed gets a new one: one that is due later wakes
--- when it is due, and six hours from now at the latest, for a success may be dropped after a day; one that is due wakes
--- later the longer it waits (half of that time, a second to a quarter of an hour).
+-- due time and not before now. Any other task whose `wake_at` has passed gets a new one. A task that is due later
+-- wakes when it is due, and six hours from now at the latest, for a success may be dropped after a day. One that is due
+-- wakes later the longer it waits (half of that time, a second to a quarter of an hour).
 -- Guard: still `waiting`, and not written since the snapshot, in which the tasks of its names are read. The writer of
 -- a success and the writer of a waiting task both run this after their commit. One of the two sees the other, or skips
 -- the row because the first locks it or has just written it; then it asks for that row again.
