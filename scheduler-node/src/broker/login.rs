@@ -66,13 +66,28 @@ impl Login {
 
     /// The broker's host and port, fit for a log.
     pub(super) fn place(&self) -> String {
-        let authority = self.uri().map(|uri| uri.authority);
-        authority.map_or_else(|_| String::new(), |authority| format!("{}:{}", authority.host, authority.port))
+        let Ok(AMQPUri { authority, .. }) = self.uri() else { return String::new() };
+        let (host, port) = (authority.host, authority.port);
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
 
     pub(super) fn uri(&self) -> Result<AMQPUri, Error> {
-        self.url.expose_secret().parse().map_err(|_| Error::Url)
+        let url = self.url.expose_secret();
+        let mut uri: AMQPUri = url.parse().map_err(|_| Error::Url)?;
+        // The parser knows no host in brackets, and puts `localhost` in its place.
+        if let Some(address) = address_in_brackets(url) {
+            address.clone_into(&mut uri.authority.host);
+        }
+        Ok(uri)
     }
+}
+
+/// The host of the URL without its brackets, if it is an IPv6 address.
+fn address_in_brackets(url: &str) -> Option<&str> {
+    let (_, rest) = url.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    host.strip_prefix('[')?.split_once(']').map(|(address, _)| address)
 }
 
 /// The user of the login. `None` where only the broker knows it.
@@ -141,4 +156,23 @@ async fn read(file: &Path) -> io::Result<Vec<u8>> {
 
 fn at(file: &Path, error: impl std::fmt::Display) -> io::Error {
     io::Error::other(format!("cannot use {}: {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broker_may_be_named_by_an_ipv6_address() {
+        for (url, hosts, places) in [
+            ("amqp://u:p@[2001:db8::5]:1/%2f", &["2001:db8::5"][..], &["[2001:db8::5]:1"][..]),
+            ("amqps://[::1]?heartbeat=9", &["::1"][..], &["[::1]:5671"][..]),
+            ("amqp://u@[::1]:1,b:2/[x]", &["::1", "b"][..], &["[::1]:1", "b:2"][..]),
+        ] {
+            let each = Login::new(url.to_owned().into()).each();
+            let found: Vec<String> = each.iter().map(|login| login.uri().unwrap().authority.host).collect();
+            assert_eq!(found, hosts, "{url}");
+            assert_eq!(each.iter().map(Login::place).collect::<Vec<_>>(), places, "{url}");
+        }
+    }
 }
