@@ -169,10 +169,18 @@ fn other_max_length(refusal: &str) -> Option<i64> {
     digits[..digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())].parse().ok()
 }
 
-/// Declares the queue for messages that cannot be tasks.
+/// Declares the queue for messages that cannot be tasks. Each look of a person counts as a delivery, so the queue
+/// has a limit of its own. One of an earlier version has none, and is used as it is.
 pub(super) async fn declare_invalid(link: &Link, strangers: &Strangers) -> Result<(), Error> {
-    let arguments = [("x-max-length-bytes", INVALID_BYTES.into()), ("x-message-ttl", INVALID_KEPT_MS.into())];
-    declare_queue(link, INVALID, quorum(arguments), strangers).await
+    let bounds = || quorum([("x-max-length-bytes", INVALID_BYTES.into()), ("x-message-ttl", INVALID_KEPT_MS.into())]);
+    let (options, mut arguments) = (QueueDeclareOptions { durable: true, ..Default::default() }, bounds());
+    arguments.insert("x-delivery-limit".into(), OWN_DELIVERY_LIMIT.into());
+    match request_queue(&link.channel().await?, INVALID, options, arguments).await {
+        Err(refusal) if matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) => {
+            declare_queue(link, INVALID, bounds(), strangers).await
+        }
+        declared => declared.inspect(|()| strangers.forget(INVALID)),
+    }
 }
 
 /// Declares the queue to which clients submit tasks, and the queue for messages that cannot be tasks.

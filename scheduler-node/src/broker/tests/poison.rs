@@ -159,6 +159,15 @@ async fn the_queue_for_what_is_set_aside_is_declared_again_after_its_deletion() 
     assert_eq!(hand.take(INVALID).await.expect("it is there").data, b"no task");
 }
 
+/// Without one, RabbitMQ 4 throws a message away after 20 looks at it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queue_for_what_is_set_aside_has_a_delivery_limit_of_its_own() {
+    let bench = Bench::new().await;
+    let listed = bench.rabbit.ctl(&["list_queues", "-p", &bench.vhost, "name", "arguments"]).await.unwrap();
+    let queue = listed.lines().find(|line| line.starts_with(INVALID)).expect("the queue is there");
+    assert!(queue.contains("x-delivery-limit") && queue.contains("1000000"), "{queue}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_messages_are_never_held_and_go_whole_where_a_person_finds_them() {
     let mut bench = Bench::new().await;
