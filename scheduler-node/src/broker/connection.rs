@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{Shutdown, TcpStream},
+    net::{Shutdown, SocketAddr, TcpStream},
     os::fd::AsFd,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -109,7 +109,8 @@ impl Link {
         let host = uri.authority.host.clone();
         let connecting = async {
             let addresses: Vec<_> = tokio::net::lookup_host((host.as_str(), uri.authority.port)).await?.collect();
-            let stream = AsyncTcpStream::connect(&beneath, addresses).await?;
+            let stream =
+                first_to_answer(&addresses, |address| AsyncTcpStream::connect(&beneath, vec![address])).await?;
             if let AsyncTcpStream::Plain(plain) = &stream {
                 socket.hold(plain.get_ref())?;
             }
@@ -222,5 +223,43 @@ impl Drop for Link {
     fn drop(&mut self) {
         // Channels that outlive the link must not keep its connection open.
         self.cut("it was dropped");
+    }
+}
+
+/// Connects to the first of a host's addresses that answers. All but the last have half of the time together, so that
+/// one that keeps silent leaves time for the others.
+async fn first_to_answer<T, F>(addresses: &[SocketAddr], connect: impl Fn(SocketAddr) -> F) -> io::Result<T>
+where
+    F: Future<Output = io::Result<T>>,
+{
+    let Some((last, others)) = addresses.split_last() else { return Err(io::ErrorKind::AddrNotAvailable.into()) };
+    let count = u32::try_from(others.len()).unwrap_or(u32::MAX);
+    for address in others {
+        let within = CONNECT_WITHIN / 2 / count;
+        match tokio::time::timeout(within, connect(*address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => tracing::debug!(%address, %error, "an address of the broker takes no connection"),
+            Err(_) => tracing::debug!(%address, ?within, "an address of the broker keeps silent"),
+        }
+    }
+    connect(*last).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_that_keep_silent_leave_time_for_the_others() {
+        let addresses: Vec<SocketAddr> = (1..=4).map(|host| ([127, 0, 0, host], 1).into()).collect();
+        let connect = |address: SocketAddr| async move {
+            if address.ip().to_string().ends_with(['1', '2', '3']) {
+                std::future::pending::<()>().await;
+            }
+            Ok(address)
+        };
+        let (last, begun) = (addresses[3], tokio::time::Instant::now());
+        assert_eq!(first_to_answer(&addresses, connect).await.unwrap(), last);
+        assert!(begun.elapsed() <= CONNECT_WITHIN / 2 + Duration::from_millis(10), "{:?}", begun.elapsed());
     }
 }
