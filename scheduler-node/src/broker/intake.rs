@@ -1,9 +1,9 @@
 //! Messages that clients submit: those for Duetime's own tasks, and those that only wait here on their way to
 //! another exchange.
 //!
-//! Each source is a queue with a consumer on a channel of its own. The exchanges in front of the delay queues are
-//! declared periodically. An exchange that was deleted, or could not be declared, comes back as soon as nothing
-//! is in its way. When the configured exchanges change, consumers begin and end on the open connection: a new
+//! Each source is a queue with a consumer on a channel of its own. Duetime's exchanges and those in front of the delay
+//! queues are declared periodically. An exchange that was deleted, or could not be declared, comes back as soon as
+//! nothing is in its way. When the configured exchanges change, consumers begin and end on the open connection: a new
 //! connection would bring again what is being stored, as a second task.
 
 use std::{
@@ -77,6 +77,8 @@ pub(super) struct Intake {
     consumed: HashMap<String, DropGuard>,
     strangers: Arc<Strangers>,
     troubles: ExchangeTroubles,
+    /// Why Duetime's own exchanges could not be declared again the last time.
+    own_trouble: Option<String>,
     holds_more: watch::Sender<bool>,
 }
 
@@ -107,6 +109,7 @@ impl Intake {
             consumed: HashMap::new(),
             strangers: Arc::clone(strangers),
             troubles: troubles.clone(),
+            own_trouble: None,
             holds_more: holds_more.clone(),
         };
         intake.follow_exchanges().await?;
@@ -144,7 +147,27 @@ impl Intake {
                     return std::future::pending().await;
                 }
             }
+            if let Err(error) = self.keep_own().await {
+                return error;
+            }
         }
+    }
+
+    /// Declares Duetime's own exchanges and their bindings again: a person may have deleted some.
+    async fn keep_own(&mut self) -> Result<(), Error> {
+        let trouble = match topology::declare_ways_in(&self.link).await {
+            Ok(()) => None,
+            // The queues are read all the same. A connection that is not read opens no further channel.
+            Err(error) if self.link.is_connected() => Some(error.explained()),
+            Err(error) => return Err(error),
+        };
+        if trouble != self.own_trouble
+            && let Some(error) = &trouble
+        {
+            tracing::warn!(error, "Duetime's exchanges cannot be declared again; without them no report comes");
+        }
+        self.own_trouble = trouble;
+        Ok(())
     }
 
     /// Declares the configured exchanges, opens those that are not read yet, and ends the reading of all others.

@@ -103,6 +103,18 @@ pub(super) async fn declare_own(link: &Link, strangers: &Strangers) -> Result<()
     bind(&channel, RESULTS, IN, &result_key("#")).await
 }
 
+/// Declares the exchanges of Duetime again, and binds the queues that a consuming node reads. Without them reports,
+/// rejections and submissions come to no queue.
+pub(super) async fn declare_ways_in(link: &Link) -> Result<(), Error> {
+    let channel = link.channel().await?;
+    declare_exchange(&channel, EXCHANGE, ExchangeKind::Direct).await?;
+    declare_exchange(&channel, REJECTED, ExchangeKind::Fanout).await?;
+    bind(&channel, REJECTED, REJECTED, "").await?;
+    declare_exchange(&channel, IN, ExchangeKind::Topic).await?;
+    bind(&channel, RESULTS, IN, &result_key("#")).await?;
+    bind(&channel, SUBMIT, IN, &submit_key("#")).await
+}
+
 /// Declares one task queue and binds it. Declares the exchange too: a person who deletes a queue by hand may
 /// have deleted that as well.
 pub(super) async fn declare_task_queue(

@@ -1,12 +1,18 @@
 //! Messages that come back, and that come again until they are acknowledged.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    time::Duration,
+};
 
 use common::wire::amqp::{IN, REJECTED, RESULT_KEY, RESULTS, SUBMIT};
 use futures::StreamExt;
 use lapin::{
     BasicProperties,
-    options::{BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, BasicRejectOptions, QueueDeclareOptions},
+    options::{
+        BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, BasicRejectOptions, ConfirmSelectOptions,
+        ExchangeDeleteOptions, QueueDeclareOptions,
+    },
     types::{AMQPValue, FieldTable, ShortString},
 };
 use serde_json::json;
@@ -292,6 +298,46 @@ async fn our_own_queues_deleted_by_hand_are_declared_and_consumed_again() {
         let back = timeout(LONG, back).await.unwrap_or_else(|_| panic!("{queue} is not consumed again"));
         back.ack.ack().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn our_own_exchanges_deleted_by_hand_are_declared_and_bound_again() {
+    let mut bench = Bench::new().await;
+    let (mut incoming, mut received, hand) = (bench.take_incoming(), bench.broker.received(), bench.hand().await);
+    for exchange in [REJECTED, IN] {
+        hand.channel.exchange_delete(exchange.into(), ExchangeDeleteOptions::default()).await.unwrap();
+    }
+    let publish = async |exchange: &str, key: &str| {
+        // RabbitMQ closes the channel over an exchange that is missing.
+        let hand = bench.hand().await;
+        hand.channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+        let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+        if let Ok(confirm) = hand.channel.basic_publish(exchange.into(), key.into(), options, b"{}", properties).await {
+            let _ = confirm.await;
+        }
+    };
+    let mut missing = BTreeSet::from(["rejected", "results", "submit"]);
+    let mut every = tokio::time::interval(Duration::from_millis(500));
+    let back = async {
+        while !missing.is_empty() {
+            tokio::select! {
+                // Until the bindings are back too, messages are dropped.
+                _ = every.tick() => for (exchange, key) in [(REJECTED, ""), (IN, "result.mail"), (IN, "submit.mail")] {
+                    publish(exchange, key).await;
+                },
+                Some(back) = incoming.recv() => {
+                    missing.remove(back.source.text());
+                    back.ack.ack().await;
+                }
+                Some(task) = received.recv() => {
+                    missing.remove("submit");
+                    task.ack.ack().await;
+                }
+            }
+        }
+    };
+    timeout(LONG, back).await.expect("rejections, reports and submissions come again");
+    assert_eq!(bench.metrics.reconnects.get(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
