@@ -1,6 +1,6 @@
 //! Messages that come back: consumers' reports, and deliveries that they or the broker gave up.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
 use common::wire::{
     amqp::{IN, REJECTED, RESULT_KEY, RESULTS, addressed_to, may_answer_to},
@@ -120,6 +120,7 @@ impl fmt::Debug for ReplyTo {
 
 /// All subscriptions of one connection.
 pub(super) struct Subscriptions {
+    link: Arc<Link>,
     results: Returns,
     rejected: Returns,
     intake: Intake,
@@ -139,6 +140,7 @@ impl Subscriptions {
         answers: &mpsc::Sender<Answer>,
     ) -> Result<Self, Error> {
         Ok(Self {
+            link: Arc::clone(link),
             results: Returns::open(link, Source::Results, holds_more, answers.clone()).await?,
             rejected: Returns::open(link, Source::Rejected, holds_more, answers.clone()).await?,
             intake,
@@ -147,11 +149,19 @@ impl Subscriptions {
 
     /// Hands over arriving messages until one of the subscriptions ends, and returns the reason.
     pub(super) async fn forward(self, incoming: &mpsc::Sender<Incoming>, received: &mpsc::Sender<Received>) -> Error {
-        tokio::select! {
-            error = self.intake.forward(received) => error,
-            error = self.results.forward(incoming) => error,
-            error = self.rejected.forward(incoming) => error,
+        // Those that go on live until the end: theirs would close their channels, and the acks with them.
+        let results = pin!(self.results.forward(incoming));
+        let rejected = pin!(self.rejected.forward(incoming));
+        let intake = pin!(self.intake.forward(received));
+        let error = tokio::select! {
+            error = intake => error,
+            error = results => error,
+            error = rejected => error,
+        };
+        if error.is_end_of_queue() {
+            self.link.pass_acks().await;
         }
+        error
     }
 }
 

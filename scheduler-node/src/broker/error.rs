@@ -66,6 +66,11 @@ impl Error {
         }
     }
 
+    /// Whether one queue is gone. That ends the reading of all, but the acks of the others still count.
+    pub(super) const fn is_end_of_queue(&self) -> bool {
+        matches!(self, Self::Unsubscribed { .. })
+    }
+
     /// Whether the broker keeps this user or this connection from the thing, or says that it is not there.
     pub(super) fn is_refused_access(&self) -> bool {
         matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND | RESOURCE_LOCKED))

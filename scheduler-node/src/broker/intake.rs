@@ -118,21 +118,25 @@ impl Intake {
 
     /// Hands over incoming messages until one of the sources ends by itself, and returns the reason.
     pub(super) async fn forward(mut self, received: &mpsc::Sender<Received>) -> Error {
-        let (opened, mut more) = mpsc::channel(1);
+        let (link, (opened, mut more)) = (Arc::clone(&self.link), mpsc::channel(1));
         let mut readers: FuturesUnordered<_> = self.opened.drain(..).map(|reader| reader.forward(received)).collect();
         let following = self.keep_exchanges(opened);
         tokio::pin!(following);
-        loop {
+        let error = loop {
             tokio::select! {
                 // First, so that a change of the exchanges does not wait behind a queue full of messages.
                 biased;
-                error = &mut following => return error,
+                error = &mut following => break error,
                 Some(reader) = more.recv() => readers.push(reader.forward(received)),
                 Some(end) = readers.next() => if let Err(error) = end {
-                    return error;
+                    break error;
                 },
             }
+        };
+        if error.is_end_of_queue() {
+            link.pass_acks().await;
         }
+        error
     }
 
     async fn keep_exchanges(mut self, opened: mpsc::Sender<SourceReader>) -> Error {
