@@ -57,6 +57,7 @@ use crate::{
         database::{DatabaseIndex, LOOK_AGAIN, NodeDatabases},
         delay_rules::DelayRules,
         lanes::{Lanes, Unreached},
+        set_aside::for_log,
     },
 };
 
@@ -265,6 +266,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let mut open: Vec<(DatabaseIndex, TaskId)> = Vec::new();
         let mut late = Vec::new();
         let messages = published.len();
+        let reason = published.iter().find_map(|one| why_not_taken(&one.outcome)).map(|why| for_log(why).to_owned());
         for one in published {
             let place = &places[&one.id];
             if let (Some(sent_at), false) = (one.sent_at, place.redelivered) {
@@ -293,7 +295,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         } else if are_repeats {
             self.lanes.returned_again(queue, all, sent_at, clock::instant());
         } else {
-            let pause = self.pause(queue, all, all - open.len());
+            let pause = self.pause(queue, all, all - open.len(), reason.as_deref());
             for (database, id) in open {
                 // Spread over time: a full queue makes room for some of them after the other.
                 self.databases[database].look_again([id], pause.mul_f64(0.5 + dice::roll()));
@@ -320,8 +322,9 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         matches!(*self.broker.state().borrow(), BrokerState::Up { .. })
     }
 
-    /// The back-off of messages without a confirm. A broker that is away says nothing about the lane.
-    fn pause(&self, queue: &QueueName, messages: usize, taken: usize) -> Duration {
+    /// The back-off of messages without a confirm, the first of them for this reason. A broker that is away says nothing
+    /// about the lane.
+    fn pause(&self, queue: &QueueName, messages: usize, taken: usize, reason: Option<&str>) -> Duration {
         if taken < messages && !self.is_up() {
             self.lanes.lost(queue, messages);
             return BROKER_PAUSE;
@@ -329,7 +332,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         let pause = self.lanes.heard(queue, messages, taken, clock::instant());
         // A full queue with slow consumers opens and closes its lane about once a second.
         if taken < messages && self.lanes.note_unreached(queue, Unreached::Full) {
-            tracing::warn!(%queue, taken, messages, pause_ms = pause.as_millis() as u64, "the queue does not accept messages; its due tasks wait");
+            tracing::warn!(%queue, taken, messages, reason, pause_ms = pause.as_millis() as u64, "the queue does not accept messages; its due tasks wait");
         }
         pause
     }
@@ -401,6 +404,16 @@ impl Place {
 
     fn confirmed(&self, id: TaskId, attempt: Attempt, queue: &QueueName) -> Confirmed {
         Confirmed { id, attempt, queue: queue.clone(), verdict: self.after_confirm }
+    }
+}
+
+/// Why the broker did not take a message, for the log.
+fn why_not_taken(outcome: &Outcome<(), NotTaken>) -> Option<&str> {
+    match outcome {
+        Outcome::Done(()) => None,
+        Outcome::Unknown(reason) | Outcome::Refused(NotTaken::Unacceptable { reason }) => Some(reason),
+        Outcome::Refused(NotTaken::Nacked) => Some("RabbitMQ refused it (nack), as a full queue does"),
+        Outcome::Refused(NotTaken::Unroutable) => Some("no queue is bound for it"),
     }
 }
 

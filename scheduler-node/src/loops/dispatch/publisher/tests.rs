@@ -380,7 +380,7 @@ async fn messages_that_reach_no_consumer_are_in_the_log_once_for_each_reason_and
         (queue(Unroutable::SetAside, Format::Raw), NotTaken::Unroutable, "rule=SetAside"),
         (queue(Unroutable::Wait, Format::Raw), refused, "the broker refuses messages"),
         (queue(Unroutable::Wait, Format::Celery), NotTaken::Nacked, "payloads do not fit"),
-        (queue(Unroutable::Wait, Format::Raw), NotTaken::Nacked, "the queue does not accept messages"),
+        (queue(Unroutable::Wait, Format::Raw), NotTaken::Nacked, r#"reason="RabbitMQ refused it (nack)"#),
     ] {
         let (settlements, _settled) = Settlements::channel(100);
         let (settlements, lanes) = ([settlements].into_iter().collect(), Arc::clone(&lanes));
