@@ -39,6 +39,8 @@ const CONFIRMED_LATELY: Duration = Duration::from_secs(2);
 /// of a node ask within less after an outage of RabbitMQ, and it is far less than reports get after any outage.
 const TOLD_LATELY: Duration = Duration::from_secs(1);
 
+const BLOCKED: &str = "the broker has blocked the connection";
+
 /// A batch that can be sent.
 struct Run<'a> {
     route: &'a Route,
@@ -191,7 +193,7 @@ impl Publisher {
     /// be sent.
     async fn start<'a>(&self, route: &'a Route, batch: &[Outgoing]) -> Result<Run<'a>, String> {
         if self.link.is_blocked() {
-            return Err("the broker has blocked the connection".to_owned());
+            return Err(BLOCKED.to_owned());
         }
         let address = Address::new(route, batch, self.link.user());
         let address = address.ok_or_else(|| "the name is too long for AMQP".to_owned())?;
@@ -262,6 +264,10 @@ impl Publisher {
     /// Publishes a message that cannot be a task, alone on its channel, so that a return is its own. Returns
     /// when the broker has confirmed it. If its queue was deleted, declares the queue again for the next try.
     pub(super) async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
+        // It would wait for a confirm until it costs the connection.
+        if self.link.is_blocked() {
+            return Err(BLOCKED.to_owned());
+        }
         let lease = tokio::time::timeout(START_WITHIN, self.channels.lease()).await;
         let mut lease = match lease {
             Ok(Ok(lease)) => lease,

@@ -7,13 +7,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::outcome::Outcome;
+use common::{outcome::Outcome, wire::amqp::SUBMIT};
 use futures::{FutureExt, future::join_all};
+use lapin::BasicProperties;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, Outgoing, Published, Route, lost::DOUBTED_AFTER},
+    super::{
+        AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, Outgoing, Published, Received, Route,
+        lost::DOUBTED_AFTER,
+    },
     bench::{Bench, Hand, LONG, Tally, batch, route, server, tally},
     refused::forward,
 };
@@ -83,9 +87,12 @@ async fn caught_by_the_alarm(bench: &Bench) -> HashSet<String> {
     caught
 }
 
-/// Publishes a batch again and again to a server that is known to take no messages: it is never sent.
-async fn refused_while_blocked(bench: &Bench, refused: &[Outgoing]) {
+/// Publishes a batch again and again to a server that is known to take no messages, and sets a message aside: nothing
+/// is sent.
+async fn refused_while_blocked(bench: &Bench, refused: &[Outgoing], invalid: &Received) {
     assert_eq!(bench.metrics.blocked.get(), 1);
+    let why = bench.broker.set_aside(invalid, "it is no task").await.expect_err("nothing is taken");
+    assert!(why.contains("has blocked"), "{why}");
     for _ in 0..20 {
         let published = bench.broker.publish(&route("mail"), refused.to_vec()).await;
         let is_refused = |of: &Published| {
@@ -118,11 +125,14 @@ async fn sounded_out_in_the_next_alarm(bench: &Bench) {
 async fn a_broker_short_of_memory_shows_as_blocked_and_gets_at_most_one_copy() {
     let bench = Bench::alone(Duration::from_secs(2)).await;
     bench.until_taken("mail").await;
+    let (mut received, hand) = (bench.broker.received(), bench.hand().await);
+    hand.publish(SUBMIT, b"no task", BasicProperties::default()).await;
+    let invalid = timeout(LONG, received.recv()).await.expect("it comes").expect("the broker lives");
     bench.rabbit.ctl(&["set_vm_memory_high_watermark", "0.00001"]).await.unwrap();
     let refused = batch("mail", 10);
     let alarms = async {
         let caught = caught_by_the_alarm(&bench).await;
-        refused_while_blocked(&bench, &refused).await;
+        refused_while_blocked(&bench, &refused, &invalid).await;
         sounded_out_in_the_next_alarm(&bench).await;
         caught
     };
