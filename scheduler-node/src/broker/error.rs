@@ -41,6 +41,11 @@ pub(super) enum Error {
     )]
     Stranger { queue: String, refusal: String },
     #[error(
+        "this user may not declare the queue `{queue}` in RabbitMQ; grant it the permission to configure that queue, or \
+         declare it as the reference says and set `use_existing` = `true` in the queue's policy ({refusal})"
+    )]
+    MayNotDeclare { queue: String, refusal: String },
+    #[error(
         "the virtual host belongs to another cluster: its queue `{CLUSTER}` does not name this one, {cluster}. Give each \
          cluster a virtual host of its own; if the other is gone, delete that queue ({refusal})"
     )]

@@ -59,11 +59,16 @@ impl Strangers {
 
     /// Logs once that a queue is left alone, and returns the error.
     fn refuse(&self, queue: &str, refusal: &Error) -> Error {
-        let stranger = Error::Stranger { queue: queue.to_owned(), refusal: refusal.explained() };
+        let (name, code, refusal) = (queue.to_owned(), refusal.reply_code(), refusal.explained());
+        let error = if code == Some(ACCESS_REFUSED) {
+            Error::MayNotDeclare { queue: name, refusal }
+        } else {
+            Error::Stranger { queue: name, refusal }
+        };
         if self.0.lock().insert(queue.to_owned()) {
-            tracing::warn!(queue, error = stranger.explained(), "queue {queue} cannot be used; its tasks wait");
+            tracing::warn!(queue, error = error.explained(), "queue {queue} cannot be used; its tasks wait");
         }
-        stranger
+        error
     }
 }
 

@@ -154,3 +154,13 @@ async fn an_exchange_that_the_user_may_not_write_to_refuses_no_message_for_good(
         assert!(matches!(&published[0].outcome, Outcome::Unknown(why) if why.contains("refused")), "{published:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_that_the_user_may_not_declare_says_so_and_not_that_it_exists() {
+    let bench = Bench::new().await;
+    let words = ["set_permissions", "-p", &bench.vhost, "guest", "^(?!mail$)", ".*", ".*"];
+    bench.rabbit.ctl(&words).await.unwrap();
+    let published = bench.broker.publish(&route("mail"), batch("mail", 1)).await;
+    let may_not = "this user may not declare the queue `mail`";
+    assert!(matches!(&published[0].outcome, Outcome::Unknown(why) if why.contains(may_not)), "{published:?}");
+}
