@@ -39,10 +39,13 @@ impl Channels {
     }
 
     /// Adds a channel, which shows whether the broker still reads the connection. If it does not, the
-    /// connection is given up.
+    /// connection is given up. One for which no batch has a place is closed again.
     pub(super) async fn add(&self) -> Result<(), Error> {
         let channel = self.link.confirming_channel().await?;
-        self.free.lock().push(channel);
+        let mut free = self.free.lock();
+        if free.len() < self.places.available_permits() {
+            free.push(channel);
+        }
         Ok(())
     }
 
