@@ -10,6 +10,7 @@ mod command;
 mod finished_call;
 mod guard;
 mod identity;
+mod place;
 mod reporting;
 #[cfg(test)]
 mod tests;
@@ -27,7 +28,7 @@ use common::{
     task::report::{ReportStatus, ResultBody},
 };
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::{Semaphore, oneshot, watch},
     task::{JoinError, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
@@ -35,6 +36,7 @@ use uuid::Uuid;
 
 use self::{
     finished_call::FinishedCall,
+    place::place,
     reporting::{RightMissing, answer, note_right},
     works::{Key, Known, Works},
 };
@@ -97,7 +99,8 @@ struct Relay {
     settings: Arc<Settings>,
     breaker: Breaker,
     works: Works,
-    calls: JoinSet<(Key, FinishedCall, Room)>,
+    /// Each ends with its work and the room that it was begun with. `None`: it was given up before it began.
+    calls: JoinSet<Option<(Key, FinishedCall, Room)>>,
     /// Limits the calls at a time, also when tasks are taken again after the loss of a connection.
     places: Arc<Semaphore>,
     /// Reports on their way. Each ends when it is confirmed (`true`) or refused.
@@ -136,6 +139,8 @@ impl Relay {
         loop {
             let since = Instant::now();
             let Err(reason) = self.serve(stop).await else { return };
+            // Another relay may take the messages of calls that wait, before these have a place.
+            self.works.forget_waiting();
             if since.elapsed() > LONGEST_WAIT {
                 wait = FIRST_WAIT;
             }
@@ -200,7 +205,7 @@ impl Relay {
                     }
                 }
                 Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
-                    let (key, ended, begun_as) = ended.expect("a call does not panic");
+                    let Some((key, ended, begun_as)) = ended.expect("a call does not panic") else { continue };
                     let now = Instant::now();
                     self.judge(&key, &ended, begun_as, now);
                     // The subscription changes before the answer makes room for the next task.
@@ -257,7 +262,8 @@ impl Relay {
         }
         let key = self.works.key(id, handed.task.attempt);
         let Handed { task, reply } = handed;
-        let known = self.works.take(&key, task.subject.clone(), reply, room).await;
+        let (give_up, given_up) = oneshot::channel();
+        let known = self.works.take(&key, task.subject.clone(), reply, room, give_up).await;
         if known != Known::New {
             tracing::debug!(task = key.task, attempt = key.attempt, "received before; not called again");
             return Some(known);
@@ -265,8 +271,8 @@ impl Relay {
         let (settings, places) = (Arc::clone(&self.settings), Arc::clone(&self.places));
         let reports = self.reports.subscribe();
         self.calls.spawn(async move {
-            let ended = call(&settings, &places, &task, &reports).await;
-            (key, ended, room)
+            let ended = call(&settings, &places, &task, &reports, given_up).await?;
+            Some((key, ended, room))
         });
         Some(known)
     }
@@ -308,7 +314,7 @@ impl Relay {
             tokio::select! {
                 () = &mut over => return,
                 Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
-                    let (key, ended, begun_as) = ended.expect("a call does not panic");
+                    let Some((key, ended, begun_as)) = ended.expect("a call does not panic") else { continue };
                     self.judge(&key, &ended, begun_as, Instant::now());
                     self.ended(key, ended).await;
                 }
@@ -326,7 +332,7 @@ impl Relay {
             while !self.calls.is_empty() {
                 tokio::select! {
                     Some(ended) = self.calls.join_next() => {
-                        let (key, ended, _) = ended.expect("a call does not panic");
+                        let Some((key, ended, _)) = ended.expect("a call does not panic") else { continue };
                         self.ended(key, ended).await;
                     }
                     // Until its ack, a task would be done again after the loss of the connection.
@@ -352,19 +358,21 @@ impl Relay {
     }
 }
 
-/// Calls the target once there is a place, and reports at regular intervals that the attempt is still running.
+/// Calls the target once there is a place, and reports at regular intervals that the attempt is still running. `None`:
+/// the call was given up before it began.
 async fn call(
     settings: &Settings,
     places: &Semaphore,
     handed: &Task,
     reports: &watch::Receiver<Option<Reports>>,
-) -> FinishedCall {
+    given_up: oneshot::Receiver<()>,
+) -> Option<FinishedCall> {
     let called = async {
-        let _place = places.acquire().await.expect("the semaphore is never closed");
-        match &settings.target {
+        let _place = place(places, given_up).await?;
+        Some(match &settings.target {
             Target::Callback(callback) => callback.call(settings.queue.as_str(), handed).await,
             Target::Command(command) => command.call(settings.queue.as_str(), handed).await,
-        }
+        })
     };
     let beat = async {
         loop {
@@ -380,12 +388,12 @@ async fn call(
         }
     };
     let ended = tokio::select! {
-        ended = called => ended,
+        ended = called => ended?,
         () = beat => unreachable!("the rhythm has no end"),
     };
     let report = &ended.report;
     tracing::debug!(task = handed.id, attempt = handed.attempt, status = ?report.status, code = report.status_code, said = report.status_msg, "called");
-    ended
+    Some(ended)
 }
 
 async fn reached(instant: Option<Instant>) {

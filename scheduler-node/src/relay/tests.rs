@@ -320,8 +320,9 @@ async fn a_task_that_waits_for_a_place_sends_heartbeats() {
     let handed = timeout(LONG, worker.next()).await.expect("a task comes").unwrap();
     let settings = Settings { heartbeat: Duration::from_millis(10), ..settings(url, "true", 1) };
     let (reports, places) = (watch::channel(Some(worker.reports())).1, Semaphore::new(0));
+    let (_give_up, given_up) = oneshot::channel();
     let back = tokio::select! {
-        _ = call(&settings, &places, &handed.task, &reports) => unreachable!("it never gets a place"),
+        _ = call(&settings, &places, &handed.task, &reports, given_up) => unreachable!("it never gets a place"),
         back = bench.next() => back,
     };
     assert_eq!((back.source, back.correlation_id.as_deref()), (Source::Results, Some("waiting")));

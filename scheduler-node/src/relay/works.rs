@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use common::{ids::TaskId, relay::breaker::Room, task::report::ReportStatus};
+use tokio::sync::oneshot;
 
 use crate::broker::{Reply, Subject};
 
@@ -46,6 +47,8 @@ struct Work {
     begun_as: Room,
     subject: Option<Subject>,
     stage: Stage,
+    /// Gives the call up, as long as it waits for its place.
+    give_up: Option<oneshot::Sender<()>>,
     /// The reply handles of the copies of its message. A copy of a connection that is gone comes again, so there are no
     /// more than the broker delivers unacked.
     replies: Vec<Reply>,
@@ -68,10 +71,18 @@ impl Works {
         Key { task, attempt, message: (!is_attempt).then_some(self.nameless) }
     }
 
-    /// Takes a message. If its work is done, settles it as the copies before it.
-    pub(super) async fn take(&mut self, key: &Key, subject: Option<Subject>, reply: Reply, room: Room) -> Known {
+    /// Takes a message. If its work is done, settles it as the copies before it. `give_up` is for a call of new work.
+    pub(super) async fn take(
+        &mut self,
+        key: &Key,
+        subject: Option<Subject>,
+        reply: Reply,
+        room: Room,
+        give_up: oneshot::Sender<()>,
+    ) -> Known {
         let Some(work) = self.works.get_mut(key) else {
-            let work = Work { begun_as: room, subject, stage: Stage::Called, replies: vec![reply] };
+            let (give_up, replies) = (Some(give_up), vec![reply]);
+            let work = Work { begun_as: room, subject, stage: Stage::Called, give_up, replies };
             self.works.insert(key.clone(), work);
             return Known::New;
         };
@@ -83,6 +94,12 @@ impl Works {
             Stage::Called | Stage::Ended => Known::Unanswered,
             Stage::Settled { .. } => Known::Before,
         }
+    }
+
+    /// Gives up the calls that wait for a place, after the end of the connection over which their messages came. These
+    /// come again, as new ones, to this relay or to another.
+    pub(super) fn forget_waiting(&mut self) {
+        self.works.retain(|_, work| work.give_up.take().is_none_or(|give_up| give_up.send(()).is_err()));
     }
 
     /// Notes the end of a call. Returns the attempt to report on; `None` when no report is wanted and the
@@ -131,9 +148,38 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use common::ids::ShardId;
+    use tokio::{sync::Semaphore, time::timeout};
     use uuid::Uuid;
 
-    use super::*;
+    use super::{super::place::place, *};
+    use crate::broker::{
+        Login, Worker,
+        tests::bench::{Bench, LONG},
+    };
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_call_that_waits_is_given_up_with_its_connection_and_one_that_has_begun_is_not() {
+        let bench = Bench::new().await;
+        bench.until_taken("jobs").await;
+        let mut worker = Worker::open(&Login::new(bench.rabbit.url(&bench.vhost).into()), "jobs").await.unwrap();
+        worker.subscribe(2).await.unwrap();
+        let (mut works, places) = (Works::default(), Semaphore::new(1));
+        let mut calls = Vec::new();
+        for _ in 0..2 {
+            let handed = timeout(LONG, worker.next()).await.expect("a task comes").unwrap();
+            let key = works.key(handed.task.id.unwrap(), handed.task.attempt);
+            let (give_up, given_up) = oneshot::channel();
+            assert_eq!(works.take(&key, None, handed.reply, Room::All, give_up).await, Known::New);
+            calls.push((key, given_up));
+        }
+        let [(begun, first), (waiting, second)] = <[_; 2]>::try_from(calls).unwrap();
+        let place_of_first = place(&places, first).await;
+        works.forget_waiting();
+        assert!(place_of_first.is_some() && place(&places, second).await.is_none());
+        assert!(works.works.contains_key(&begun) && !works.works.contains_key(&waiting));
+        works.forget_waiting();
+        assert!(works.works.contains_key(&begun), "nor at the end of the next connection");
+    }
 
     #[test]
     fn only_copies_of_one_attempt_of_a_task_have_one_key() {
