@@ -97,27 +97,31 @@ pub(super) async fn claim_vhost(link: &Link, cluster: ClusterId, strangers: &Str
 /// Declares what every node needs on every connection: the exchange of the task queues, and the two queues for
 /// reports and rejections.
 pub(super) async fn declare_own(link: &Link, strangers: &Strangers) -> Result<(), Error> {
-    let channel = link.channel().await?;
-    declare_exchange(&channel, EXCHANGE, ExchangeKind::Direct).await?;
-    declare_exchange(&channel, REJECTED, ExchangeKind::Fanout).await?;
     let arguments = || quorum([("x-delivery-limit", OWN_DELIVERY_LIMIT.into())]);
     declare_queue(link, RESULTS, arguments(), strangers).await?;
     declare_queue(link, REJECTED, arguments(), strangers).await?;
-    bind(&channel, REJECTED, REJECTED, "").await?;
-    declare_exchange(&channel, IN, ExchangeKind::Topic).await?;
-    bind(&channel, RESULTS, IN, &result_key("#")).await
+    declare_exchanges(&link.channel().await?).await
 }
 
-/// Declares the exchanges of Duetime again, and binds the queues that a consuming node reads. Without them reports,
+/// Declares Duetime's own exchanges again, and binds the queues that a consuming node reads. Without them reports,
 /// rejections and submissions come to no queue.
 pub(super) async fn declare_ways_in(link: &Link) -> Result<(), Error> {
     let channel = link.channel().await?;
-    declare_exchange(&channel, EXCHANGE, ExchangeKind::Direct).await?;
-    declare_exchange(&channel, REJECTED, ExchangeKind::Fanout).await?;
-    bind(&channel, REJECTED, REJECTED, "").await?;
-    declare_exchange(&channel, IN, ExchangeKind::Topic).await?;
-    bind(&channel, RESULTS, IN, &result_key("#")).await?;
-    bind(&channel, SUBMIT, IN, &submit_key("#")).await
+    declare_exchanges(&channel).await?;
+    bind_submit(&channel).await
+}
+
+/// Declares Duetime's own exchanges, and binds the queues for reports and rejections.
+async fn declare_exchanges(channel: &Channel) -> Result<(), Error> {
+    declare_exchange(channel, EXCHANGE, ExchangeKind::Direct).await?;
+    declare_exchange(channel, REJECTED, ExchangeKind::Fanout).await?;
+    bind(channel, REJECTED, REJECTED, "").await?;
+    declare_exchange(channel, IN, ExchangeKind::Topic).await?;
+    bind(channel, RESULTS, IN, &result_key("#")).await
+}
+
+async fn bind_submit(channel: &Channel) -> Result<(), Error> {
+    bind(channel, SUBMIT, IN, &submit_key("#")).await
 }
 
 /// Declares one task queue and binds it. Declares the exchange too: a person who deletes a queue by hand may
@@ -214,7 +218,7 @@ pub(super) async fn declare_submit(link: &Link, strangers: &Strangers) -> Result
         declared => declared?,
     }
     declare_queue(link, SUBMIT, intake_queue_args(), strangers).await?;
-    bind(&link.channel().await?, SUBMIT, IN, &submit_key("#")).await
+    bind_submit(&link.channel().await?).await
 }
 
 /// Declares the exchange, and a queue behind it that takes every message. Returns the reason if the exchange

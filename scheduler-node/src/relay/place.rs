@@ -6,7 +6,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 pub(super) async fn place(places: &Semaphore, mut given_up: oneshot::Receiver<()>) -> Option<SemaphorePermit<'_>> {
     let place = tokio::select! {
         biased;
-        // Without a sender, nobody gives the call up.
+        // Without a sender, the call cannot be given up.
         Ok(()) = &mut given_up => return None,
         place = places.acquire() => place.expect("the semaphore is never closed"),
     };

@@ -322,8 +322,8 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         matches!(*self.broker.state().borrow(), BrokerState::Up { .. })
     }
 
-    /// The back-off of messages without a confirm, the first of them for this reason. A broker that is away says nothing
-    /// about the lane.
+    /// The back-off of messages without a confirm, the first of them for this reason. A broker that is away says
+    /// nothing about the lane.
     fn pause(&self, queue: &QueueName, messages: usize, taken: usize, reason: Option<&str>) -> Duration {
         if taken < messages && !self.is_up() {
             self.lanes.lost(queue, messages);
