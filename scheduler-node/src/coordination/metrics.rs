@@ -141,6 +141,6 @@ mod tests {
         let families = registry.gather();
         let age = families.iter().find(|family| family.name() == "duetime_lease_renewal_age_seconds").unwrap();
         assert!(age.get_metric()[0].get_gauge().get_value() >= 7.0);
-        assert_eq!(families.len(), 11);
+        assert_eq!(families.len(), 12);
     }
 }
