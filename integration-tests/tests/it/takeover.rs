@@ -138,6 +138,38 @@ async fn killed_nodes_are_replaced_before_their_leases_end() {
     .await;
 }
 
+/// Whichever of the others sees the end first revokes both leases. The next master may not have seen it by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_master_and_the_next_candidate_killed_at_once_are_replaced_before_their_leases_end() {
+    scenario(Sandbox::builder().compared().nodes(5).lease_ttl(ENDLESS), async |sandbox| {
+        for node in sandbox.nodes() {
+            node.stop(SOON).await?;
+        }
+        let mut links = Links::new();
+        // One after another, so that they are candidates in this order.
+        for number in 0..5 {
+            start_behind_links(sandbox, &mut links, &[number]).await?;
+        }
+        for (_, starts) in links.values_mut() {
+            *starts = 4;
+        }
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        all_reached(&links).await?;
+        ensure!(sandbox.master().await? == 0, "the first to start is the master");
+        for victim in [0, 1] {
+            sandbox.kill(victim);
+            // A dropped link refuses connections, as a host does whose process has ended.
+            links.remove(&victim);
+        }
+        for victim in [0, 1] {
+            sandbox.node(victim).wait_ended(SOON).await?;
+        }
+        sandbox.settled().await?;
+        fires(sandbox).await
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_stopped_for_five_seconds_keeps_its_shards() {
     scenario(Sandbox::builder().compared().lease_ttl(ENDLESS), async |sandbox| {

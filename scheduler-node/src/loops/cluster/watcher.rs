@@ -160,18 +160,19 @@ impl Watcher {
         if joined.is_some_and(is_front) { LOOK_INTERVAL } else { REAR_LOOK_INTERVAL }
     }
 
-    /// Brings the watched starts in line with the view. One that has ended is kept while its absence may be taken for
-    /// a stall of etcd, unless the node has started again.
+    /// Brings the watched starts in line with the view. One that has left it is watched while its absence may be taken
+    /// for a stall of etcd, unless the node has started again: another node may have revoked its lease before this one
+    /// saw its end.
     fn follow(&mut self, view: &ClusterView) {
         let keep_for = self.coordination.lease_ttl() * 3;
         self.watched.retain(|node, watched| {
-            if view.member(node).is_some_and(|member| !member.leaving) {
+            if let Some(member) = view.member(node) {
                 watched.left_at = None;
-                return true;
+                return !member.leaving;
             }
             let left_at = *watched.left_at.get_or_insert_with(Instant::now);
-            let replaced = view.members.contains_key(&node.name);
-            watched.standing == Standing::Ended && !replaced && left_at.elapsed() < keep_for
+            let is_replaced = view.members.contains_key(&node.name);
+            watched.standing != Standing::Unproven && !is_replaced && left_at.elapsed() < keep_for
         });
         // A member that leaves ends its sessions and closes its port in order; it needs no watching.
         for member in view.members.values().filter(|member| member.node != self.me && member.presence) {
@@ -181,30 +182,32 @@ impl Watcher {
         }
     }
 
-    /// Looks once at each watched member, and publishes those that have ended.
+    /// Looks once at each watched start, and publishes those that have ended.
     async fn look(&mut self, view: &ClusterView) {
-        let here: Vec<Incarnation> = self.watched_in(view).map(|(node, _)| node.incarnation).collect();
-        if !here.is_empty() {
+        let watched: Vec<Incarnation> = self.watched.keys().map(|node| node.incarnation).collect();
+        if !watched.is_empty() {
             // An error is no answer; the home database's prober reports it.
-            let present = self.home.present(self.me.incarnation, &here).await.ok().flatten();
-            let looks =
-                self.watched.iter_mut().filter(|(node, _)| view.member(node).is_some()).map(|(node, watched)| {
-                    let session = match &present {
-                        None => Sign::Unknown,
-                        Some(present) if present.contains(&node.incarnation) => Sign::Alive,
-                        Some(_) => Sign::Ended,
-                    };
-                    async move {
-                        let evidence = watched.look(session).await;
-                        (node, watched, evidence)
-                    }
-                });
+            let present = self.home.present(self.me.incarnation, &watched).await.ok().flatten();
+            let looks = self.watched.iter_mut().map(|(node, watched)| {
+                let session = match &present {
+                    None => Sign::Unknown,
+                    Some(present) if present.contains(&node.incarnation) => Sign::Alive,
+                    Some(_) => Sign::Ended,
+                };
+                async move {
+                    let evidence = watched.look(session).await;
+                    (node, watched, evidence)
+                }
+            });
             let looks = futures::future::join_all(looks).await;
             let now = UnixMicros::new(0).plus(self.started.elapsed());
             for (node, watched, evidence) in looks {
                 let standing = watched.suspicion.observe(evidence, now);
                 let before = std::mem::replace(&mut watched.standing, standing);
-                note(&self.coordination, node, before, standing);
+                // The end of one that has left the view is no news.
+                if view.member(node).is_some() {
+                    note(&self.coordination, node, before, standing);
+                }
             }
         }
         let ended = self.watched.iter().filter(|(_, watched)| watched.standing == Standing::Ended);
@@ -212,14 +215,10 @@ impl Watcher {
         self.ended.send_if_modified(|before| std::mem::replace(before, ended) != *before);
     }
 
-    fn watched_in(&self, view: &ClusterView) -> impl Iterator<Item = (&NodeId, &Watched)> {
-        self.watched.iter().filter(|(node, _)| view.member(node).is_some())
-    }
-
     async fn revoke(&mut self, view: &ClusterView, term: Term, lease: LeaseId) {
-        let ended = self.watched_in(view).filter(|(_, watched)| watched.standing == Standing::Ended);
-        let ended = ended.map(|(node, _)| node).filter(|node| may_revoke(view, term, node));
-        let ended: Vec<NodeId> = ended.cloned().collect();
+        let ended = self.watched.iter().filter(|(_, watched)| watched.standing == Standing::Ended);
+        let ended = ended.map(|(node, _)| node).filter(|node| view.member(node).is_some());
+        let ended: Vec<NodeId> = ended.filter(|node| may_revoke(view, term, node)).cloned().collect();
         for node in ended {
             let revoked = self.coordination.member_revoke(&node, term, lease).await;
             self.refused &= revoked.is_err();

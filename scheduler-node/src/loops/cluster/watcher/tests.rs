@@ -88,6 +88,13 @@ impl Scene {
         assert_eq!(self.watcher.coordination.metrics().revocations.get(), 0);
     }
 
+    /// Waits until the other is shown as a member, or as none.
+    async fn shown(&mut self, is_shown: bool) {
+        let other = &self.other.node;
+        let has_it = |view: &Arc<ClusterView>| view.member(other).is_some() == is_shown;
+        soon("the view of the other", self.watcher.views.wait_for(has_it)).await.unwrap();
+    }
+
     async fn is_registered(&self) -> bool {
         self.watcher.coordination.lease_renew(self.other.lease).await.unwrap() == Renewal::Alive
     }
@@ -130,6 +137,20 @@ async fn a_member_whose_session_and_port_are_gone_loses_its_lease() {
     assert!(!scene.is_registered().await);
     assert!(scene.watcher.ended.borrow().contains(&scene.other.node));
     assert_eq!(scene.watcher.coordination.metrics().revocations.get(), 1);
+}
+
+/// As when another candidate has seen the end first.
+#[tokio::test]
+async fn a_member_whose_lease_another_has_revoked_is_known_to_have_ended_all_the_same() {
+    let mut scene = Scene::new().await;
+    scene.look_until(Standing::Alive).await;
+    scene.end_session().await;
+    scene.close_port();
+    scene.watcher.coordination.lease_revoke(scene.other.lease).await.unwrap();
+    scene.shown(false).await;
+    scene.look_until(Standing::Ended).await;
+    assert!(scene.watcher.ended.borrow().contains(&scene.other.node));
+    assert_eq!(scene.watcher.coordination.metrics().revocations.get(), 0);
 }
 
 #[tokio::test]
