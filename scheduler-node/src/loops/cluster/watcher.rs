@@ -75,6 +75,9 @@ struct Watched {
     reach_pause: Duration,
     /// When the view no longer showed it.
     left_at: Option<Instant>,
+    /// This node has revoked its lease, and each look since has called it ended. If it registers again, it runs all the
+    /// same, and the witnesses are wrong: its new lease decides.
+    is_revoked: bool,
 }
 
 impl Watched {
@@ -86,6 +89,7 @@ impl Watched {
             reach_at: Instant::now(),
             reach_pause: REACH_AGAIN,
             left_at: None,
+            is_revoked: false,
         }
     }
 
@@ -204,6 +208,7 @@ impl Watcher {
             for (node, watched, evidence) in looks {
                 let standing = watched.suspicion.observe(evidence, now);
                 let before = std::mem::replace(&mut watched.standing, standing);
+                watched.is_revoked &= standing != Standing::Alive;
                 // The end of one that has left the view is no news.
                 if view.member(node).is_some() {
                     note(&self.coordination, node, before, standing);
@@ -216,14 +221,18 @@ impl Watcher {
     }
 
     async fn revoke(&mut self, view: &ClusterView, term: Term, lease: LeaseId) {
-        let ended = self.watched.iter().filter(|(_, watched)| watched.standing == Standing::Ended);
-        let ended = ended.map(|(node, _)| node).filter(|node| view.member(node).is_some());
+        let is_due = |watched: &Watched| watched.standing == Standing::Ended && !watched.is_revoked;
+        let ended = self.watched.iter().filter(|(_, watched)| is_due(watched)).map(|(node, _)| node);
+        let ended = ended.filter(|node| view.member(node).is_some());
         let ended: Vec<NodeId> = ended.filter(|node| may_revoke(view, term, node)).cloned().collect();
         for node in ended {
             let revoked = self.coordination.member_revoke(&node, term, lease).await;
             self.refused &= revoked.is_err();
             match revoked {
                 Ok(Revocation::Done) => {
+                    if let Some(watched) = self.watched.get_mut(&node) {
+                        watched.is_revoked = true;
+                    }
                     self.coordination.metrics().revocations.inc();
                     tracing::warn!(member = %node, %term, "revoked the lease of a node whose process has ended");
                 }

@@ -154,6 +154,23 @@ async fn a_member_whose_lease_another_has_revoked_is_known_to_have_ended_all_the
 }
 
 #[tokio::test]
+async fn a_member_that_registers_again_after_its_lease_was_revoked_is_left_to_its_new_lease() {
+    let mut scene = Scene::new().await;
+    scene.look_until(Standing::Alive).await;
+    scene.end_session().await;
+    scene.close_port();
+    scene.look_until(Standing::Ended).await;
+    scene.shown(false).await;
+    (scene.other.lease, _) = joined(&scene.watcher.coordination, member(&scene.other.node)).await;
+    scene.shown(true).await;
+    for _ in 0..LOOKS {
+        scene.look().await;
+    }
+    assert!(scene.is_registered().await);
+    assert_eq!(scene.watcher.coordination.metrics().revocations.get(), 1);
+}
+
+#[tokio::test]
 async fn a_member_whose_session_alone_is_gone_keeps_its_lease() {
     let mut scene = Scene::new().await;
     scene.look_until(Standing::Alive).await;
