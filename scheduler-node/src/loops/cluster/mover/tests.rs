@@ -1,6 +1,7 @@
 //! The mover on real databases without etcd.
 
 mod late;
+mod steps;
 
 use std::sync::atomic::Ordering;
 

@@ -174,7 +174,7 @@ impl Work {
     }
 
     /// Looks at the rows and does what comes next.
-    async fn step(&mut self, plan: &MoveRow) -> Result<Stepped, Error> {
+    pub(super) async fn step(&mut self, plan: &MoveRow) -> Result<Stepped, Error> {
         let Some(ends) = self.ends(plan) else {
             return Ok(Stepped::HeldUp("this node's configuration has no such database".to_owned()));
         };
@@ -255,9 +255,12 @@ impl Work {
     }
 
     async fn arrive(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        self.note(Some(MovePhase::Planned), None).await;
         self.page = PageCursor::FIRST;
         (self.rows_copied, self.bytes_copied) = (0, 0);
+        // With a page of an earlier copy in the note, the next owner would take this one for further than it is.
+        if !self.note(Some(MovePhase::Planned), None).await {
+            return Ok(Stepped::HeldUp("the first database does not answer, so no copy begins".to_owned()));
+        }
         ends.target.sql.move_guard(&self.shared.planned(&plan.target), false).await?;
         self.arrive_in_target(ends, epoch).await?;
         fail::fail_point!("after_move_arrive", |_| std::process::abort());
