@@ -19,6 +19,7 @@ use super::{
 use crate::store::{
     Error,
     move_rows::{MoveChanges, MoveRows, PageCursor},
+    moves::MoveFence,
 };
 
 /// The changes are written this often during the copy, so that they do not pile up. A round ends after
@@ -140,15 +141,21 @@ impl Work {
         Ok(is_written)
     }
 
-    /// Deletes the notes of changes that the cut has left. No new ones come: the shard is closed in its source.
-    async fn forget_changes(&self, ends: &Ends) -> Result<(), Error> {
-        loop {
+    /// Deletes the notes of changes that are of no more use, page by page. `false`: the source has another fence than
+    /// `fence` by now, or this node ends.
+    pub(super) async fn forget_changes(&self, ends: &Ends, fence: &MoveFence) -> Result<bool, Error> {
+        while !self.stop.is_cancelled() {
             let changes = ends.source.sql.move_changes(self.shard, 0).await?;
+            // Read after the notes: those of a later move, which needs them, come under another fence.
+            if ends.source.sql.move_fence(self.shard).await?.as_ref() != Some(fence) {
+                return Ok(false);
+            }
             ends.source.sql.move_forget(self.shard, &changes.numbers).await?;
             if changes.are_all {
-                return Ok(());
+                return Ok(true);
             }
         }
+        Ok(false)
     }
 
     async fn write(&mut self, ends: &Ends, epoch: Epoch, rows: &MoveRows) -> Result<bool, Error> {
@@ -191,7 +198,9 @@ impl Work {
         if ends.source.sql.seen().is_some() {
             ends.source.sql.mark_position().await?;
         }
-        self.forget_changes(ends).await?;
+        if !self.forget_changes(ends, source).await? {
+            return Ok(Stepped::Ended);
+        }
         let days = ends.source.sql.partition_days().await?;
         let mut cursor = PageCursor::FIRST;
         while cursor != PageCursor::Done {

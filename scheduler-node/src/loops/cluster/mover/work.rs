@@ -213,11 +213,7 @@ impl Work {
             MoveStep::Cut => self.cut(&ends, epoch).await,
             MoveStep::FinishCut => self.finish_cut(&ends, epoch).await,
             MoveStep::Reopen => Ok(if self.undo_cut(&ends, epoch).await? { Stepped::On } else { Stepped::Ended }),
-            MoveStep::Return => {
-                ends.source.sql.move_return(self.shard, epoch).await?;
-                self.page = PageCursor::FIRST;
-                Ok(Stepped::On)
-            }
+            MoveStep::Return => self.give_back(&ends, &source).await,
             MoveStep::CleanTarget => self.clean_target(&ends, epoch).await,
             MoveStep::CleanSource | MoveStep::EndCalledOff | MoveStep::Stuck => Ok(Stepped::Ended),
         }
@@ -280,6 +276,17 @@ impl Work {
         self.page = PageCursor::FIRST;
         self.rows_total = Some(ends.source.sql.move_estimate(self.shard).await?);
         self.note(Some(MovePhase::Copying), None).await;
+        Ok(Stepped::On)
+    }
+
+    /// Opens a leaving shard in its source as before. Most notes of changes go first: after a long hold-up they are too
+    /// many for the statement that holds the fence.
+    async fn give_back(&mut self, ends: &Ends, source: &MoveFence) -> Result<Stepped, Error> {
+        if !self.forget_changes(ends, source).await? {
+            return Ok(Stepped::Ended);
+        }
+        ends.source.sql.move_return(self.shard, source.epoch).await?;
+        self.page = PageCursor::FIRST;
         Ok(Stepped::On)
     }
 

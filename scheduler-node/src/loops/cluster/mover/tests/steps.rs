@@ -10,6 +10,17 @@ impl Moving {
         self.work.requested_at = self.work.shared.plans.load()[&SHARD].requested_at;
     }
 
+    async fn call_off(&mut self) {
+        self.ends.source.sql.move_call_off(&[SHARD].into_iter().collect()).await.unwrap();
+        self.work.shared.look().await;
+    }
+
+    /// The number of notes of changes in the source.
+    async fn notes(&self) -> i64 {
+        let count = sqlx::query_scalar("SELECT count(*) FROM duetime.move_change");
+        count.fetch_one(&self.tests[0].pool).await.unwrap()
+    }
+
     async fn step(&mut self) -> Result<Stepped, crate::store::Error> {
         let plan = self.work.plan().expect("the move has not ended");
         self.work.step(&plan).await
@@ -25,4 +36,41 @@ async fn a_copy_that_begins_anew_is_noted_with_its_first_page() {
     moving.step().await.unwrap();
     let noted = moving.ends.source.sql.move_list().await.unwrap().remove(0);
     assert_eq!(noted.page, Some(PageCursor::FIRST));
+}
+
+/// Notes as of a long hold-up, and a return that refuses to delete more of them than a page.
+const MANY_NOTES: &str = "
+    INSERT INTO duetime.move_change (shard, guarded, id) SELECT 0, 'task', gen_random_uuid() FROM generate_series(1, 20000);
+    ALTER FUNCTION duetime.move_return(integer, bigint) RENAME TO move_return_few;
+    CREATE FUNCTION duetime.move_return(p_shard integer, p_epoch bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+    BEGIN
+        IF (SELECT count(*) FROM duetime.move_change) > 2000 THEN
+            RAISE EXCEPTION 'a test refuses to delete so many notes at once';
+        END IF;
+        RETURN duetime.move_return_few(p_shard, p_epoch);
+    END $$;
+";
+
+#[tokio::test]
+async fn a_shard_with_many_notes_of_changes_is_given_back_page_by_page() {
+    let mut moving = Moving::new().await;
+    moving.ask().await;
+    moving.copy().await;
+    sqlx::raw_sql(MANY_NOTES).execute(&moving.tests[0].pool).await.unwrap();
+    moving.call_off().await;
+    moving.step().await.unwrap();
+    assert_eq!((moving.statuses().await, moving.notes().await), ([ShardStatus::Here, ShardStatus::Arriving], 0));
+}
+
+#[tokio::test]
+async fn notes_of_changes_under_another_fence_stay() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    let source = Arc::clone(&moving.ends.source.sql);
+    source.task_submit(&[new_task(fixture::fresh_id_of(SHARD))], Sending::First).await.unwrap();
+    let before = source.move_fence(SHARD).await.unwrap().expect("it leaves");
+    // The next owner.
+    source.shard_acquire(&[SHARD], &node("other")).await.unwrap();
+    assert!(!moving.work.forget_changes(&moving.ends, &before).await.unwrap());
+    assert_eq!(moving.notes().await, 1);
 }
