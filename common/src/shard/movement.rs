@@ -55,6 +55,8 @@ pub enum MoveStep {
 /// | gone | arriving | FinishCut; called off: Reopen |
 /// | gone | here or leaving | CleanSource |
 /// | any other | | Stuck |
+///
+/// A shard that is leaving is open, so a mover that knows of a call-off returns it without asking the target.
 pub fn next_step(state: MoveState) -> MoveStep {
     use ShardStatus::{Arriving, Gone, Here, Leaving};
     let is_called_off = state.is_called_off;

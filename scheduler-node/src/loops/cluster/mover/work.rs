@@ -178,10 +178,14 @@ impl Work {
         let Some(ends) = self.ends(plan) else {
             return Ok(Stepped::HeldUp("this node's configuration has no such database".to_owned()));
         };
-        let fences = Fences {
-            source: ends.source.sql.move_fence(self.shard).await?,
-            target: ends.target.sql.move_fence(self.shard).await?,
-        };
+        let source = ends.source.sql.move_fence(self.shard).await?;
+        // It is open, so its target is not: a call-off does not wait until that one answers.
+        if plan.called_off_at.is_some()
+            && let Some(source) = source.as_ref().filter(|fence| fence.status == ShardStatus::Leaving)
+        {
+            return if self.is_mine(&ends, source) { self.give_back(&ends, source).await } else { Ok(Stepped::Ended) };
+        }
+        let fences = Fences { source, target: ends.target.sql.move_fence(self.shard).await? };
         let is_copied = self.page == PageCursor::Done;
         let step = fences.next(plan.called_off_at.is_some(), is_copied);
         match step {

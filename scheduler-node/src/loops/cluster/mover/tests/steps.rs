@@ -1,5 +1,7 @@
 //! Steps of a move that begins anew, or that is called off.
 
+use common::wire::shard::MoveOutcome;
+
 use super::*;
 
 impl Moving {
@@ -73,4 +75,30 @@ async fn notes_of_changes_under_another_fence_stay() {
     source.shard_acquire(&[SHARD], &node("other")).await.unwrap();
     assert!(!moving.work.forget_changes(&moving.ends, &before).await.unwrap());
     assert_eq!(moving.notes().await, 1);
+}
+
+#[tokio::test]
+async fn a_move_that_is_called_off_while_its_target_is_away_gives_its_shard_back_and_ends_when_the_target_is_back() {
+    let mut moving = Moving::new().await;
+    moving.ask().await;
+    let source = Arc::clone(&moving.ends.source.sql);
+    source.task_submit(&[new_task(fixture::fresh_id_of(SHARD))], Sending::First).await.unwrap();
+    moving.copy().await;
+    source.task_submit(&[new_task(fixture::fresh_id_of(SHARD))], Sending::First).await.unwrap();
+    assert_eq!((moving.tests[1].live().await, moving.notes().await), (1, 1));
+    // No move can read the fences of the target any more.
+    let east = moving.tests[1].pool.clone();
+    sqlx::raw_sql("ALTER TABLE duetime.shard RENAME TO away").execute(&east).await.unwrap();
+    moving.call_off().await;
+    moving.step().await.unwrap();
+    let fence = source.move_fence(SHARD).await.unwrap().expect("it is in the source");
+    assert_eq!((fence.status, moving.notes().await), (ShardStatus::Here, 0));
+    moving.step().await.expect_err("the target still has a copy");
+    sqlx::raw_sql("ALTER TABLE duetime.away RENAME TO shard").execute(&east).await.unwrap();
+    for _ in ["the copy is deleted", "the move ends"] {
+        moving.step().await.unwrap();
+    }
+    assert_eq!(source.move_list().await.unwrap(), []);
+    assert_eq!(source.move_ended_list().await.unwrap()[0].outcome, MoveOutcome::CalledOff);
+    assert_eq!(moving.tests[1].live().await, 0);
 }
