@@ -122,8 +122,8 @@ impl ClusterView {
     /// The problem that the master has to solve, as far as it knows the places of the shards. `databases`: all that it
     /// uses, in its order.
     ///
-    /// A shard without a place is in one of the databases that the master has not read since it started, although other
-    /// members may reach them. Those that reach all of these can own it.
+    /// A shard without a place is in one of the databases that the master has not read since it started, or that its
+    /// configuration lacks, although other members may reach them. Those that reach all of these can own it.
     pub fn problem(&self, map: &ShardMap, databases: &[DatabaseName], shard_count: u16) -> AssignmentProblem {
         let mut divided = map.divided(databases);
         let closed = self.take_closed(map, databases, &mut divided);
@@ -131,7 +131,8 @@ impl ClusterView {
         problem.groups.extend(closed);
         let unplaced: BTreeSet<ShardId> =
             (0..shard_count).map(ShardId::new).filter(|shard| map.of(*shard).is_none()).collect();
-        let unread = map.unread(databases);
+        let mut unread = map.unread(databases);
+        unread.extend(self.foreign(databases));
         if let Some(first) = unread.first().filter(|_| !unplaced.is_empty()) {
             let (database, fit) = ((*first).clone(), self.fit_for(&unread));
             problem.groups.push(ShardGroup { database, shards: unplaced, fit });
@@ -148,11 +149,17 @@ impl ClusterView {
         AssignmentProblem { groups: databases.iter().map(group).collect() }
     }
 
+    /// The databases that members use and the master does not, as one whose configuration lacks a section.
+    fn foreign(&self, databases: &[DatabaseName]) -> BTreeSet<&DatabaseName> {
+        let used = self.members.values().filter_map(|member| member.databases.as_ref()).flatten();
+        used.filter(|name| !databases.contains(name)).collect()
+    }
+
     /// Takes the closed shards out of those of their sources. Returns those that need another owner, if there are any.
     ///
     /// The map shows a shard as closed in its source for as long as the master cannot read the database that the shard
-    /// has moved to. So an owner should reach all databases that any member reaches, and one that does keeps the shard.
-    /// If no member does, closed shards count as in their sources.
+    /// has moved to, or does not know it. So an owner should reach all databases that any member reaches, and one that
+    /// does keeps the shard. If no member does, closed shards count as in their sources.
     fn take_closed(
         &self,
         map: &ShardMap,
@@ -166,7 +173,8 @@ impl ClusterView {
         let may_have = |database: &&DatabaseName| {
             self.is_reached(database) && self.members.values().all(|member| uses(member, database))
         };
-        let reached: Vec<&DatabaseName> = databases.iter().filter(may_have).collect();
+        let mut reached: Vec<&DatabaseName> = databases.iter().filter(may_have).collect();
+        reached.extend(self.foreign(databases).into_iter().filter(|database| self.is_reached(database)));
         let (database, fit) = ((*reached.first()?).clone(), self.fit_for(&reached));
         if fit.is_empty() {
             return None;

@@ -133,6 +133,26 @@ fn a_closed_shard_that_may_have_moved_belongs_to_a_node_that_reaches_all_databas
 }
 
 #[test]
+fn shards_that_may_be_in_a_database_which_the_master_lacks_belong_to_nodes_that_use_it() {
+    let mut view = view_of(&["a", "b", "c"]);
+    let names = ["main", "west"].map(DatabaseName::new);
+    for member in view.members.values_mut() {
+        let is_master = member.node == node("c");
+        let used = if is_master { &names[..1] } else { &names[..] };
+        member.databases = Some(used.iter().cloned().collect());
+    }
+    // One shard has left `main` for `west`, and another was always there.
+    let left = FenceRow { shard: ShardId::new(0), status: ShardStatus::Gone, epoch: Epoch::from_store(5) };
+    let map = ShardMap::default().after(&[Some(vec![left])]);
+    let before = Assignment { owners: vec![Some(node("gone")); 2] };
+    assign(&mut view, before.owners.clone());
+    let next = solve(&view.problem(&map, &names[..1], 2), &before);
+    for shard in [0, 1].map(ShardId::new) {
+        assert!([Some(&node("a")), Some(&node("b"))].contains(&next.owner(shard)), "{next:?}");
+    }
+}
+
+#[test]
 fn a_member_written_by_another_version_can_be_read() {
     let json = r#"{"node":{"name":"a","incarnation":"00000000-0000-0000-0000-000000000001"},
                    "started_at":"2026-01-01T00:00:00.000000Z","from_the_future":true}"#;
