@@ -162,8 +162,18 @@ impl Desk {
             }
             // Without an estimate of every database, the number of shards decides.
             let weights = self.weights_of_all(&placement).await.unwrap_or_default();
-            let planned = rebalance::plan_drain(&placement.loads(&weights), &placement.kinds());
-            let leaving: Vec<PlannedMove> = planned.into_iter().filter(|it| it.source.get() == index).collect();
+            let loads = placement.loads(&weights);
+            let leaving = |kinds: &[Standing]| -> Vec<PlannedMove> {
+                let planned = rebalance::plan_drain(&loads, kinds);
+                planned.into_iter().filter(|it| it.source.get() == index).collect()
+            };
+            let (kinds, away) = self.receivers(&placement).await;
+            let (leaving, all) = (leaving(&kinds), leaving(&placement.kinds()));
+            if let Some(mut away) = away.filter(|_| leaving.len() < all.len()) {
+                let why = &away.detail;
+                away.detail = format!("database `{name}` drains, but its shards have no place to go to yet: {why}");
+                return Err(away);
+            }
             match self.add_moves(&placement, &leaving, by).await {
                 Ok(()) => return self.placement().await,
                 Err(problem) if problem.status == 409 => {}
@@ -173,6 +183,26 @@ impl Desk {
         let detail = "other requests keep moving the same shards; the database drains, send the request again to move \
                       the rest";
         Err(Problem::conflict(detail))
+    }
+
+    /// The standings of the databases, with those that can receive no shard now as though they drained; and the problem
+    /// of one of these.
+    async fn receivers(&self, placement: &Placement) -> (Vec<Standing>, Option<Problem>) {
+        let databases = self.parts().store.databases().iter();
+        let probes = placement.kinds().into_iter().zip(databases).map(|(standing, database)| async move {
+            if standing != Standing::Serving {
+                return Ok(standing);
+            }
+            database.move_probe().await.map(|()| standing)
+        });
+        let (mut kinds, mut away) = (Vec::new(), None);
+        for probed in futures::future::join_all(probes).await {
+            kinds.push(probed.unwrap_or_else(|error| {
+                away = Some(Problem::from(error));
+                Standing::Draining
+            }));
+        }
+        (kinds, away)
     }
 
     /// Refuses a database that still has something, or may get something.

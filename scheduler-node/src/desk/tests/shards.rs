@@ -15,7 +15,10 @@ use common::{
 use sqlx::{AssertSqlSafe, Executor};
 use tokio::sync::watch;
 
-use super::{Counter, PLAIN, counter, fresh, lower_half, with_one_of_two_gone, with_two_databases_among};
+use super::{
+    Counter, PLAIN, counter, fresh, lower_half, with_one_of_two_gone, with_two_databases_among,
+    with_two_of_three_databases,
+};
 use crate::{
     coordination::{
         Views,
@@ -266,6 +269,23 @@ async fn a_drained_database_loses_its_shards_and_is_removed_when_it_is_empty() {
     let back = desk.database_undrain("east", "ann").await.expect("undrained");
     assert_eq!((back.standing, back.since), (Standing::Serving, None));
     assert!(producers_may_submit(&tests[1]).await);
+}
+
+#[tokio::test]
+async fn a_drain_passes_over_databases_that_are_away_and_says_so_if_no_other_is_left() {
+    let (counter, _tests) = with_two_of_three_databases().await;
+    let drained = counter.desk.database_drain("main", "ann").await.expect("another one receives its shards");
+    assert_eq!(summary(&drained), seen("0-63", "0-63", "", Standing::Draining));
+    let moves = counter.desk.move_list().await.expect("read").moves;
+    assert!(moves.iter().all(|it| it.to.as_str() == "east"), "{moves:?}");
+
+    let (counter, _test) = with_one_of_two_gone().await;
+    let away = counter.desk.database_drain("main", "ann").await.expect_err("no other one answers");
+    let words =
+        "`main` drains, but its shards have no place to go to yet: database `east` cannot be reached; try again";
+    assert!(away.status == 503 && away.detail.ends_with(words), "{away}");
+    let list = counter.desk.database_list(false).await.expect("read");
+    assert_eq!(list.databases[0].standing, Standing::Draining);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
