@@ -216,6 +216,12 @@ impl Error {
         self.fault() == Fault::Data || self.puts_rows_in_doubt()
     }
 
+    /// Whether this failure of another statement on one row, after `before`, shows that the row is at fault and not the
+    /// server.
+    pub fn blames_row_after(&self, before: &Self) -> bool {
+        self.fault() == Fault::Data || (self.puts_rows_in_doubt() && before.puts_rows_in_doubt())
+    }
+
     /// Whether the statement concerns a shard that is in another database by now. It changed nothing.
     pub fn is_moved(&self) -> bool {
         self.fault() == Fault::Moved

@@ -125,7 +125,7 @@ impl<S: Statements> NodeDatabase<S> {
         let (_, mut tried) =
             self.suspects.try_each(StoreOp::TaskSetAside, &mut ids, |id| *id, set_aside, |()| [id]).await;
         // The row was judged to be at fault before.
-        let fails_again = |(_, left): &mut (_, Error)| error.puts_rows_in_doubt() && left.puts_rows_in_doubt();
+        let fails_again = |(_, left): &mut (_, Error)| left.blames_row_after(error);
         let refused = tried.left.extract_if(.., fails_again).map(|(part, error)| Refused { item: &part[0], error });
         tried.refused.extend(refused);
         if !tried.left.is_empty() {

@@ -37,7 +37,7 @@ use crate::{
     loops::upkeep::queue_reader::{Books, catch_up},
     metrics::Metrics,
     receipt::Receipts,
-    store::{Database, Error, Fault, Patience, Statements, StoreOp, settle::StandingRow},
+    store::{Database, Error, Patience, Statements, StoreOp, settle::StandingRow},
     traces::Traces,
     working_set::{
         database::{Aside, DatabaseIndex, NodeDatabase, NodeDatabases},
@@ -235,10 +235,6 @@ impl<S: Statements> Reporter<S> {
         let end = |part: &[TaskId]| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect());
         let ended = |answers: &Vec<(TaskId, Reported)>| finished(answers);
         let (_, tried) = database.suspects.try_each(StoreOp::TaskStanding, ids, |id| *id, end, ended).await;
-        let is_at_fault = |again: &Error, error: &Error| {
-            let is_unreadable = again.is_unreadable_file() && error.is_unreadable_file();
-            is_unreadable || matches!(again.fault(), Fault::Data | Fault::Bug)
-        };
         let mut open = Vec::new();
         for Refused { item: id, error } in tried.refused {
             match database.sql.task_standing(&[*id]).await.as_deref().map(<[_]>::first) {
@@ -247,7 +243,7 @@ impl<S: Statements> Reporter<S> {
                         open.push((vec![*id], error));
                     }
                 }
-                Err(again) if !is_at_fault(again, &error) => open.push((vec![*id], error)),
+                Err(again) if !again.blames_row_after(&error) => open.push((vec![*id], error)),
                 Ok(None) | Err(_) => database.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
             }
         }

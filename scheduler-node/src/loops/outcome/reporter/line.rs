@@ -27,7 +27,7 @@ use super::{
 use crate::{
     broker::Incoming,
     clock,
-    store::{Error, Fault, Patience, Statements, StoreOp},
+    store::{Error, Patience, Statements, StoreOp},
     supervise::{at_work, spawn_child},
     working_set::{
         database::{Aside, DatabaseIndex, NodeDatabase, held_again},
@@ -259,8 +259,7 @@ impl<S: Statements> Reporter<S> {
         match self.apply_in_place(vec![(*id, bare.clone())], Patience::Short).await {
             Ok(_) => return Fate::Settled { is_kept },
             // A row at fault refuses any form of a report.
-            Err(again)
-                if again.fault() == Fault::Data || (again.puts_rows_in_doubt() && error.puts_rows_in_doubt()) => {}
+            Err(again) if again.blames_row_after(error) => {}
             Err(_) => return Fate::Open { bare, is_kept },
         }
         let Some(attempt) = event.attempt() else { return Fate::Settled { is_kept } };
