@@ -156,18 +156,20 @@ impl<S: Statements> Preloader<S> {
     }
 
     /// Reads what came due lately in a shard whose first tasks cannot be read, or not in time: old rows must not stop
-    /// the others. If that cannot be read either, it reads without what comes due later, and then what came due since
-    /// its last turn.
+    /// the others. That begins before its last turn. If it cannot be read either, it reads without what comes due
+    /// later, and then what came due since its last turn, as far as its reads fail at once.
     async fn read_lately(&mut self, shard: ShardId, now: UnixMicros) -> Result<(), Error> {
         let about_now = self.horizon.about_now(now);
-        let lately = KeyRange::new(now.minus(LATELY), now.plus(self.reach.horizon));
+        let lately = KeyRange::new(self.unread.lately_from(shard, now), now.plus(self.reach.horizon));
         let due = KeyRange { until: about_now.until, ..lately };
         let since_last_turn = about_now.from.min(now.minus(self.unread.between_turns()));
-        for range in [lately, due, KeyRange { from: since_last_turn, ..due }] {
+        let mut read_at = None;
+        for (range, is_all) in [(lately, true), (due, true), (KeyRange { from: since_last_turn, ..due }, false)] {
             match self.ask(&[shard], range, now).await {
                 Ok(keys) => {
                     // It repeats what it read before, as a repair does.
                     self.note_behind(&keys, true, now);
+                    read_at = is_all.then_some(now);
                     break;
                 }
                 Err(error) if is_unreadable(&error) => {}
@@ -175,6 +177,7 @@ impl<S: Statements> Preloader<S> {
                 Err(error) => return Err(error),
             }
         }
+        self.unread.note_lately(shard, read_at);
         Ok(())
     }
 

@@ -8,6 +8,8 @@ use std::{
 
 use common::{delay::rest, ids::ShardId, time::UnixMicros};
 
+use super::LATELY;
+
 /// A round of single reads that takes less shows that joint reads may pass again: a statement has 5 s.
 const QUICK_ROUND: Duration = Duration::from_secs(2);
 
@@ -93,6 +95,8 @@ pub(super) struct Unread {
     lost: Duration,
     /// The oldest claimable task that the last read of each shard has found, while `joint_reads_time_out`.
     oldest: BTreeMap<ShardId, UnixMicros>,
+    /// When what came due lately was last read in a shard whose single read failed.
+    lately_at: BTreeMap<ShardId, UnixMicros>,
 }
 
 impl Unread {
@@ -148,6 +152,7 @@ impl Unread {
         }
         self.unread_since.retain(|shard, _| is_owned(*shard));
         self.oldest.retain(|shard, _| is_owned(*shard));
+        self.lately_at.retain(|shard, _| is_owned(*shard));
     }
 
     /// The clock was set back: moments that it showed lie ahead.
@@ -203,6 +208,7 @@ impl Unread {
         self.unread_since.remove(&shard);
         self.round.note(took);
         self.oldest.remove(&shard);
+        self.lately_at.remove(&shard);
         if self.shards.is_empty() && self.slow.shards.is_empty() && self.round.is_quick() {
             self.joint_reads_time_out = false;
             self.oldest.clear();
@@ -229,6 +235,19 @@ impl Unread {
         }
         self.unreadable.add(shard, rests_until.map_or(until, |rests_until| rests_until.max(until)));
         self.unread_since.entry(shard).or_insert(ended);
+    }
+
+    /// The moment from which to read what came due lately in a shard whose single read failed. Its turns may be further
+    /// apart than [`LATELY`], so each begins as long before the last one.
+    pub(super) fn lately_from(&self, shard: ShardId, now: UnixMicros) -> UnixMicros {
+        self.lately_at.get(&shard).map_or(now, |at| now.min(*at)).minus(LATELY)
+    }
+
+    /// What came due lately in the shard was read at that moment. `None`: it was not. Then the next turn has the last
+    /// minute only: a range that grows with each turn would never be read.
+    pub(super) fn note_lately(&mut self, shard: ShardId, at: Option<UnixMicros>) {
+        self.lately_at.remove(&shard);
+        self.lately_at.extend(at.map(|at| (shard, at)));
     }
 
     /// Puts the shard from [`Self::next`] back: the database is away.
@@ -354,6 +373,23 @@ mod tests {
             }
             assert_eq!(unread.overdue(NOW), overdue);
         }
+    }
+
+    #[test]
+    fn what_came_due_since_the_last_turn_of_a_slow_shard_is_read_however_long_ago_that_was() {
+        let (slow, later) = (SHARDS[0], NOW.plus(LATELY * 2));
+        let mut unread = Unread::default();
+        assert_eq!(unread.lately_from(slow, NOW), NOW.minus(LATELY), "its first turn");
+        unread.note_lately(slow, Some(NOW));
+        unread.ran_out_of_time(slow, Duration::from_secs(10), NOW);
+        assert_eq!(unread.lately_from(slow, later), NOW.minus(LATELY));
+        let set_back = NOW.minus(LATELY);
+        assert_eq!(unread.lately_from(slow, set_back), set_back.minus(LATELY));
+        unread.note_lately(slow, None);
+        assert_eq!(unread.lately_from(slow, later), later.minus(LATELY), "the range was too long");
+        unread.note_lately(slow, Some(NOW));
+        unread.read(slow, Duration::ZERO, None);
+        assert_eq!(unread.lately_from(slow, later), later.minus(LATELY), "all of it was read");
     }
 
     #[test]
