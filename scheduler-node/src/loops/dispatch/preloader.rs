@@ -6,6 +6,7 @@
 
 mod behind;
 mod reads;
+mod round;
 mod unread;
 #[cfg(feature = "failpoints")]
 mod watermark;

@@ -103,6 +103,7 @@ impl<S: Statements> Preloader<S> {
             }
             self.unread.note_unread_since(part, since);
         }
+        self.unread.end_full_read();
         Ok(keys)
     }
 

@@ -8,13 +8,7 @@ use std::{
 
 use common::{delay::rest, ids::ShardId, time::UnixMicros};
 
-use super::LATELY;
-
-/// A round of single reads that takes less shows that joint reads may pass again: a statement has 5 s.
-const QUICK_ROUND: Duration = Duration::from_secs(2);
-
-/// What every read of a round takes counts as the way to the database, up to this. A joint read goes it once.
-const WAY_LONGEST: Duration = Duration::from_millis(100);
+use super::{LATELY, round::Rounds};
 
 /// Single reads have at least this much of a pass. Nudges wait meanwhile.
 const SINGLE_READS_WITHIN: Duration = Duration::from_secs(1);
@@ -55,27 +49,6 @@ impl Resting {
     }
 }
 
-/// The single reads of a round over all shards, so far.
-#[derive(Debug, Default)]
-struct Round {
-    reads: u32,
-    took: Duration,
-    shortest: Option<Duration>,
-}
-
-impl Round {
-    fn note(&mut self, took: Duration) {
-        self.reads += 1;
-        self.took += took;
-        self.shortest = Some(self.shortest.map_or(took, |shortest| shortest.min(took)));
-    }
-
-    fn is_quick(&self) -> bool {
-        let way = self.shortest.unwrap_or_default().min(WAY_LONGEST);
-        self.took.saturating_sub(way * self.reads) < QUICK_ROUND
-    }
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     /// The shards that this round has still to read.
@@ -90,7 +63,7 @@ pub(super) struct Unread {
     joint_reads_time_out: bool,
     /// Whether the last read was of a shard that had rested.
     has_read_rested: bool,
-    round: Round,
+    rounds: Rounds,
     /// The time of joint reads that ran out of time, less what single reads have had since.
     lost: Duration,
     /// The oldest claimable task that the last read of each shard has found, while `joint_reads_time_out`.
@@ -120,6 +93,13 @@ impl Unread {
         }
     }
 
+    /// A full read has ended. Where joint reads had all shards, the next slowness is a new one.
+    pub(super) fn end_full_read(&mut self) {
+        if !self.joint_reads_time_out {
+            self.rounds.joint_reads_pass();
+        }
+    }
+
     /// Those of `shards` that a joint read may include.
     pub(super) fn readable(&self, shards: &[ShardId]) -> Vec<ShardId> {
         shards.iter().copied().filter(|shard| !self.unreadable.shards.contains(shard)).collect()
@@ -132,8 +112,8 @@ impl Unread {
 
     /// Adds shards. The first of them begin a round.
     pub(super) fn add(&mut self, shards: &[ShardId]) {
-        if self.shards.is_empty() || !self.joint_reads_time_out {
-            self.round = Round::default();
+        if self.shards.is_empty() || !self.joint_reads_time_out || self.rounds.is_over() {
+            self.rounds.begin();
         }
         self.joint_reads_time_out = true;
         self.add_nudged(shards);
@@ -206,10 +186,11 @@ impl Unread {
     /// The shard from [`Self::next`] was read.
     pub(super) fn read(&mut self, shard: ShardId, took: Duration, oldest: Option<UnixMicros>) {
         self.unread_since.remove(&shard);
-        self.round.note(took);
+        self.rounds.note(took);
         self.oldest.remove(&shard);
         self.lately_at.remove(&shard);
-        if self.shards.is_empty() && self.slow.shards.is_empty() && self.round.is_quick() {
+        let is_last = self.shards.is_empty() && self.slow.shards.is_empty();
+        if self.joint_reads_time_out && is_last && self.rounds.end() {
             self.joint_reads_time_out = false;
             self.oldest.clear();
         } else if self.joint_reads_time_out {
@@ -220,7 +201,7 @@ impl Unread {
     /// The shard from [`Self::next`] ran out of time after so long, at `ended`.
     pub(super) fn ran_out_of_time(&mut self, shard: ShardId, took: Duration, ended: UnixMicros) {
         self.slow.add(shard, ended.plus(rest(took)));
-        self.round.note(took);
+        self.rounds.note(took);
         // Whether that task still waits is unknown, perhaps for as long as an old transaction is open.
         self.oldest.remove(&shard);
     }
@@ -265,7 +246,7 @@ impl Unread {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::round::QUICK_ROUND, *};
 
     const NOW: UnixMicros = UnixMicros::new(1_000_000_000);
     const SHARDS: [ShardId; 3] = [ShardId::new(1), ShardId::new(2), ShardId::new(3)];
