@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-/// A round of single reads that takes less shows that joint reads may pass again: a statement has 5 s.
+use super::SHARDS_AT_ONCE;
+
+/// Single reads that take less, of the shards of one joint read, show that it may pass again: a statement has 5 s.
 pub(super) const QUICK_ROUND: Duration = Duration::from_secs(2);
 
 /// What every read of a round takes counts as the way to the database, up to this. A joint read goes it once.
@@ -18,6 +20,7 @@ struct Round {
     reads: u32,
     took: Duration,
     shortest: Option<Duration>,
+    longest: Duration,
     /// Whether its last shard was read. Reads of nudged shards may follow, which are no part of it.
     is_over: bool,
 }
@@ -25,7 +28,9 @@ struct Round {
 impl Round {
     fn is_quick(&self) -> bool {
         let way = self.shortest.unwrap_or_default().min(WAY_LONGEST);
-        self.took.saturating_sub(way * self.reads) < QUICK_ROUND
+        let joint_reads = self.reads.div_ceil(u32::try_from(SHARDS_AT_ONCE).unwrap_or(u32::MAX));
+        // One slow shard must not hide among the shards of many joint reads.
+        self.longest < QUICK_ROUND && self.took.saturating_sub(way * self.reads) < QUICK_ROUND * joint_reads
     }
 }
 
@@ -50,6 +55,7 @@ impl Rounds {
         round.reads += 1;
         round.took += took;
         round.shortest = Some(round.shortest.map_or(took, |shortest| shortest.min(took)));
+        round.longest = round.longest.max(took);
     }
 
     /// The last shard of the round was read. Returns whether to try joint reads again. Where each shard takes some time

@@ -395,14 +395,17 @@ mod tests {
 
     #[test]
     fn a_round_of_many_shards_over_a_long_way_is_quick_unless_one_of_them_is_slow() {
-        let ten_ms = Duration::from_millis(10);
-        for (slowest, is_slow) in [(ten_ms, false), (Duration::from_millis(2_500), true)] {
+        let [way, jitter, slow] = [10, 1, 2_500].map(Duration::from_millis);
+        for (shards, slowest, is_slow) in
+            [(256, way, false), (256, slow, true), (4_096, way, false), (4_096, slow, true)]
+        {
             let mut unread = Unread::default();
-            unread.add(&(0..256).map(ShardId::new).collect::<Vec<_>>());
+            unread.add(&(0..shards).map(ShardId::new).collect::<Vec<_>>());
             while let Some(shard) = unread.next(NOW) {
-                unread.read(shard, if shard == SHARDS[0] { slowest } else { ten_ms }, None);
+                let took = if shard == SHARDS[0] { slowest } else { way + jitter };
+                unread.read(shard, took, None);
             }
-            assert_eq!(unread.joint_reads_time_out(), is_slow);
+            assert_eq!(unread.joint_reads_time_out(), is_slow, "{shards} shards, the slowest of them {slowest:?}");
         }
         let mut unread = Unread::default();
         unread.add(&SHARDS[..2]);
