@@ -73,7 +73,8 @@ impl<S: Statements> Preloader<S> {
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
         let (mut keys, mut lately_passes) = (Vec::new(), true);
-        // Where joint reads have run out of time before, the last single read of each shard has shown what was overdue.
+        // Where joint reads have run out of time before, single reads have shown since what was overdue. A shard that
+        // none has reached counts for too little: nothing tells it from one that is slow and follows what comes due.
         let since = if self.unread.joint_reads_time_out() { now } else { now.minus(self.may_be_overdue()) };
         for part in shards.chunks(SHARDS_AT_ONCE) {
             if !self.unread.joint_reads_time_out() {
