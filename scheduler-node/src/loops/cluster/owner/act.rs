@@ -195,8 +195,9 @@ impl Actor {
     }
 }
 
-/// The fences that the database no longer has under these epochs. Without an answer in time: none. Leaves out shards
-/// whose claims have stopped: the cut of a move raises their epoch, and the mover adopts it.
+/// The fences that the database no longer has under these epochs. Without an answer in time, or where the schema
+/// does not fit: none. Leaves out shards whose claims have stopped: the cut of a move raises their epoch, and the mover
+/// adopts it.
 async fn overtaken<F: Fence>(owned: &[(ShardId, Epoch)], database: &OwnerDatabase<F>) -> Vec<(ShardId, Epoch)> {
     let _work = at_work();
     let claimable = database.owned_shards.claimable();
@@ -204,13 +205,15 @@ async fn overtaken<F: Fence>(owned: &[(ShardId, Epoch)], database: &OwnerDatabas
     let asked: BTreeMap<ShardId, Epoch> = asked.collect();
     let look = async {
         loop {
-            if let Ok(held) = database.fence.still_held(&asked).await {
-                return held;
+            match database.fence.still_held(&asked).await {
+                Ok(held) => return Some(held),
+                Err(error) if error.fault() == store::Fault::Bug => return None,
+                Err(_) => {}
             }
             tokio::time::sleep(FENCES_READ_AGAIN).await;
         }
     };
-    let Ok(held) = tokio::time::timeout(FENCES_READ_WITHIN, look).await else { return Vec::new() };
+    let Ok(Some(held)) = tokio::time::timeout(FENCES_READ_WITHIN, look).await else { return Vec::new() };
     asked.into_iter().filter(|(shard, _)| !held.contains(shard)).collect()
 }
 
@@ -218,4 +221,43 @@ async fn overtaken<F: Fence>(owned: &[(ShardId, Epoch)], database: &OwnerDatabas
 async fn is_drained(everywhere: &[Arc<OwnedShards>], shards: &[ShardId], time: Duration) -> bool {
     let drained = join_all(everywhere.iter().map(|owned_shards| owned_shards.drained(shards)));
     tokio::time::timeout(time, drained).await.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use common::ids::DatabaseName;
+
+    use super::*;
+    use crate::store::StoreOp;
+
+    /// Fences in a table that this node's statements do not fit.
+    #[derive(Debug, Default)]
+    struct Unreadable {
+        looks: AtomicU32,
+    }
+
+    impl Fence for Unreadable {
+        async fn acquire_free(&self, _: &[ShardId], _: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
+            Ok(Vec::new())
+        }
+
+        async fn acquire(&self, _: &[ShardId], _: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
+            Ok(Vec::new())
+        }
+
+        async fn still_held(&self, _: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, store::Error> {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            Err(store::Error::unreadable(DatabaseName::new("main"), StoreOp::ShardHeld))
+        }
+    }
+
+    #[tokio::test]
+    async fn fences_that_cannot_be_read_are_read_once() {
+        let (name, owned_shards) = (DatabaseName::new("main"), Arc::new(OwnedShards::new(1)));
+        let database = OwnerDatabase { name, owned_shards, fence: Arc::new(Unreadable::default()) };
+        assert_eq!(overtaken(&[], &database).await, []);
+        assert_eq!(database.fence.looks.load(Ordering::Relaxed), 1);
+    }
 }
