@@ -49,6 +49,16 @@ pub(crate) struct BodyMemory {
 struct Totals {
     all: Held,
     by_caller: HashMap<Arc<str>, Held>,
+    /// One for each body that waits and is counted so.
+    wants: Vec<Want>,
+}
+
+/// The memory that a body needs besides what it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Want {
+    caller: Arc<str>,
+    bytes: usize,
+    is_small: bool,
 }
 
 /// What bodies hold.
@@ -57,6 +67,12 @@ struct Held {
     bytes: usize,
     /// Those of them whose bodies wait for more.
     waiting: usize,
+}
+
+impl Held {
+    fn all_wait(self) -> bool {
+        self.bytes == self.waiting
+    }
 }
 
 impl Totals {
@@ -69,26 +85,21 @@ impl Totals {
         self.by_caller.get(caller).copied().unwrap_or_default()
     }
 
-    /// `bytes`: what a body of the caller holds. It begins to wait for more.
-    fn begin_wait(&mut self, caller: &Arc<str>, bytes: usize) {
-        self.all.waiting += bytes;
-        self.by_caller.entry(Arc::clone(caller)).or_default().waiting += bytes;
+    /// A body begins to wait for what it wants. `held`: the bytes that it has.
+    fn begin_wait(&mut self, want: Want, held: usize) {
+        self.all.waiting += held;
+        self.by_caller.entry(Arc::clone(&want.caller)).or_default().waiting += held;
+        self.wants.push(want);
     }
 
-    fn end_wait(&mut self, caller: &Arc<str>, bytes: usize) {
-        self.all.waiting -= bytes;
-        if let Some(of_caller) = self.by_caller.get_mut(caller) {
-            of_caller.waiting -= bytes;
+    fn end_wait(&mut self, want: &Want, held: usize) {
+        self.all.waiting -= held;
+        if let Some(of_caller) = self.by_caller.get_mut(&want.caller) {
+            of_caller.waiting -= held;
         }
-    }
-
-    /// Whether all bodies that hold what is short wait themselves, so that none of them frees it.
-    fn is_stuck(&self, caller: &Arc<str>, shortage: Shortage) -> bool {
-        let held = match shortage {
-            Shortage::Total => self.all,
-            Shortage::Caller => self.of(caller),
-        };
-        held.bytes == held.waiting
+        if let Some(index) = self.wants.iter().position(|other| other == want) {
+            self.wants.swap_remove(index);
+        }
     }
 }
 
@@ -133,27 +144,43 @@ impl BodyMemory {
         self.taken.lock().all.bytes
     }
 
-    /// Adds the bytes to what is `taken`. `left`: how much of the caller's share stays free.
-    fn take(
-        &self,
-        taken: &mut Totals,
-        caller: &Arc<str>,
-        bytes: usize,
-        is_small: bool,
-        left: usize,
-    ) -> Result<(), Shortage> {
-        let of_caller = taken.of(caller).bytes;
+    /// Adds what a body wants to what is `taken`. `left`: how much of the caller's share stays free.
+    fn take(&self, taken: &mut Totals, want: &Want, left: usize) -> Result<(), Shortage> {
+        self.fits(taken, want, left)?;
+        taken.add(&want.caller, want.bytes, true);
+        Ok(())
+    }
+
+    /// Whether there is room for it beside what is `taken`.
+    fn fits(&self, taken: &Totals, want: &Want, left: usize) -> Result<(), Shortage> {
+        let of_caller = taken.of(&want.caller).bytes;
         // A caller's only body has no other to leave room to.
         let left = if of_caller == 0 { 0 } else { left };
-        if of_caller + bytes + left > self.of_one_caller() {
+        if of_caller + want.bytes + left > self.of_one_caller() {
             return Err(Shortage::Caller);
         }
-        let kept = if is_small { 0 } else { self.bytes / SMALL_PART };
-        if taken.all.bytes + bytes > self.bytes - kept {
+        let kept = if want.is_small { 0 } else { self.bytes / SMALL_PART };
+        if taken.all.bytes + want.bytes > self.bytes - kept {
             return Err(Shortage::Total);
         }
-        taken.add(caller, bytes, true);
         Ok(())
+    }
+
+    /// Whether all bodies that hold what is short wait themselves and none of them can go on, so that none frees it.
+    fn is_stuck(&self, taken: &Totals, caller: &Arc<str>, shortage: Shortage) -> bool {
+        let held = match shortage {
+            Shortage::Total => taken.all,
+            Shortage::Caller => taken.of(caller),
+        };
+        let holds_it = |want: &&Want| shortage == Shortage::Total || want.caller == *caller;
+        let can_go_on = |want: &Want| match self.fits(taken, want, 0) {
+            // It is woken as well, and has yet to look.
+            Ok(()) => true,
+            // Bodies of other callers free it.
+            Err(Shortage::Total) => !taken.all.all_wait(),
+            Err(Shortage::Caller) => false,
+        };
+        held.all_wait() && !taken.wants.iter().filter(holds_it).any(can_go_on)
     }
 
     fn give_back(&self, caller: &Arc<str>, bytes: usize, counts_for_all: bool) {
@@ -196,7 +223,8 @@ impl Reservation {
         bounded: bool,
     ) -> Result<Self, Shortage> {
         if bounded {
-            memory.take(&mut memory.taken.lock(), &caller, bytes, bytes <= SMALL_BYTES, 0)?;
+            let want = Want { caller: Arc::clone(&caller), bytes, is_small: bytes <= SMALL_BYTES };
+            memory.take(&mut memory.taken.lock(), &want, 0)?;
         } else {
             memory.taken.lock().add(&caller, bytes, false);
         }
@@ -272,12 +300,17 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
+    fn want(&self) -> Want {
+        let Reservation { caller, bytes: held, .. } = self.body;
+        Want { caller: Arc::clone(caller), bytes: self.more, is_small: held + self.more <= SMALL_BYTES }
+    }
+
     /// Takes the memory, or sees that none will be freed. `None`: the body has to wait.
     fn ends(&mut self) -> Option<()> {
-        let Reservation { memory, caller, bytes: held, .. } = self.body;
-        let is_small = held + self.more <= SMALL_BYTES;
+        let Reservation { memory, bytes: held, .. } = self.body;
+        let want = self.want();
         let mut totals = memory.taken.lock();
-        self.taken = memory.take(&mut totals, caller, self.more, is_small, self.left);
+        self.taken = memory.take(&mut totals, &want, self.left);
         let Err(shortage) = self.taken else { return Some(()) };
         // A body that holds nothing keeps no other waiting, and those that hold something look for themselves.
         if *held == 0 {
@@ -285,13 +318,13 @@ impl Wait<'_> {
         }
         if self.waiting == 0 {
             self.waiting = *held;
-            totals.begin_wait(caller, *held);
+            totals.begin_wait(want.clone(), *held);
         }
-        if !totals.is_stuck(caller, shortage) {
+        if !memory.is_stuck(&totals, &want.caller, shortage) {
             return None;
         }
         // Under the same lock, so that no second one leaves for the same reason before this one has freed its memory.
-        totals.end_wait(caller, std::mem::take(&mut self.waiting));
+        totals.end_wait(&want, std::mem::take(&mut self.waiting));
         Some(())
     }
 }
@@ -299,7 +332,7 @@ impl Wait<'_> {
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if self.waiting > 0 {
-            self.body.memory.taken.lock().end_wait(&self.body.caller, self.waiting);
+            self.body.memory.taken.lock().end_wait(&self.want(), self.waiting);
         }
     }
 }
@@ -369,6 +402,34 @@ mod tests {
             assert_eq!(began.elapsed(), Duration::ZERO, "none waits until others give up");
             let taken = memory.taken.lock();
             assert_eq!((taken.all.bytes, taken.all.waiting, taken.by_caller.len()), (0, 0, 0));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_is_not_refused_while_others_that_wait_can_go_on() {
+        // MiB of all memory, what bodies hold and want, and what another one holds and frees. The first body to look
+        // after that finds no room, but another one does; and a body waits for one that others will let go on.
+        let cases = [
+            (160, &[("a", 32, 32), ("a", 8, 8), ("a", 20, 20)][..], ("a", 20)),
+            (64, &[("a", 14, 4), ("a", 14, 14)][..], ("b", 28)),
+        ];
+        for (all, bodies, stored) in cases {
+            let memory = Arc::new(BodyMemory::new(all * MIB));
+            let begun = async |caller: &str, held: usize| {
+                let mut reserved = Reservation::none(&memory, caller.into());
+                assert_eq!(status(&mut reserved, MIB).await, 200);
+                assert_eq!(status(&mut reserved, held * MIB).await, 200);
+                reserved
+            };
+            let mut grown = Vec::new();
+            for (caller, held, more) in bodies {
+                let mut reserved = begun(caller, *held).await;
+                grown.push(async move { status(&mut reserved, (held + more) * MIB).await });
+            }
+            let stored = begun(stored.0, stored.1).await;
+            let (statuses, ()) = tokio::join!(join_all(grown), async { drop(stored) });
+            assert_eq!(statuses, vec![200; bodies.len()]);
+            assert!(memory.taken.lock().wants.is_empty());
         }
     }
 
