@@ -1,10 +1,13 @@
 -- Reads the transactions that a waiting `duetime migrate` waits for, the oldest first: the process, its application,
--- and the seconds since the transaction began. Of those that this role may not see, only the process is known.
+-- the transaction as pg_locks names it (none between transactions), and the seconds since it began. PostgreSQL hides
+-- these seconds from a role that may not see the session's details.
 SELECT b.pid, COALESCE(b.application_name, '') AS application,
-       COALESCE(EXTRACT(EPOCH FROM clock_timestamp() - b.xact_start), 0)::BIGINT AS age_s
+       (SELECT max(l.virtualtransaction) FROM pg_locks AS l
+         WHERE l.pid = b.pid AND l.granted AND l.virtualxid = l.virtualtransaction) AS transaction,
+       EXTRACT(EPOCH FROM clock_timestamp() - b.xact_start)::BIGINT AS age_s
   FROM pg_stat_activity AS b
  WHERE b.pid IN (SELECT unnest(pg_blocking_pids(w.pid))
                    FROM pg_stat_activity AS w
                   WHERE w.datname = current_database() AND w.wait_event_type = 'Lock'
                     AND w.application_name = current_setting('application_name'))
- ORDER BY age_s DESC, b.pid
+ ORDER BY age_s DESC NULLS LAST, b.pid
