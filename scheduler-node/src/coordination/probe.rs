@@ -7,17 +7,14 @@ use super::{Coordination, Error, EtcdOp};
 
 impl Coordination {
     /// Sends a write that never happens: etcd judges the space and the user's rights before it compares. The metric has
-    /// the outcome, unless there is no answer.
+    /// the outcome: writable unless etcd refuses. One that does not answer has alerts of its own.
     pub async fn write_probe(&self) -> Result<(), Error> {
         let key = self.keys.realm();
         let never = Compare::create_revision(key.clone(), CompareOp::Less, 0);
         let txn = Txn::new().when([never]).and_then([TxnOp::put(key, "", None)]);
         let answer = self.transact(EtcdOp::WriteProbe, txn).await.map(drop);
-        match &answer {
-            Ok(()) => self.metrics.etcd_writable.set(1),
-            Err(Error::Refused { .. }) => self.metrics.etcd_writable.set(0),
-            Err(_) => {}
-        }
+        let refuses = matches!(answer, Err(Error::Refused { .. }));
+        self.metrics.etcd_writable.set(i64::from(!refuses));
         answer
     }
 }

@@ -227,4 +227,9 @@ async fn a_probe_finds_out_whether_etcd_takes_writes_and_writes_nothing() {
     etcd.clear_no_space().await.unwrap();
     soon("etcd takes writes again", taken()).await;
     assert_eq!(writable(), 1);
+    coordination.metrics().etcd_writable.set(0);
+    etcd.kill_all();
+    let silent = async { while !matches!(coordination.write_probe().await, Err(Error::Unanswered { .. })) {} };
+    soon("etcd does not answer", silent).await;
+    assert_eq!(writable(), 1, "an etcd that is away is not said to refuse writes");
 }
