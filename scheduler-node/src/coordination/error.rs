@@ -96,6 +96,12 @@ impl Error {
     pub fn is_news(&self, logged: &mut bool) -> bool {
         !matches!(self, Self::Unanswered { .. }) && !std::mem::replace(logged, true)
     }
+
+    /// Whether a write was refused for a reason that holds for the next one too. An etcd that has too many requests may
+    /// take the next, though it answers with the code of one without space.
+    pub fn refuses_writes(&self) -> bool {
+        matches!(self, Self::Refused { source, .. } if !says(source, code::RESOURCE_EXHAUSTED, "too many requests"))
+    }
 }
 
 /// The status codes of gRPC.
@@ -120,8 +126,13 @@ pub(super) fn status(error: &etcd_client::Error) -> Option<i32> {
 /// Whether etcd answered that a lease of this number exists. Other refusals have the same code, such as that of a login
 /// where etcd has no users.
 pub(super) fn is_lease_known(error: &etcd_client::Error) -> bool {
+    says(error, code::FAILED_PRECONDITION, "lease already exists")
+}
+
+/// Whether etcd answered with the code, and a message that has the words.
+fn says(error: &etcd_client::Error, code: i32, words: &str) -> bool {
     let etcd_client::Error::GRpcStatus(answer) = error else { return false };
-    status(error) == Some(code::FAILED_PRECONDITION) && answer.message().contains("lease already exists")
+    status(error) == Some(code) && answer.message().contains(words)
 }
 
 /// Whether etcd has understood and refused the request, so that the next endpoint would refuse it too.

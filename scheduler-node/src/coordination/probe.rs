@@ -7,13 +7,13 @@ use super::{Coordination, Error, EtcdOp};
 
 impl Coordination {
     /// Sends a write that never happens: etcd judges the space and the user's rights before it compares. The metric has
-    /// the outcome: writable unless etcd refuses. One that does not answer has alerts of its own.
+    /// the outcome: writable unless etcd refuses writes. One that does not answer has alerts of its own.
     pub async fn write_probe(&self) -> Result<(), Error> {
         let key = self.keys.realm();
         let never = Compare::create_revision(key.clone(), CompareOp::Less, 0);
         let txn = Txn::new().when([never]).and_then([TxnOp::put(key, "", None)]);
         let answer = self.transact(EtcdOp::WriteProbe, txn).await.map(drop);
-        let refuses = matches!(answer, Err(Error::Refused { .. }));
+        let refuses = answer.as_ref().is_err_and(Error::refuses_writes);
         self.metrics.etcd_writable.set(i64::from(!refuses));
         answer
     }

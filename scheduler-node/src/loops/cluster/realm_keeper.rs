@@ -120,7 +120,7 @@ impl RealmKeeper {
                 }
             }
             Err(error) => {
-                let is_news = error.is_news(refused);
+                let is_news = error.refuses_writes() && error.is_news(refused);
                 let error = &error as &dyn std::error::Error;
                 if is_news {
                     tracing::warn!(error, "etcd takes no writes; a node that is lost now is not replaced");
