@@ -103,7 +103,7 @@ impl ClusterReport {
         let count = self.shards_orphaned;
         let (have, them) = if count == 1 { ("shard has", "it") } else { ("shards have", "them") };
         let orphaned = format!(
-            "{count} {have} a last owner that is not a member of the cluster; unless it still runs, no node dispatches {them}"
+            "{count} {have} a last owner that is not a member of the cluster, as far as this node knows from etcd; unless it still runs, no node dispatches {them}"
         );
         self.notes.iter().cloned().chain((count > 0).then_some(orphaned)).collect()
     }
