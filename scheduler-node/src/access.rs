@@ -79,8 +79,9 @@ impl Access {
         access
     }
 
-    /// Puts these tokens in force instead of those configured before. Requests that were let in go on, but
-    /// exports end. The next one of a removed token is refused. A node that has had a token stays closed without any.
+    /// Puts these tokens in force instead of those configured before. Requests that were let in go on, but exports of a
+    /// token that is gone or opens something else end. The next request of a removed token is refused. A node that has
+    /// had a token stays closed without any.
     pub(crate) fn configure(&self, tokens: &[config::auth::Token]) {
         let configured: Arc<Vec<Token>> = Arc::new(
             tokens
