@@ -199,6 +199,21 @@ async fn the_last_task_of_a_batch_with_a_key_gives_it_its_content_however_large_
     }
 }
 
+/// The statement of the first two fails with the refused one, so that of the last two could be done before that of `b`.
+#[tokio::test]
+async fn the_last_task_of_a_batch_with_a_key_gives_it_its_content_beside_one_that_the_database_refuses() {
+    let (counter, test) = fresh().await;
+    test.refuse("INSERT", "task", "key", "a").await;
+    let task = |key: &str, n: u32| json!({ "queue": "mail", "key": key, "on_duplicate": "replace", "delay_ms": 60_000, "payload": n });
+    let batch = [("a", 0), ("b", 1), ("b", 2), ("c", 3)].map(|(key, n)| Ok(request(&task(key, n).to_string())));
+    let answers = counter.desk.submit_batch(batch.into()).await;
+    let ids: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().map(|task| task.id)).collect();
+    assert!(ids[0].is_none() && ids[1].is_some() && ids[1] == ids[2] && ids[3].is_some(), "{answers:?}");
+    let shown = counter.desk.get(ids[1].expect("it is stored")).await.expect("it is there");
+    assert_eq!(shown.payload.expect("JSON").get(), "2");
+    assert_eq!(test.live().await, 2);
+}
+
 #[tokio::test]
 async fn what_is_too_long_is_refused_before_anything_is_written() {
     let (counter, test) = fresh().await;

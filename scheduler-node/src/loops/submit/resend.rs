@@ -1,10 +1,13 @@
 //! Sends a batch again whose first sending failed, until its result is known.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use common::task::NewTask;
 
-use super::batch::SubmitError;
+use super::batch::{SubmitError, key_of};
 use crate::{
     store::{
         Database, Effect, Error, Fault, Statements,
@@ -30,11 +33,18 @@ pub(super) enum Known<T> {
     Elsewhere(Sending),
 }
 
+/// How far a part of a batch is.
+enum Progress<T> {
+    Answered(Result<T, Error>),
+    /// It shares a key with an earlier part, which is not done. The error is that of the part that both were.
+    WaitsItsTurn(Error),
+}
+
 /// Sends `tasks` again, whose first sending failed, until they are known to be durable or known not to be, within
 /// bounds. After a sending with an unknown end, the next begins only when the time of the earlier one is over. A
 /// task that the database refuses is separated from its neighbours, and so is one in doubt, as with a bug: its sender
-/// may send it again, in case the server is at fault. `first` is the kind of the failed sending. Returns the result of
-/// each part, in the order of the tasks.
+/// may send it again, in case the server is at fault. Tasks of one key keep their order. `first` is the kind of the
+/// failed sending. Returns the result of each part, in the order of the tasks.
 pub(super) async fn until_known<'a, T, F>(
     node_database: &NodeDatabase,
     tasks: &'a [NewTask],
@@ -49,23 +59,26 @@ where
     let mut known: Vec<(&[NewTask], Known<T>)> = Vec::new();
     let mut doubts_alone = 0;
     // The first part is the last of the list.
-    let mut parts = vec![(tasks, first, window, Err(error))];
-    while let Some((part, sending, window, sent)) = parts.pop() {
-        let error = match sent {
-            Ok(stored) => {
-                known.push((part, Known::Stored(stored)));
+    let mut parts = vec![(tasks, first, window, Progress::Answered(Err(error)))];
+    while let Some((part, sending, mut window, progress)) = parts.pop() {
+        let answer = match progress {
+            Progress::Answered(answer) => answer,
+            Progress::WaitsItsTurn(error) => {
+                window = next_window(window, &error, sending, database);
+                send(part, sending, window).await
+            }
+        };
+        let error = match answer {
+            Err(error) if !error.is_moved() => error,
+            stored_or_moved => {
+                known.push((part, stored_or_moved.map_or(Known::Elsewhere(sending), Known::Stored)));
                 continue;
             }
-            Err(error) => error,
         };
-        if error.is_moved() {
-            known.push((part, Known::Elsewhere(sending)));
-            continue;
-        }
         let refused = error.fault() == Fault::Data;
         let is_doubt = error.puts_rows_in_doubt() && error.effect == Effect::None;
         let others_pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)))
-            || parts.iter().any(|(_, _, _, sent)| sent.is_ok());
+            || parts.iter().any(|(_, _, _, progress)| matches!(progress, Progress::Answered(Ok(_))));
         // A smaller part may be written within a statement's timeout, or within a window.
         let is_slow = error.is_out_of_time() || (error.is_outside_window() && window.is_over(database));
         // If several tasks fail alone and none has passed, the server may be at fault.
@@ -75,39 +88,46 @@ where
         let late = started.elapsed() > RESOLVE_DEADLINE;
         if is_split && part.len() > 1 && !late {
             let (before, after) = part.split_at(part.len() / 2);
-            let next = next_window(window, &error, unknown, database);
-            let before = (before, sending, next, send(before, sending, next).await);
+            let next = next_window(window, &error, sending, database);
+            let answer = send(before, sending, next).await;
             // The first half may have used up that window.
-            let next = next_window(window, &error, unknown, database);
-            parts.extend([(after, sending, next, send(after, sending, next).await), before]);
+            let later = next_window(window, &error, sending, database);
+            let progress = match answer.is_err() && share_a_key(before, after) {
+                true => Progress::WaitsItsTurn(error),
+                false => Progress::Answered(send(after, sending, later).await),
+            };
+            parts.extend([(after, sending, later, progress), (before, sending, next, Progress::Answered(answer))]);
             continue;
         }
-        let next = next_window(window, &error, unknown, database);
+        let next = next_window(window, &error, sending, database);
         let pause = PAUSE.max(next.wait(database));
         // The clock of a server that took over may be far behind the end of the last window.
         let is_too_long = started.elapsed() + pause > RESOLVE_DEADLINE + EXECUTED_WITHIN;
         if refused || late || is_too_long || !(unknown || error.is_contention()) {
-            // The log has a line about a refused task where it is set aside.
-            if !(refused && part.len() == 1) {
-                note_unstored(node_database, part.len(), &error, others_pass);
-            }
+            note_unstored(node_database, part.len(), &error, others_pass);
             known.push((part, Known::Failed(unstored(&error, part.len() == 1, unknown))));
             continue;
         }
         let sending = if unknown { Sending::Again } else { sending };
         tokio::time::sleep(pause).await;
-        parts.push((part, sending, next, send(part, sending, next).await));
+        parts.push((part, sending, next, Progress::Answered(send(part, sending, next).await)));
     }
     with_others_pass(known)
 }
 
-/// The window of a sending that begins now, after one with `window` failed.
-fn next_window(window: Window, error: &Error, unknown: bool, database: &Database) -> Window {
-    match (error.effect, unknown) {
+/// The window of a sending that begins now, after that of kind `sending` with `window` failed.
+fn next_window(window: Window, error: &Error, sending: Sending, database: &Database) -> Window {
+    match (error.effect, sending) {
         (Effect::Unknown, _) => window.next(database),
-        (Effect::None, true) => Window { after: window.after, ..Window::first(database) },
-        (Effect::None, false) => Window::first(database),
+        (Effect::None, Sending::Again) => Window { after: window.after, ..Window::first(database) },
+        (Effect::None, Sending::First) => Window::first(database),
     }
+}
+
+/// Whether a later part has a task of a key of an earlier one: written first, it would be replaced by the older task.
+fn share_a_key(earlier: &[NewTask], later: &[NewTask]) -> bool {
+    let keys: BTreeSet<_> = earlier.iter().filter(|task| task.keyed.is_some()).map(key_of).collect();
+    later.iter().any(|task| keys.contains(&key_of(task)))
 }
 
 /// Tells the tasks in doubt whether others of the batch passed.
@@ -123,6 +143,10 @@ fn with_others_pass<T>(mut known: Vec<(&[NewTask], Known<T>)>) -> Vec<(&[NewTask
 
 /// Notes that submitted tasks could not be stored.
 fn note_unstored(database: &NodeDatabase, tasks: usize, error: &Error, others_pass: bool) {
+    // The log has a line about a refused task where it is set aside.
+    if error.fault() == Fault::Data && tasks == 1 {
+        return;
+    }
     // A connection that breaks, or that none is free, says nothing about the next write. No answer in time does.
     let says_it_takes_none = error.sqlstate().is_some() || error.source.is_none() || error.not_replicated().is_some();
     let is_of_one_row = others_pass && error.is_unreadable_file();

@@ -10,7 +10,7 @@ mod route;
 use std::{sync::Arc, time::Duration};
 
 use common::{
-    ids::{QueueName, TaskId},
+    ids::TaskId,
     task::{NewTask, ValidTask},
     time::UnixMicros,
 };
@@ -21,7 +21,7 @@ pub use self::insert::run;
 use self::route::Routes;
 pub use super::batch::SubmitError;
 use super::{
-    batch::Job,
+    batch::{Job, key_of},
     keyed_submitter::{PutJob, TASKS_PER_PUT},
 };
 use crate::{
@@ -283,11 +283,6 @@ fn in_lines(mut tasks: Vec<(usize, NewTask)>) -> Vec<Vec<(usize, NewTask)>> {
         }
     }
     lines
-}
-
-/// The queue, the partition key and the key of a task.
-fn key_of(task: &NewTask) -> (&QueueName, Option<&str>, Option<&str>) {
-    (&task.queue, task.partition_key.as_deref(), task.keyed.as_ref().map(|keyed| keyed.key.as_str()))
 }
 
 /// The tasks whose queues have other rules by now, with their positions.
