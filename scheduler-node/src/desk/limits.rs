@@ -120,13 +120,16 @@ impl Desk {
         admission: &mut Admission,
     ) -> Vec<(usize, LimitVerdict)> {
         let (mut cases, mut rooms) = (self.cases(tasks, book, limited), KeyRooms::default());
-        let to_count = self.rule(&mut cases, &mut rooms, admission, false);
+        let mut ruled_at = Instant::now();
+        let to_count = self.rule(&mut cases, &mut rooms, admission, ruled_at, false);
         if !to_count.is_empty() {
             self.counted(to_count).await;
-            self.rule(&mut cases, &mut rooms, admission, true);
+            ruled_at = Instant::now();
+            self.rule(&mut cases, &mut rooms, admission, ruled_at, true);
         }
         if self.look_up_keys(&mut cases, &mut rooms, admission).await {
-            self.rule(&mut cases, &mut rooms, admission, true);
+            // Slow look-ups make no count too old by which a case was ruled on before them.
+            self.rule(&mut cases, &mut rooms, admission, ruled_at, true);
         }
         cases.into_iter().map(|case| (case.place, case.verdict)).collect()
     }
@@ -177,15 +180,16 @@ impl Desk {
         Some((LimitBound { whose: LimitHolder::Queue, meter, most: policy.pending() }, policy.max_submits_per_second))
     }
 
-    /// Rules on the open cases. Returns the limits that need a count before the other cases can be ruled on.
+    /// Rules on the open cases by the counts as they stand, with their age at `now`. Returns the limits that need a
+    /// count before the other cases can be ruled on.
     fn rule<'a>(
         &self,
         cases: &mut [LimitedTask<'a>],
         rooms: &mut KeyRooms<'a>,
         admission: &mut Admission,
+        now: Instant,
         last: bool,
     ) -> Vec<LimitBound> {
-        let now = Instant::now();
         let (mut first, mut meanwhile): (Vec<LimitBound>, Vec<LimitBound>) = (Vec::new(), Vec::new());
         for (at, case) in cases.iter_mut().enumerate() {
             if !matches!(case.verdict, LimitVerdict::Open) {
