@@ -48,6 +48,9 @@ const TRIES: u32 = 3;
 /// No database that this node uses has the shard, for longer than a cut takes.
 const NO_PLACE: &str = "its shard is moving to another database, or is in one that this node does not use yet";
 
+/// The answer to a task whose caller is to send an earlier one with its key again.
+const BEHIND_ANOTHER: &str = "an earlier task of the batch with its key was not stored";
+
 /// The promise to a caller: this task is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
@@ -241,7 +244,8 @@ impl Submitter {
     }
 
     /// Sends tasks to a database's loop of keyed writes, in jobs of a bounded size, each after the answer to the one
-    /// before. Returns the answers with their positions. A job that finds no room is left out, and all behind it.
+    /// before. Returns the answers with their positions. A job that finds no room is left out, and all behind it. The
+    /// tasks of several jobs have one key: where one of them may come again, those behind its job must not go first.
     async fn put_one_by_one(
         &self,
         index: DatabaseIndex,
@@ -258,7 +262,12 @@ impl Submitter {
                 break;
             }
             let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
+            let is_in_order = given.iter().all(lets_later_ones_pass);
             answers.extend(places.into_iter().zip(given));
+            if !is_in_order {
+                let why = SubmitError::Unavailable(BEHIND_ANOTHER.to_owned());
+                answers.extend(left.by_ref().map(|(place, _)| (place, Err(why.clone()))));
+            }
         }
         answers
     }
@@ -302,6 +311,17 @@ fn handed_back(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<Ne
     answers.iter().enumerate().filter_map(handed_back).unzip()
 }
 
+/// Whether later tasks with the key of this one may be written. A task that is handed back is not overtaken: those
+/// behind it are handed back for the same reason, and all are sent again in their order.
+const fn lets_later_ones_pass(answer: &Result<Put, SubmitError>) -> bool {
+    match answer {
+        Ok(put) => !matches!(put.outcome, PutOutcome::Busy),
+        Err(error) => {
+            matches!(error, SubmitError::Refused(_) | SubmitError::RulesChanged(_) | SubmitError::Elsewhere(_))
+        }
+    }
+}
+
 /// Turns a put into an answer. A task that another transaction blocks is not stored, and its neighbours are.
 fn keyed_answer(put: Put) -> Result<Accepted, SubmitError> {
     if put.outcome == PutOutcome::Busy {
@@ -312,4 +332,46 @@ fn keyed_answer(put: Put) -> Result<Accepted, SubmitError> {
 
 fn stopping() -> SubmitError {
     SubmitError::Unknown("the node is stopping".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use common::{
+        ids::ShardId,
+        task::{BusinessKey, OnDuplicate, TaskState},
+    };
+
+    use super::*;
+    use crate::{
+        desk::tests::fresh,
+        store::tests::{fixture, new_task},
+    };
+
+    #[tokio::test]
+    async fn a_task_is_not_stored_before_an_earlier_job_with_its_key_that_is_to_come_again() {
+        let (counter, _test) = fresh().await;
+        let fitness = watch::channel(NodeFitness::default()).1;
+        let (databases, books) = (counter.databases.clone(), Arc::clone(&counter.books));
+        let submitter = Submitter::new(databases, books, fitness, Duration::from_secs(10));
+        let SubmitJobs { jobs: _jobs, mut puts } = submitter.add_line();
+        let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+        task.keyed = Some(BusinessKey { key: "k".to_owned(), version: 0, on_duplicate: OnDuplicate::default() });
+        let (id, now) = (task.id, UnixMicros::new(0));
+        let (outcome, state) = (PutOutcome::Busy, TaskState::Scheduled);
+        let busy = Put { outcome, id, state, due_at: now, created_at: now, version: 0, superseded: 0 };
+        let mut lengths = Vec::new();
+        let answering = async {
+            while let Some(PutJob { tasks, answer, .. }) = puts.recv().await {
+                lengths.push(tasks.len());
+                answer.send(vec![Ok(busy.clone()); tasks.len()]).expect("the submitter waits for it");
+            }
+        };
+        let answers = tokio::select! {
+            answers = submitter.write(vec![task; TASKS_PER_PUT + 1], "http") => answers,
+            () = answering => unreachable!("the line is open"),
+        };
+        assert_eq!(lengths, [TASKS_PER_PUT], "the last task is not sent");
+        assert_eq!(answers.last(), Some(&Err(SubmitError::Unavailable(BEHIND_ANOTHER.to_owned()))));
+        assert_eq!(answers.len(), TASKS_PER_PUT + 1);
+    }
 }
