@@ -403,15 +403,18 @@ impl SqlIntake {
         let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         self.look_at_new(database, &collected).await;
-        let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
+        let refused: Vec<_> = tried.refused.iter().map(|refused| self.refused(refused)).collect();
         let (mut waiting, failed) = state.leave(tried.left, others_pass, refuse::keyed);
         let left_out = order.left_out();
         if failed.is_none() {
             let outcomes: BTreeMap<TaskId, PutOutcome> =
                 collected.iter().map(|one| (one.id, one.put.outcome)).collect();
+            // The next pass takes the row behind a refused one.
+            let is_ahead_refused = !refused.is_empty();
             state.leave_held(tasks, |id| match outcomes.get(id) {
                 Some(outcome) => *outcome != PutOutcome::Busy,
-                None => source.is_some() && !left_out.contains(id),
+                None if left_out.contains(id) => is_ahead_refused,
+                None => source.is_some() || refused.iter().any(|(of, _)| of == id),
             });
         }
         waiting.extend(left_out);
