@@ -389,6 +389,9 @@ impl SqlIntake {
             let rows = order.in_turn(part);
             let holds: Vec<Retention> = rows.iter().map(hold).collect();
             async move {
+                if rows.is_empty() {
+                    return Ok(Vec::new());
+                }
                 let collected = database.sql.task_collect_keyed(&rows, &holds, source).await;
                 collected.inspect(|collected| order.note(collected))
             }
@@ -399,7 +402,7 @@ impl SqlIntake {
         };
         let op = StoreOp::TaskCollectKeyed;
         let (tasks, tried) = database.suspects.try_each(op, &mut tasks, |task| task.id, collect, answered).await;
-        let others_pass = !tried.answers.is_empty();
+        let others_pass = tried.answers.iter().any(|answer| !answer.is_empty());
         let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         self.look_at_new(database, &collected).await;
@@ -410,10 +413,9 @@ impl SqlIntake {
             let outcomes: BTreeMap<TaskId, PutOutcome> =
                 collected.iter().map(|one| (one.id, one.put.outcome)).collect();
             // The next pass takes the row behind a refused one.
-            let is_ahead_refused = !refused.is_empty();
             state.leave_held(tasks, |id| match outcomes.get(id) {
                 Some(outcome) => *outcome != PutOutcome::Busy,
-                None if left_out.contains(id) => is_ahead_refused,
+                None if left_out.contains(id) => !refused.is_empty(),
                 None => source.is_some() || refused.iter().any(|(of, _)| of == id),
             });
         }
