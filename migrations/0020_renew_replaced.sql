@@ -2,7 +2,8 @@
 -- with the former content does not end it. It leaves its place in the order of its lane for that of its new due time:
 -- no attempt of it is in flight, and it may be due, or stop waiting for others, only much later.
 -- A task that waits for others is checked six hours later at the latest, however late it is due. The check after a
--- success may have been lost with its node, and the success may be dropped after a day.
+-- success may have been lost with its node, and the success may be dropped after a day. The check comes at a random
+-- moment of the three hours before that, so that those of a burst do not come together.
 -- A success that it has noted stays noted where nothing else is known of that name by now, as after a day.
 -- A task whose expiry has passed does not hold its key: a submission that finds it moves it to the archive first.
 -- Behind a submission that is answered `busy`, later ones of its batch with its key are busy too.
@@ -47,7 +48,7 @@ BEGIN
     END IF;
     LOOP
         v_due_at := CASE WHEN p_now THEN clock_timestamp() ELSE p_due_at END;
-        v_wake_at := CASE WHEN p_depends_on IS NULL THEN v_due_at ELSE least(v_due_at, clock_timestamp() + interval '6 hours') END;
+        v_wake_at := CASE WHEN p_depends_on IS NULL THEN v_due_at ELSE least(v_due_at, clock_timestamp() + (0.5 + random() / 2) * interval '6 hours') END;
         SELECT * INTO v_found
           FROM (SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live,
                        t.state IN ('waiting', 'scheduled', 'ready') AND t.expires_at <= clock_timestamp() AS expired

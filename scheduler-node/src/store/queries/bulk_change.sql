@@ -13,7 +13,7 @@ WITH free AS MATERIALIZED (
 )
 UPDATE duetime.task AS t
    SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, due_at = free.due_at,
-       wake_at = CASE WHEN t.state = 'waiting' THEN least(free.due_at, now() + interval '6 hours') ELSE free.due_at END
+       wake_at = CASE WHEN t.state = 'waiting' THEN least(free.due_at, now() + (0.5 + random() / 2) * interval '6 hours') ELSE free.due_at END
   FROM free
  WHERE t.id = free.id
    AND t.state::text IN ('waiting', 'scheduled', 'ready')

@@ -3,7 +3,7 @@
 -- nothing. Its expiry has not passed: no claim takes an expired task. When its due time or its expiry changes, the task
 -- must not expire before it is due.
 -- A new due time moves `wake_at` with it, and takes a `ready` row back into the index task_wake. A task that waits for
--- others wakes six hours from now at the latest (task_release.sql).
+-- others wakes three to six hours from now at the latest (task_release.sql).
 -- Content that differs (payload, content type, headers) begins a new budget of attempts, so that a late success with
 -- the former content does not end the task.
 -- $1 id; $2 due time (in the past means now), $3 payload, $4 content type, $5 priority, $6 headers (each
@@ -13,7 +13,7 @@ UPDATE duetime.task AS t
    SET state = CASE WHEN $2::timestamptz IS NOT NULL AND t.state = 'ready' THEN 'scheduled' ELSE t.state END,
        due_at = CASE WHEN $2::timestamptz IS NULL THEN t.due_at ELSE greatest($2, now()) END,
        wake_at = CASE WHEN $2::timestamptz IS NULL THEN t.wake_at
-                      WHEN t.state = 'waiting' THEN least(greatest($2, now()), now() + interval '6 hours')
+                      WHEN t.state = 'waiting' THEN least(greatest($2, now()), now() + (0.5 + random() / 2) * interval '6 hours')
                       ELSE greatest($2, now()) END,
        payload = coalesce($3, t.payload),
        content_type = coalesce($4, t.content_type),

@@ -1,6 +1,7 @@
 -- Checks tasks that wait for others. A task whose dependencies have all succeeded becomes `scheduled`, due at its own
 -- due time and not before now. Any other task whose `wake_at` has passed gets a new one. A task that is due later
--- wakes when it is due, and six hours from now at the latest, for a success may be dropped after a day. One that is due
+-- wakes when it is due, and six hours from now at the latest, for a success may be dropped after a day. It wakes at a
+-- random moment of the three hours before that, so that those of a burst do not come together. One that is due
 -- wakes later the longer it waits (half of that time, a second to a quarter of an hour).
 -- Guard: still `waiting`, and not written since the snapshot, in which the tasks of its names are read. The writer of
 -- a success and the writer of a waiting task both run this after their commit. One of the two sees the other, or skips
@@ -88,8 +89,8 @@ WITH common AS MATERIALIZED (
            due_at = CASE WHEN l.free THEN greatest(t.due_at, clock_timestamp()) ELSE t.due_at END,
            depends_on = l.rest, depends_met = coalesce(t.depends_met, '{}') || l.met,
            wake_at = CASE WHEN l.free THEN greatest(t.due_at, clock_timestamp())
-                          WHEN t.wake_at > clock_timestamp() THEN least(t.wake_at, clock_timestamp() + interval '6 hours')
-                          WHEN t.due_at > clock_timestamp() THEN least(t.due_at, clock_timestamp() + interval '6 hours')
+                          WHEN t.wake_at > clock_timestamp() THEN least(t.wake_at, clock_timestamp() + (0.5 + random() / 2) * interval '6 hours')
+                          WHEN t.due_at > clock_timestamp() THEN least(t.due_at, clock_timestamp() + (0.5 + random() / 2) * interval '6 hours')
                           ELSE clock_timestamp() + least(greatest((clock_timestamp() - t.due_at) / 2, interval '1 s'), interval '15 min') END
       FROM judged AS l
      WHERE t.id = l.id AND t.state = 'waiting' AND (l.free OR l.met <> '{}' OR t.wake_at <= clock_timestamp())

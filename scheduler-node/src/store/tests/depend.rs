@@ -397,6 +397,20 @@ async fn a_task_due_in_days_is_looked_at_within_hours_whatever_has_written_it() 
 }
 
 #[tokio::test]
+async fn tasks_that_are_moved_by_days_together_are_looked_at_at_different_times() {
+    let test = database().await;
+    for key in ["v", "w"] {
+        written(&test, key, &["a"]).await;
+    }
+    let act = BulkAction::Move(Target::At(fixture::now(&test.pool).await.shifted(10 * DAY_MS)));
+    let filter = TaskFilter { state: Some(TaskState::Waiting), ..TaskFilter::default() };
+    let found = test.database.bulk_look(Walk::Live { moved: None }, &filter, None, 10).await.unwrap().found;
+    assert_eq!(test.database.bulk_act(act, &found, &keep()).await.unwrap().len(), 2);
+    let times = sqlx::query_scalar::<_, i64>("SELECT count(DISTINCT wake_at) FROM duetime.task");
+    assert_eq!(times.fetch_one(&test.pool).await.unwrap(), 2);
+}
+
+#[tokio::test]
 async fn without_a_key_it_is_the_id_that_comes_once() {
     let test = database().await;
     let waiting = task("-", &["a"]);
