@@ -4,7 +4,8 @@
 -- A task that waits for others is checked six hours later at the latest, however late it is due. The check after a
 -- success may have been lost with its node, and the success may be dropped after a day. The check comes at a random
 -- moment of the three hours before that, so that those of a burst do not come together.
--- A success that it has noted stays noted where nothing else is known of that name by now, as after a day.
+-- A success that it has noted stays noted where nothing else is known of that name by now, as after a day. A dead task
+-- is kept for longer than that, so one that is all that is known may be older than the success.
 -- A task whose expiry has passed does not hold its key: a submission that finds it moves it to the archive first.
 -- Behind a submission that is answered `busy`, later ones of its batch with its key are busy too.
 -- Locks: none that another session waits for; a function. Its move to the archive locks the task's row, as that of a
@@ -127,7 +128,7 @@ BEGIN
                       FROM duetime.task AS t
                      CROSS JOIN LATERAL unnest(t.depends_met) AS d (name)
                      WHERE t.id = v_found.id AND d.name = ANY(p_depends_on)
-                       AND duetime.standing_of(d.name, p_partition_key) IS NULL);
+                       AND coalesce(duetime.standing_of(d.name, p_partition_key), 'dead') = 'dead');
                 v_rest := ARRAY(
                     SELECT d.name FROM unnest(p_depends_on) WITH ORDINALITY AS d (name, place)
                      WHERE d.name <> ALL(v_met) ORDER BY d.place);

@@ -159,6 +159,21 @@ async fn a_success_that_was_noted_and_dropped_counts_when_the_task_is_submitted_
     assert_eq!(released.iter().map(|task| task.id).collect::<Vec<_>>(), [waiting]);
 }
 
+/// Dead tasks are kept for longer than succeeded ones.
+#[tokio::test]
+async fn a_noted_success_counts_when_the_task_is_submitted_again_although_an_older_dead_one_is_kept() {
+    let test = database().await;
+    let dead = written(&test, "a", &[]).await;
+    end(&test, dead, TaskState::Dead).await;
+    let newer = written(&test, "a", &[]).await;
+    let waiting = written(&test, "c", &["a", "b"]).await;
+    let succeeded = end(&test, newer, TaskState::Succeeded).await.succeeded;
+    assert!(test.database.task_release(&[], &succeeded).await.unwrap().released.is_empty());
+    sqlx::query("DELETE FROM duetime.archive WHERE state = 'succeeded'").execute(&test.pool).await.unwrap();
+    assert_eq!(put(&test, &task("c", &["a"])).await, PutOutcome::Replaced);
+    assert!(look(&test, waiting).await);
+}
+
 /// What is known of the name counts, not the note.
 #[tokio::test]
 async fn a_task_that_is_submitted_again_waits_for_a_newer_task_with_a_name_that_had_succeeded() {
