@@ -110,7 +110,7 @@ pub struct StandingRow {
     pub retry: Option<RetryPolicy>,
     pub claimed_at: Option<UnixMicros>,
     pub wake_at: UnixMicros,
-    /// Whether its expiry has passed before a claim. The task is no longer started.
+    /// Whether its expiry has passed while it is not claimed. The task is no longer started.
     pub expired: bool,
     /// Whether the consumer has been asked to stop.
     pub stopping: bool,
