@@ -412,7 +412,7 @@ impl SqlIntake {
         if failed.is_none() {
             let outcomes: BTreeMap<TaskId, PutOutcome> =
                 collected.iter().map(|one| (one.id, one.put.outcome)).collect();
-            // The next pass takes the row behind a refused one.
+            // A refused row holds up none behind it: the next pass takes the first of these.
             state.leave_held(tasks, |id| match outcomes.get(id) {
                 Some(outcome) => *outcome != PutOutcome::Busy,
                 None if left_out.contains(id) => !refused.is_empty(),

@@ -78,6 +78,22 @@ async fn submissions_of_one_key_keep_their_order_beside_one_that_the_database_re
     assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"2".as_slice()), 2));
 }
 
+#[tokio::test]
+async fn rows_of_one_key_that_the_database_refuses_do_not_wait_for_one_another() {
+    let (counter, test) = fresh().await;
+    let database = &counter.databases.all()[0];
+    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
+    let (intake, mut state) = (intake(&counter), PassState::default());
+    test.refuse("INSERT", "task", "key", "k").await;
+    let rows = [replace(&test, 1).await, replace(&test, 2).await];
+    for row in rows {
+        intake.collect(&mut state).await.unwrap();
+        assert!(state.aside.is_empty(), "none is left alone");
+        let refused = sqlx::query_scalar::<_, bool>("SELECT error IS NOT NULL FROM duetime.inbox WHERE id = $1");
+        assert!(refused.bind(row.uuid()).fetch_one(&test.pool).await.unwrap(), "one in each pass");
+    }
+}
+
 /// Both are judged before the earlier one is written.
 #[tokio::test]
 async fn a_later_submission_of_a_key_takes_the_place_of_one_that_has_the_last_room() {
