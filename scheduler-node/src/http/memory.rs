@@ -20,11 +20,10 @@ const SMALL_PART: usize = 8;
 /// One caller gets at most one part in this many.
 const CALLER_PART: usize = 2;
 
-/// A body that begins leaves one part in this many of its caller's memory to those that have begun and need more:
-/// parsed, a batch takes more than its text. Else bodies of up to 1 MiB, which take the memory for their text at once,
-/// would wait for one another. One that is [`AROUND_PAYLOAD_BYTES`] or less leaves nothing: reports and heartbeats are
-/// so small, and would wait behind the batches of their own caller.
-const LEFT_PART: usize = 16;
+/// A new body leaves one part in this many of its caller's share free. Begun bodies need it: parsed, a batch takes more
+/// than its text. Otherwise many small bodies could all wait for one another. The smallest, of at most
+/// [`AROUND_PAYLOAD_BYTES`], leave nothing: reports and heartbeats would wait behind the batches of their own caller.
+const HEADROOM_PART: usize = 16;
 
 /// The memory of all forms of sign-ins: those of 8 addresses that take all they can.
 const SIGN_INS_BYTES: usize = 32 << 20;
@@ -132,10 +131,10 @@ impl BodyMemory {
     /// Whether the caller's share has room for a body that is small.
     pub(super) fn has_room(&self, caller: &Arc<str>) -> bool {
         let of_caller = self.taken.lock().of(caller).bytes;
-        of_caller + SMALL_BYTES <= self.of_one_caller()
+        of_caller + SMALL_BYTES <= self.caller_share()
     }
 
-    fn of_one_caller(&self) -> usize {
+    fn caller_share(&self) -> usize {
         self.bytes / self.caller_part
     }
 
@@ -144,19 +143,19 @@ impl BodyMemory {
         self.taken.lock().all.bytes
     }
 
-    /// Adds what a body wants to what is `taken`. `left`: how much of the caller's share stays free.
-    fn take(&self, taken: &mut Totals, want: &Want, left: usize) -> Result<(), Shortage> {
-        self.fits(taken, want, left)?;
+    /// Adds what a body wants to what is `taken`. `headroom`: how much of the caller's share stays free.
+    fn take(&self, taken: &mut Totals, want: &Want, headroom: usize) -> Result<(), Shortage> {
+        self.fits(taken, want, headroom)?;
         taken.add(&want.caller, want.bytes, true);
         Ok(())
     }
 
     /// Whether there is room for it beside what is `taken`.
-    fn fits(&self, taken: &Totals, want: &Want, left: usize) -> Result<(), Shortage> {
+    fn fits(&self, taken: &Totals, want: &Want, headroom: usize) -> Result<(), Shortage> {
         let of_caller = taken.of(&want.caller).bytes;
         // A caller's only body has no other to leave room to.
-        let left = if of_caller == 0 { 0 } else { left };
-        if of_caller + want.bytes + left > self.of_one_caller() {
+        let headroom = if of_caller == 0 { 0 } else { headroom };
+        if of_caller + want.bytes + headroom > self.caller_share() {
             return Err(Shortage::Caller);
         }
         let kept = if want.is_small { 0 } else { self.bytes / SMALL_PART };
@@ -239,14 +238,14 @@ impl Reservation {
             return Ok(());
         }
         let within = self.memory.free_within;
-        if self.bytes > 0 && bytes > self.memory.of_one_caller() {
+        if self.bytes > 0 && bytes > self.memory.caller_share() {
             let detail = "the request takes more memory than one caller has here; send less at a time";
             return Err(Problem::payload_too_large(detail.to_owned()));
         }
         // A sign-in does not wait, and needs no more later.
         let begins = self.bytes == 0 && bytes > AROUND_PAYLOAD_BYTES && !within.is_zero();
-        let left = if begins { self.memory.of_one_caller() / LEFT_PART } else { 0 };
-        let mut wait = Wait { body: self, more, left, waiting: 0, taken: Err(Shortage::Total) };
+        let headroom = if begins { self.memory.caller_share() / HEADROOM_PART } else { 0 };
+        let mut wait = Wait { body: self, more, headroom, waiting: 0, taken: Err(Shortage::Total) };
         if within.is_zero() {
             wait.ends();
         } else {
@@ -292,7 +291,7 @@ struct Wait<'a> {
     body: &'a Reservation,
     more: usize,
     /// How much of the caller's share stays free.
-    left: usize,
+    headroom: usize,
     /// What the body holds, as long as it is counted as waiting.
     waiting: usize,
     /// What the last look has brought.
@@ -310,7 +309,7 @@ impl Wait<'_> {
         let Reservation { memory, bytes: held, .. } = self.body;
         let want = self.want();
         let mut totals = memory.taken.lock();
-        self.taken = memory.take(&mut totals, &want, self.left);
+        self.taken = memory.take(&mut totals, &want, self.headroom);
         let Err(shortage) = self.taken else { return Some(()) };
         // A body that holds nothing keeps no other waiting, and those that hold something look for themselves.
         if *held == 0 {
