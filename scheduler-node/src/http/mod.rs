@@ -7,6 +7,7 @@
 mod answers;
 mod audit;
 mod auth;
+mod batch;
 mod body;
 mod bulk;
 mod cluster;
@@ -69,7 +70,7 @@ use crate::desk::Desk;
 routes! { Api =>
     POST "/v1/tasks" => tasks::submit, May(Submit), No;
     GET "/v1/tasks" => tasks::list, May(Look), No;
-    POST "/v1/tasks/batch" => tasks::submit_batch, May(Submit), No;
+    POST "/v1/tasks/batch" => batch::submit_batch, May(Submit), No;
     POST "/v1/tasks/bulk" => bulk::act, May(Change), As(TaskBulk);
     GET "/v1/tasks/export" => bulk::export, May(Payloads), As(TaskExport);
     GET "/v1/tasks/{id}" => tasks::show, May(Look), No;

@@ -1,7 +1,5 @@
 //! Tasks: submit, show, list, change, cancel, run, retry, report.
 
-use std::collections::BTreeMap;
-
 use axum::{
     Json,
     extract::State,
@@ -14,7 +12,7 @@ use common::{
         report::ResultBody,
         trace::{HEADER_TRACEPARENT, HEADER_TRACESTATE, Upstream},
     },
-    wire::{BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, Problem, TaskRequest, TaskView},
+    wire::{CancelAnswer, ChangeRequest, Problem, TaskRequest, TaskView},
 };
 
 use super::{
@@ -27,13 +25,6 @@ use crate::{
     internal::{self, Origin},
     supervise::spawn_child,
 };
-
-/// Yields after parsing this many tasks of a batch, so that parsing never delays due tasks.
-const READ_AT_A_TIME: usize = 64;
-
-/// About what a header or a dependency takes beside its characters: a place in a map or list that is not full, and its
-/// allocations.
-const PART_BYTES: usize = 160;
 
 pub(super) async fn submit(
     scoped: Scoped,
@@ -56,27 +47,9 @@ pub(super) async fn submit(
     })
 }
 
-pub(super) async fn submit_batch(
-    scoped: Scoped,
-    State(api): State<Api>,
-    BodyAlone(body): BodyAlone,
-) -> Result<Response, Refusal> {
-    let upstream = upstream(&body.headers);
-    let (text, mut reserved) = body.text(api.limits.batch_bytes).await?.into_parts();
-    let tasks = read_batch(&text, api.limits.single_bytes, &mut reserved).await?;
-    drop(text);
-    let desk = scoped.desk;
-    let answers = stored(reserved, async move { desk.submit_batch_for(upstream, tasks).await }).await?;
-    let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
-        Ok(receipt) => BatchResult::Accepted(receipt),
-        Err(problem) => BatchResult::Refused { error: problem.at(index) },
-    });
-    Ok(audit::batch(BatchAnswer { results: results.collect() }))
-}
-
 /// Stores the tasks of a request to the end, also when its client hangs up: the submitter keeps them until they are
 /// stored. Until then they take about as much memory as is `reserved`.
-async fn stored<T: Send + 'static>(
+pub(super) async fn stored<T: Send + 'static>(
     reserved: Reservation,
     storing: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Problem> {
@@ -88,44 +61,6 @@ async fn stored<T: Send + 'static>(
         let detail = "the submission failed halfway and may have taken effect; check before you send it again";
         internal::problem(Origin::Request, Some(&error), detail)
     })
-}
-
-/// Parses each task by itself: an invalid one does not fail the others. `most_bytes`: of one task. All of them are kept
-/// until they are stored, so what they take beside their text is `reserved` too: little tasks take many times as much.
-async fn read_batch(
-    text: &str,
-    most_bytes: usize,
-    reserved: &mut Reservation,
-) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
-    let batch = BatchRequest::split(text)?;
-    let mut taken_bytes = text.len() + batch.tasks.len() * size_of::<Result<TaskRequest, Problem>>();
-    reserved.grow_to(taken_bytes).await?;
-    let mut tasks = Vec::with_capacity(batch.tasks.len());
-    for some in batch.tasks.chunks(READ_AT_A_TIME) {
-        for raw in some {
-            let task = read_task(raw.get(), most_bytes);
-            taken_bytes += task.as_ref().map_or(0, parts) * PART_BYTES;
-            tasks.push(task);
-        }
-        reserved.grow_to(taken_bytes).await?;
-        tokio::task::yield_now().await;
-    }
-    Ok(tasks)
-}
-
-/// The headers and dependencies of a task.
-fn parts(task: &TaskRequest) -> usize {
-    task.headers.as_ref().map_or(0, BTreeMap::len) + task.depends_on.as_ref().map_or(0, |others| others.first.len())
-}
-
-/// Parses a task of a batch, which may be as large as one alone: parsed, a list of little values takes many times the
-/// memory of its text.
-fn read_task(raw: &str, most_bytes: usize) -> Result<TaskRequest, Problem> {
-    if raw.len() > most_bytes {
-        let detail = format!("the task has {} bytes of JSON; at most {most_bytes} are allowed", raw.len());
-        return Err(Problem::payload_too_large(detail));
-    }
-    TaskRequest::parse(raw)
 }
 
 pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Response, Refusal> {
@@ -180,7 +115,7 @@ pub(super) async fn report(
 }
 
 /// The client's span, from its W3C Trace Context headers.
-fn upstream(headers: &HeaderMap) -> Option<Upstream> {
+pub(super) fn upstream(headers: &HeaderMap) -> Option<Upstream> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     Upstream::of(text(HEADER_TRACEPARENT), text(HEADER_TRACESTATE))
 }
@@ -223,55 +158,6 @@ mod tests {
         while memory.reserved_bytes() > 0 {
             tokio::task::yield_now().await;
         }
-    }
-
-    async fn read(text: &str, most_bytes: usize) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
-        let memory = Arc::new(BodyMemory::new(1 << 20));
-        read_batch(text, most_bytes, &mut Reservation::none(&memory, "ops".into())).await
-    }
-
-    #[tokio::test]
-    async fn a_batch_takes_memory_for_what_its_tasks_have_beside_their_text() {
-        let memory = Arc::new(BodyMemory::of_sign_ins());
-        let of_caller = || Reservation::none(&memory, "ops".into());
-        let text = r#"[{"queue":"q","headers":{"a":"","b":""},"depends_on":["c"]},{"queue":"q"},5]"#;
-        let mut reserved = of_caller();
-        read_batch(text, 100, &mut reserved).await.expect("room");
-        let tasks_bytes = 3 * size_of::<Result<TaskRequest, Problem>>() + 3 * PART_BYTES;
-        assert_eq!(memory.reserved_bytes(), text.len() + tasks_bytes);
-        drop(reserved);
-        // Such memory is refused at once. The caller's share is 4 MiB, and the third part has no room in it.
-        let mut others = of_caller();
-        others.grow_to((4 << 20) - text.len() - tasks_bytes + 1).await.expect("room");
-        assert_eq!(read_batch(text, 100, &mut of_caller()).await.expect_err("refused").status, 429);
-    }
-
-    #[tokio::test]
-    async fn a_task_of_a_batch_that_cannot_be_read_leaves_the_others() {
-        for text in [
-            r#"{"tasks":[{"queue":"a"},{"queue":"a","colour":1},{"queue":5},{"queue":"b","payload":{"x":1}}]}"#,
-            r#"[{"queue":"a"},{"queue":"a","colour":1},{"queue":5},{"queue":"b","payload":{"x":1}}]"#,
-        ] {
-            let tasks = read(text, 100).await.expect("a batch");
-            let fields: Vec<_> =
-                tasks.iter().map(|task| task.as_ref().err().and_then(|problem| problem.field.as_deref())).collect();
-            assert_eq!(fields, [None, Some("colour"), Some("queue"), None]);
-        }
-    }
-
-    #[tokio::test]
-    async fn what_is_no_batch_is_refused_as_a_whole() {
-        for (text, status) in [("{\"tasks\":[{]}", 400), ("", 400), ("{}", 422), ("{\"task\":[]}", 422), ("5", 422)] {
-            assert_eq!(read(text, 100).await.expect_err("refused").status, status, "{text}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_task_of_a_batch_is_no_larger_than_one_alone() {
-        let task = r#"{"queue":"a"}"#;
-        let tasks = read(&format!(r#"[{task},{{"queue": "a"}}]"#), task.len()).await.expect("a batch");
-        let statuses: Vec<_> = tasks.iter().map(|task| task.as_ref().err().map(|problem| problem.status)).collect();
-        assert_eq!(statuses, [None, Some(413)]);
     }
 
     #[test]
