@@ -75,13 +75,13 @@ pub(super) async fn export(
         return Err(as_page(Problem::forbidden(detail)));
     }
     let filter = TaskQuery::of_uri(&uri).task_filter().map_err(as_page)?;
-    let exported = match console.shares.export(&visitor.caller) {
-        Ok(held) => visitor.desk.export(filter).await.map(|lines| (lines, held)),
+    let exported = match console.shares.reserve_export(&visitor.caller) {
+        Ok(reserved) => visitor.desk.export(filter).await.map(|lines| (lines, reserved)),
         Err(problem) => Err(problem),
     };
     let target = uri.query().filter(|query| !query.is_empty()).unwrap_or("all");
     visitor.record(target, exported.as_ref().map(|_| "begun"));
-    let (lines, held) = exported.map_err(as_page)?;
+    let (lines, reserved) = exported.map_err(as_page)?;
     let caller_now = move || visitor::caller(&headers, &console).ok().flatten().map(|(caller, _)| caller);
     let lines = while_allowed(lines, visitor.caller, caller_now);
     let headers = [
@@ -90,5 +90,5 @@ pub(super) async fn export(
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::CACHE_CONTROL, "no-store"),
     ];
-    Ok(held.until_sent((headers, Body::from_stream(lines)).into_response()))
+    Ok(reserved.until_sent((headers, Body::from_stream(lines)).into_response()))
 }

@@ -34,21 +34,26 @@ pub(super) fn check(memory: &BodyMemory, caller: &Arc<str>) -> Result<(), Proble
     if memory.has_room(caller) { Ok(()) } else { Err(refused(Shortage::Caller)) }
 }
 
-/// The answer with the memory that it takes, or a refusal where there is none. The answer to a change always passes:
-/// the change has happened.
-pub(super) fn hold(memory: &Arc<BodyMemory>, caller: &Caller, may_refuse: bool, answer: Response) -> Response {
+/// Reserves the memory that the answer takes until it has gone out, or refuses it where there is none. The answer to a
+/// change always passes: the change has happened.
+pub(super) fn reserve_answer(
+    memory: &Arc<BodyMemory>,
+    caller: &Caller,
+    may_refuse: bool,
+    answer: Response,
+) -> Response {
     let bytes = answer.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
     let Some(bytes) = bytes.filter(|bytes| *bytes > SMALL_ANSWER_BYTES) else { return answer };
     match Reservation::at_once(memory, Arc::clone(&caller.name), bytes, may_refuse) {
-        Ok(held) => held.until_sent(answer),
+        Ok(reserved) => reserved.until_sent(answer),
         Err(shortage) => Refusal::from(refused(shortage)).into_response(),
     }
 }
 
-/// The memory of an export, before anything is read for it.
-pub(super) fn of_export(memory: &Arc<BodyMemory>, caller: &Caller) -> Result<Reservation, Problem> {
+/// Reserves the memory of an export, before anything is read for it.
+pub(super) fn reserve_export(memory: &Arc<BodyMemory>, caller: &Caller) -> Result<Reservation, Problem> {
     match Reservation::at_once(memory, Arc::clone(&caller.name), EXPORT_BYTES, true) {
-        Ok(held) if memory.has_room(&caller.name) => Ok(held),
+        Ok(reserved) if memory.has_room(&caller.name) => Ok(reserved),
         // One more export would take all that the caller has, and each other request would be refused until one ends.
         Ok(_) | Err(Shortage::Caller) => {
             let detail = "the caller has as many exports and other answers under way on this node as it may; wait until \
@@ -62,7 +67,7 @@ pub(super) fn of_export(memory: &Arc<BodyMemory>, caller: &Caller) -> Result<Res
 impl Reservation {
     /// The answer, which keeps the memory until its last piece has gone out.
     pub(crate) fn until_sent(self, answer: Response) -> Response {
-        answer.map(|body| Body::new(HeldBody { body, held: Arc::new(self) }))
+        answer.map(|body| Body::new(ReservedBody { body, reserved: Arc::new(self) }))
     }
 }
 
@@ -77,24 +82,24 @@ fn refused(shortage: Shortage) -> Problem {
 }
 
 /// The body of an answer. It shares the memory with its frames.
-struct HeldBody {
+struct ReservedBody {
     body: Body,
-    held: Arc<Reservation>,
+    reserved: Arc<Reservation>,
 }
 
 /// The bytes of a frame. All pieces that are cut from them share one allocation, so the last piece keeps its memory.
-struct HeldBytes {
+struct ReservedBytes {
     bytes: Bytes,
-    _held: Arc<Reservation>,
+    _reserved: Arc<Reservation>,
 }
 
-impl AsRef<[u8]> for HeldBytes {
+impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl HttpBody for HeldBody {
+impl HttpBody for ReservedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -103,8 +108,8 @@ impl HttpBody for HeldBody {
             Some(Ok(frame)) => frame,
             ended => return Poll::Ready(ended),
         };
-        let held = Arc::clone(&self.held);
-        Poll::Ready(Some(Ok(frame.map_data(|bytes| Bytes::from_owner(HeldBytes { bytes, _held: held })))))
+        let reserved = Arc::clone(&self.reserved);
+        Poll::Ready(Some(Ok(frame.map_data(|bytes| Bytes::from_owner(ReservedBytes { bytes, _reserved: reserved })))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -40,11 +40,11 @@ pub(super) async fn export(
     uri: Uri,
 ) -> Result<Response, Refusal> {
     let filter = query::task_filter(&uri)?;
-    let held = api.shares.export(&scoped.caller)?;
+    let reserved = api.shares.reserve_export(&scoped.caller)?;
     let authenticator = Arc::clone(&api.authenticator);
     let caller_now = move || authenticator.authorize(&headers, Some(Permission::Payloads)).ok();
     let lines = while_allowed(scoped.desk.export(filter).await?, scoped.caller, caller_now);
-    Ok(held.until_sent(([(header::CONTENT_TYPE, LINES)], Body::from_stream(lines)).into_response()))
+    Ok(reserved.until_sent(([(header::CONTENT_TYPE, LINES)], Body::from_stream(lines)).into_response()))
 }
 
 /// An export may go on for hours. Before each piece of it goes out, its token or session has to open the same as it did

@@ -46,8 +46,8 @@ pub(crate) struct BodyMemory {
 
 #[derive(Debug, Default)]
 struct Totals {
-    all: Held,
-    by_caller: HashMap<Arc<str>, Held>,
+    all: Reserved,
+    by_caller: HashMap<Arc<str>, Reserved>,
     /// One for each body that waits and is counted so.
     wants: Vec<Want>,
 }
@@ -60,15 +60,15 @@ struct Want {
     is_small: bool,
 }
 
-/// What bodies hold.
+/// What bodies have reserved.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct Reserved {
     bytes: usize,
     /// Those of them whose bodies wait for more.
     waiting: usize,
 }
 
-impl Held {
+impl Reserved {
     fn all_wait(self) -> bool {
         self.bytes == self.waiting
     }
@@ -80,21 +80,21 @@ impl Totals {
         self.by_caller.entry(Arc::clone(caller)).or_default().bytes += bytes;
     }
 
-    fn of(&self, caller: &Arc<str>) -> Held {
+    fn of(&self, caller: &Arc<str>) -> Reserved {
         self.by_caller.get(caller).copied().unwrap_or_default()
     }
 
-    /// A body begins to wait for what it wants. `held`: the bytes that it has.
-    fn begin_wait(&mut self, want: Want, held: usize) {
-        self.all.waiting += held;
-        self.by_caller.entry(Arc::clone(&want.caller)).or_default().waiting += held;
+    /// A body begins to wait for what it wants. `reserved`: the bytes that it has.
+    fn begin_wait(&mut self, want: Want, reserved: usize) {
+        self.all.waiting += reserved;
+        self.by_caller.entry(Arc::clone(&want.caller)).or_default().waiting += reserved;
         self.wants.push(want);
     }
 
-    fn end_wait(&mut self, want: &Want, held: usize) {
-        self.all.waiting -= held;
+    fn end_wait(&mut self, want: &Want, reserved: usize) {
+        self.all.waiting -= reserved;
         if let Some(of_caller) = self.by_caller.get_mut(&want.caller) {
-            of_caller.waiting -= held;
+            of_caller.waiting -= reserved;
         }
         if let Some(index) = self.wants.iter().position(|other| other == want) {
             self.wants.swap_remove(index);
@@ -165,13 +165,14 @@ impl BodyMemory {
         Ok(())
     }
 
-    /// Whether all bodies that hold what is short wait themselves and none of them can go on, so that none frees it.
+    /// Whether all bodies that have reserved what is short wait themselves and none of them can go on, so that none
+    /// frees it.
     fn is_stuck(&self, taken: &Totals, caller: &Arc<str>, shortage: Shortage) -> bool {
-        let held = match shortage {
+        let reserved = match shortage {
             Shortage::Total => taken.all,
             Shortage::Caller => taken.of(caller),
         };
-        let holds_it = |want: &&Want| shortage == Shortage::Total || want.caller == *caller;
+        let has_reserved_it = |want: &&Want| shortage == Shortage::Total || want.caller == *caller;
         let can_go_on = |want: &Want| match self.fits(taken, want, 0) {
             // It is woken as well, and has yet to look.
             Ok(()) => true,
@@ -179,7 +180,7 @@ impl BodyMemory {
             Err(Shortage::Total) => !taken.all.all_wait(),
             Err(Shortage::Caller) => false,
         };
-        held.all_wait() && !taken.wants.iter().filter(holds_it).any(can_go_on)
+        reserved.all_wait() && !taken.wants.iter().filter(has_reserved_it).any(can_go_on)
     }
 
     fn give_back(&self, caller: &Arc<str>, bytes: usize, counts_for_all: bool) {
@@ -292,7 +293,7 @@ struct Wait<'a> {
     more: usize,
     /// How much of the caller's share stays free.
     headroom: usize,
-    /// What the body holds, as long as it is counted as waiting.
+    /// What the body has reserved, as long as it is counted as waiting.
     waiting: usize,
     /// What the last look has brought.
     taken: Result<(), Shortage>,
@@ -300,24 +301,24 @@ struct Wait<'a> {
 
 impl Wait<'_> {
     fn want(&self) -> Want {
-        let Reservation { caller, bytes: held, .. } = self.body;
-        Want { caller: Arc::clone(caller), bytes: self.more, is_small: held + self.more <= SMALL_BYTES }
+        let Reservation { caller, bytes: reserved, .. } = self.body;
+        Want { caller: Arc::clone(caller), bytes: self.more, is_small: reserved + self.more <= SMALL_BYTES }
     }
 
     /// Takes the memory, or sees that none will be freed. `None`: the body has to wait.
     fn ends(&mut self) -> Option<()> {
-        let Reservation { memory, bytes: held, .. } = self.body;
+        let Reservation { memory, bytes: reserved, .. } = self.body;
         let want = self.want();
         let mut totals = memory.taken.lock();
         self.taken = memory.take(&mut totals, &want, self.headroom);
         let Err(shortage) = self.taken else { return Some(()) };
-        // A body that holds nothing keeps no other waiting, and those that hold something look for themselves.
-        if *held == 0 {
+        // A body that has reserved nothing keeps no other waiting, and those that have look for themselves.
+        if *reserved == 0 {
             return None;
         }
         if self.waiting == 0 {
-            self.waiting = *held;
-            totals.begin_wait(want.clone(), *held);
+            self.waiting = *reserved;
+            totals.begin_wait(want.clone(), *reserved);
         }
         if !memory.is_stuck(&totals, &want.caller, shortage) {
             return None;
@@ -406,24 +407,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_is_not_refused_while_others_that_wait_can_go_on() {
-        // MiB of all memory, what bodies hold and want, and what another one holds and frees. The first body to look
-        // after that finds no room, but another one does; and a body waits for one that others will let go on.
+        // MiB of all memory, what bodies have reserved and want, and what another one has and frees. The first body to
+        // look after that finds no room, but another one does; and a body waits for one that others will let go on.
         let cases = [
             (160, &[("a", 32, 32), ("a", 8, 8), ("a", 20, 20)][..], ("a", 20)),
             (64, &[("a", 14, 4), ("a", 14, 14)][..], ("b", 28)),
         ];
         for (all, bodies, stored) in cases {
             let memory = Arc::new(BodyMemory::new(all * MIB));
-            let begun = async |caller: &str, held: usize| {
+            let begun = async |caller: &str, size: usize| {
                 let mut reserved = Reservation::none(&memory, caller.into());
                 assert_eq!(status(&mut reserved, MIB).await, 200);
-                assert_eq!(status(&mut reserved, held * MIB).await, 200);
+                assert_eq!(status(&mut reserved, size * MIB).await, 200);
                 reserved
             };
             let mut grown = Vec::new();
-            for (caller, held, more) in bodies {
-                let mut reserved = begun(caller, *held).await;
-                grown.push(async move { status(&mut reserved, (held + more) * MIB).await });
+            for (caller, size, more) in bodies {
+                let mut reserved = begun(caller, *size).await;
+                grown.push(async move { status(&mut reserved, (size + more) * MIB).await });
             }
             let stored = begun(stored.0, stored.1).await;
             let (statuses, ()) = tokio::join!(join_all(grown), async { drop(stored) });

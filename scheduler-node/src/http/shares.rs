@@ -72,14 +72,14 @@ impl Shares {
         answers::check(&self.answers, &caller.name)
     }
 
-    /// The answer, which takes memory from the caller's share until it has gone out.
-    pub(super) fn held(&self, caller: &Caller, may_refuse: bool, answer: Response) -> Response {
-        answers::hold(&self.answers, caller, may_refuse, answer)
+    /// Reserves memory from the caller's share for the answer, until it has gone out.
+    pub(super) fn reserve_answer(&self, caller: &Caller, may_refuse: bool, answer: Response) -> Response {
+        answers::reserve_answer(&self.answers, caller, may_refuse, answer)
     }
 
-    /// The memory of an export, which the answer keeps until it has gone out, or a refusal where there is none.
-    pub(crate) fn export(&self, caller: &Caller) -> Result<Reservation, Problem> {
-        answers::of_export(&self.answers, caller)
+    /// Reserves the memory of an export, which its answer keeps until it has gone out, or refuses the export.
+    pub(crate) fn reserve_export(&self, caller: &Caller) -> Result<Reservation, Problem> {
+        answers::reserve_export(&self.answers, caller)
     }
 
     /// The form of a stranger who signs in, which takes its memory from the share of the address.

@@ -98,7 +98,7 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
             let answer = answer.unwrap_or_else(|_| after_panic(&method, route));
             match underway.caller.as_ref().or_else(|| page.caller()) {
-                Some(caller) => shell.shares.held(caller, may_refuse, answer),
+                Some(caller) => shell.shares.reserve_answer(caller, may_refuse, answer),
                 None => answer,
             }
         }
