@@ -56,8 +56,8 @@ pub(super) fn reserve_export(memory: &Arc<BodyMemory>, caller: &Caller) -> Resul
         Ok(reserved) if memory.has_room(&caller.name) => Ok(reserved),
         // One more export would take all that the caller has, and each other request would be refused until one ends.
         Ok(_) | Err(Shortage::Caller) => {
-            let detail = "the caller has as many exports and other answers under way on this node as it may; wait until \
-                          one has ended, or ask another node";
+            let detail = "this caller has too many exports and large answers in progress on this node; wait until one \
+                          has ended, or ask another node";
             Err(Problem::too_many(detail).retry_after(AGAIN_AFTER_S))
         }
         Err(shortage) => Err(refused(shortage)),

@@ -239,7 +239,7 @@ async fn exports_that_are_not_read_take_memory_and_leave_room_for_other_requests
     assert_eq!(refused.status(), 429);
     assert_eq!(refused.headers()[header::RETRY_AFTER], "1");
     let problem = to_bytes(refused.into_body(), 1 << 20).await.expect("a body");
-    assert!(String::from_utf8_lossy(&problem).contains("as many exports"), "{problem:?}");
+    assert!(String::from_utf8_lossy(&problem).contains("too many exports"), "{problem:?}");
     let (listed, page) = api.ask(&api.all, &Method::GET, "/v1/tasks", "").await;
     assert_eq!(listed, 200, "what is no export has room: {page}");
     assert_eq!(begin(&api.mine).await.status(), 200, "another caller");
