@@ -20,7 +20,7 @@ use super::{
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
-/// A query without parameters on a read. The body of a GET has no meaning and is not read.
+/// No parameters. For reads: the body of a GET has no meaning and is not read.
 pub(super) struct NoQuery;
 
 /// A body, and no parameters beside it.
