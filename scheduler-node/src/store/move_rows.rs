@@ -13,7 +13,7 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use super::{Database, Error, StoreOp};
+use super::{Database, Error, StoreOp, moves::MoveFence};
 
 /// The most rows of a page: some 10 ms of work in each database.
 const PAGE_ROWS: i64 = 500;
@@ -26,6 +26,10 @@ const PAGE_WALK: i64 = 20_000;
 
 /// The most changes of a round.
 const ROUND_CHANGES: i64 = 2_000;
+
+/// The most changes that are deleted at once without their rows: tens of milliseconds of one connection. A shard cannot
+/// change as fast, so a pass over its changes ends.
+const FORGOTTEN_CHANGES: i64 = 10_000;
 
 /// The place after which the copy goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +117,15 @@ pub struct MoveChanges {
     pub are_all: bool,
 }
 
+/// Changes of a shard without the rows that they are about.
+#[derive(Clone, Debug)]
+pub struct MoveNumbers {
+    /// Ascending.
+    pub numbers: Vec<i64>,
+    /// Whether there were no more when these were read.
+    pub are_all: bool,
+}
+
 impl Database {
     pub async fn move_estimate(&self, shard: ShardId) -> Result<i64, Error> {
         self.run(StoreOp::MoveEstimate, |pool| async move {
@@ -164,6 +177,31 @@ impl Database {
                 },
                 are_all: row.try_get("are_all")?,
             })
+        })
+        .await
+    }
+
+    /// Reads the numbers of the oldest changes of a shard after the change of this number. `None`: the fence is not
+    /// `fence` any more.
+    pub async fn move_numbers(
+        &self,
+        shard: ShardId,
+        fence: &MoveFence,
+        after: i64,
+    ) -> Result<Option<MoveNumbers>, Error> {
+        self.run(StoreOp::MoveNumbers, |pool| async move {
+            let row = sqlx::query(include_str!("queries/move_numbers.sql"))
+                .bind(i32::from(shard.number()))
+                .bind(after)
+                .bind(FORGOTTEN_CHANGES)
+                .bind(fence.epoch.number())
+                .bind(fence.status.text())
+                .fetch_one(&pool)
+                .await?;
+            if !row.try_get::<bool, _>("has_fence")? {
+                return Ok(None);
+            }
+            Ok(Some(MoveNumbers { numbers: row.try_get("numbers")?, are_all: row.try_get("are_all")? }))
         })
         .await
     }

@@ -29,6 +29,7 @@ common::labelled! {
         MoveArrive = "move_arrive",
         MovePage = "move_page",
         MoveChanges = "move_changes",
+        MoveNumbers = "move_numbers",
         MoveForget = "move_forget",
         MoveTurns = "move_turns",
         MoveTurnsWrite = "move_turns_write",

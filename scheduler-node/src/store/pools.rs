@@ -53,7 +53,7 @@ impl StoreOp {
             MoveFence | MoveLeave | MoveArrive | MoveChanges | MoveForget | MoveWrite | MoveTurns | MoveTurnsWrite => {
                 PoolKind::Fire
             }
-            MoveClose | MoveReopen | MoveOpen | MoveReturn | MoveDrop => PoolKind::Fire,
+            MoveNumbers | MoveClose | MoveReopen | MoveOpen | MoveReturn | MoveDrop => PoolKind::Fire,
             TaskPreload | TaskClaim | TaskPick | ReadyOldest | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => {
                 PoolKind::Fire
             }

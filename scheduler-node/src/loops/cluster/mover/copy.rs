@@ -144,15 +144,16 @@ impl Work {
     /// Deletes the notes of changes that are of no more use, page by page. `false`: the source has another fence than
     /// `fence` by now, or this node ends.
     pub(super) async fn forget_changes(&self, ends: &Ends, fence: &MoveFence) -> Result<bool, Error> {
+        let mut after = 0;
         while !self.stop.is_cancelled() {
-            let changes = ends.source.sql.move_changes(self.shard, 0).await?;
-            // Read after the notes: those of a later move, which needs them, come under another fence.
-            if ends.source.sql.move_fence(self.shard).await?.as_ref() != Some(fence) {
+            let Some(notes) = ends.source.sql.move_numbers(self.shard, fence, after).await? else {
                 return Ok(false);
-            }
-            ends.source.sql.move_forget(self.shard, &changes.numbers).await?;
-            if changes.are_all {
-                return Ok(true);
+            };
+            // By their numbers: a later move may have the same fence, and a delete that comes late must spare its notes.
+            ends.source.sql.move_forget(self.shard, &notes.numbers).await?;
+            match notes.numbers.last() {
+                Some(last) if !notes.are_all => after = *last,
+                _ => return Ok(true),
             }
         }
         Ok(false)

@@ -65,6 +65,20 @@ async fn a_shard_with_many_notes_of_changes_is_given_back_page_by_page() {
 }
 
 #[tokio::test]
+async fn notes_of_changes_are_deleted_without_a_look_at_the_rows_that_they_are_about() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    let source = moving.tests[0].pool.clone();
+    let many = "INSERT INTO duetime.move_change (shard, guarded, id) SELECT 0, 'task', gen_random_uuid() FROM generate_series(1, 20000)";
+    sqlx::raw_sql(many).execute(&source).await.unwrap();
+    let fence = moving.ends.source.sql.move_fence(SHARD).await.unwrap().expect("it leaves");
+    // No statement can read a task any more.
+    sqlx::raw_sql("ALTER TABLE duetime.task RENAME TO away").execute(&source).await.unwrap();
+    assert!(moving.work.forget_changes(&moving.ends, &fence).await.unwrap());
+    assert_eq!(moving.notes().await, 0);
+}
+
+#[tokio::test]
 async fn notes_of_changes_under_another_fence_stay() {
     let mut moving = Moving::new().await;
     moving.copy().await;
