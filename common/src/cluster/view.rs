@@ -149,10 +149,14 @@ impl ClusterView {
         AssignmentProblem { groups: databases.iter().map(group).collect() }
     }
 
-    /// The databases that members use and the master does not, as one whose configuration lacks a section.
+    /// The databases that members use and reach, and that the master does not use, as one whose configuration lacks a
+    /// section.
     fn foreign(&self, databases: &[DatabaseName]) -> BTreeSet<&DatabaseName> {
-        let used = self.members.values().filter_map(|member| member.databases.as_ref()).flatten();
-        used.filter(|name| !databases.contains(name)).collect()
+        let reached = self
+            .members
+            .values()
+            .flat_map(|member| member.databases.iter().flatten().filter(move |name| !member.unfit.contains(*name)));
+        reached.filter(|name| !databases.contains(name)).collect()
     }
 
     /// Takes the closed shards out of those of their sources. Returns those that need another owner, if there are any.
@@ -174,7 +178,7 @@ impl ClusterView {
             self.is_reached(database) && self.members.values().all(|member| uses(member, database))
         };
         let mut reached: Vec<&DatabaseName> = databases.iter().filter(may_have).collect();
-        reached.extend(self.foreign(databases).into_iter().filter(|database| self.is_reached(database)));
+        reached.extend(self.foreign(databases));
         let (database, fit) = ((*reached.first()?).clone(), self.fit_for(&reached));
         if fit.is_empty() {
             return None;

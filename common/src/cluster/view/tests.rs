@@ -146,10 +146,19 @@ fn shards_that_may_be_in_a_database_which_the_master_lacks_belong_to_nodes_that_
     let map = ShardMap::default().after(&[Some(vec![left])]);
     let before = Assignment { owners: vec![Some(node("gone")); 2] };
     assign(&mut view, before.owners.clone());
-    let next = solve(&view.problem(&map, &names[..1], 2), &before);
-    for shard in [0, 1].map(ShardId::new) {
-        assert!([Some(&node("a")), Some(&node("b"))].contains(&next.owner(shard)), "{next:?}");
-    }
+    let check = |view: &ClusterView| {
+        let next = solve(&view.problem(&map, &names[..1], 2), &before);
+        for shard in [0, 1].map(ShardId::new) {
+            assert!([Some(&node("a")), Some(&node("b"))].contains(&next.owner(shard)), "{next:?}");
+        }
+    };
+    check(&view);
+    // A database that its only user does not reach takes no node away.
+    let dead = DatabaseName::new("dead");
+    let user = view.members.get_mut("a").expect("is a member");
+    user.databases.as_mut().expect("it says so").insert(dead.clone());
+    user.unfit.insert(dead);
+    check(&view);
 }
 
 #[test]
