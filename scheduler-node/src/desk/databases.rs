@@ -190,15 +190,16 @@ impl Desk {
     async fn receivers(&self, placement: &Placement) -> (Vec<Standing>, Option<Problem>) {
         let databases = self.parts().store.databases().iter();
         let probes = placement.kinds().into_iter().zip(databases).map(|(standing, database)| async move {
-            if standing != Standing::Serving {
-                return Ok(standing);
+            if standing == Standing::Serving {
+                self.require_receives(database)?;
+                database.move_probe().await?;
             }
-            database.move_probe().await.map(|()| standing)
+            Ok::<_, Problem>(standing)
         });
         let (mut kinds, mut away) = (Vec::new(), None);
         for probed in futures::future::join_all(probes).await {
-            kinds.push(probed.unwrap_or_else(|error| {
-                away = Some(Problem::from(error));
+            kinds.push(probed.unwrap_or_else(|problem| {
+                away = Some(problem);
                 Standing::Draining
             }));
         }
