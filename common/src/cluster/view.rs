@@ -170,7 +170,8 @@ impl ClusterView {
         databases: &[DatabaseName],
         divided: &mut [(DatabaseName, BTreeSet<ShardId>)],
     ) -> Option<ShardGroup> {
-        // No shard has moved to a database that some member does not use yet. A node that has just started uses none.
+        // No shard moves to a database that some member does not use. A node that has just started uses none. A foreign
+        // database may have received shards before a member came that lacks it, such as the master, so it counts.
         let uses = |member: &Member, database: &DatabaseName| {
             member.databases.as_ref().is_some_and(|used| used.is_empty() || used.contains(database))
         };
