@@ -154,7 +154,8 @@ impl Subscriptions {
         let rejected = pin!(self.rejected.forward(incoming));
         let intake = pin!(self.intake.forward(received));
         let error = tokio::select! {
-            error = intake => error,
+            // It has passed the acks on already, while its readers lived.
+            error = intake => return error,
             error = results => error,
             error = rejected => error,
         };
