@@ -1,7 +1,7 @@
 -- Counts the tasks that come due in each of $3 spans of $2, one after another from $1 on.
 -- Walks task_wake shard by shard and reads at most $4 rows of a span, however many there are. A `looked` of $4 means
--- that there may be more. The statement reads rows that wake for another reason (a deadline, a rescue, the check of a
--- task that waits for others) but does not count them, so many of them make a count of `looked` rows a low one.
+-- that there may be more. The statement also reads rows that wake for another reason, and does not count them: for a
+-- deadline, a rescue, or the check of a task that waits for others. Where there are many, the count is a low one.
 -- $5 shards to leave out, because their place is another database.
 SELECT span.nth, count(*) FILTER (WHERE found.state = 'scheduled') AS tasks, count(found.state) AS looked
   FROM generate_series(0, $3::int - 1) AS span (nth)
