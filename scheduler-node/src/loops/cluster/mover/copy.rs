@@ -149,7 +149,7 @@ impl Work {
             let Some(notes) = ends.source.sql.move_numbers(self.shard, fence, after).await? else {
                 return Ok(false);
             };
-            // By their numbers: a later move may have the same fence, and a delete that comes late must spare its notes.
+            // By number: a later move may have the same fence, and a delete that comes late must spare its notes.
             ends.source.sql.move_forget(self.shard, &notes.numbers).await?;
             match notes.numbers.last() {
                 Some(last) if !notes.are_all => after = *last,
