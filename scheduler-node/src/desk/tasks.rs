@@ -40,10 +40,16 @@ impl Desk {
     }
 
     async fn with_dependencies(&self, task: TaskRecord) -> Result<TaskView, Problem> {
-        let depends_on = match task.state {
+        let mut depends_on = match task.state {
             TaskState::Waiting => self.database(task.id)?.task_dependencies(task.id).await?,
             _ => Vec::new(),
         };
+        // A task of AMQP, of SQL or of a caller with more queues may depend on tasks that this caller may not see.
+        for other in &mut depends_on {
+            if !self.scope.has(&other.queue) {
+                other.state = None;
+            }
+        }
         Ok(TaskView { depends_on, ..self.shown(task) })
     }
 

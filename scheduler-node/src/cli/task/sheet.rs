@@ -54,7 +54,7 @@ pub(in crate::cli) fn sheet(task: &TaskView, now: UnixMicros) -> String {
 /// The dependencies, each with its state.
 fn waits_for(task: &TaskView) -> Option<String> {
     let one = |other: &DependencyView| {
-        let state = other.state.map_or("not submitted", TaskState::text);
+        let state = other.state.map_or("not submitted or not visible", TaskState::text);
         format!("{}/{} ({state})", other.queue, other.key)
     };
     let others: Vec<String> = task.depends_on.iter().map(one).collect();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use common::{
     access::Scope,
     ids::QueueName,
+    task::TaskState,
     wire::{
         BulkRequest, ListFilter, NamePage, QueueRequest, ScheduleRequest, TokenPage, TokenRequest, token::TokenSource,
     },
@@ -97,6 +98,20 @@ async fn what_names_no_queue_is_refused_to_whoever_may_not_know_of_all() {
     assert!(refused.status == 403 && refused.detail.contains("queue"), "{refused}");
     let waits = r#"{"queue":"mine","partition_key":"p","depends_on":[{"queue":"theirs","key":"k"}]}"#;
     assert_eq!(mine(&counter).submit(request(waits)).await.expect_err("refused").status, 403);
+}
+
+#[tokio::test]
+async fn the_state_of_a_dependency_in_another_queue_is_not_shown() {
+    let (counter, _test) = fresh().await;
+    let theirs = r#"{"queue":"theirs","key":"k","partition_key":"p","delay_ms":3600000}"#;
+    counter.desk.submit(request(theirs)).await.expect("submitted");
+    let waits = r#"{"queue":"mine","partition_key":"p","depends_on":[{"queue":"theirs","key":"k"}]}"#;
+    let id = counter.desk.submit(request(waits)).await.expect("submitted").id;
+    let mine = mine(&counter);
+    for (desk, state) in [(&counter.desk, Some(TaskState::Scheduled)), (&mine, None)] {
+        let shown = desk.get(id).await.expect("it is there").depends_on;
+        assert_eq!((shown.len(), shown[0].key.as_str(), shown[0].state), (1, "k", state));
+    }
 }
 
 #[tokio::test]
