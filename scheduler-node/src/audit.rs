@@ -37,6 +37,9 @@ const READS_PER_S: u32 = 20;
 const READS_WAITING: usize = WAITING / 2;
 /// The part of [`WAITING`] that notes of reads and refusals may take together. The rest is for changes.
 const REFUSALS_WAITING: usize = WAITING / 4 * 3;
+/// No more refusals of callers without a valid token are noted while so many notes wait. Strangers have as many
+/// addresses as they like, so while the database is away they would take all places of reads and refusals.
+const STRANGERS_WAITING: usize = WAITING / 4;
 /// The callers that are counted separately in a second, with a token and without one. All others share one count.
 const CALLERS_APART: usize = 256;
 
@@ -216,8 +219,12 @@ impl Audit {
     pub(crate) fn record(&self, event: AuditEvent) {
         let now = Instant::now();
         if event.is_refusal() {
-            let counts = if event.is_by_stranger() { &self.strangers } else { &self.refusals };
-            if !(self.has_room_for(REFUSALS_WAITING) && counts.lock().has_room(&event, now)) {
+            let (counts, waiting) = if event.is_by_stranger() {
+                (&self.strangers, STRANGERS_WAITING)
+            } else {
+                (&self.refusals, REFUSALS_WAITING)
+            };
+            if !(self.has_room_for(waiting) && counts.lock().has_room(&event, now)) {
                 return self.metrics.dropped(DropReason::Refusals, 1);
             }
         } else if event.is_read() && !(self.has_room_for(READS_WAITING) && self.reads.lock().has_room(&event, now)) {
@@ -377,6 +384,28 @@ mod tests {
         audit.record(event(403));
         audit.record(event(200));
         assert_eq!((dropped(&audit, DropReason::Full), dropped(&audit, DropReason::Refusals)), (0, 0));
+    }
+
+    #[test]
+    fn strangers_leave_room_for_the_reads_and_refusals_of_callers_with_tokens() {
+        let (audit, notes, _registry) = audit();
+        // As many seconds as fill the places of all refusals.
+        for _ in 0..=REFUSALS_WAITING / (CALLERS_APART * REFUSALS_PER_S as usize) {
+            *audit.strangers.lock() = Counts::new(REFUSALS_PER_S, Instant::now());
+            for network in 0..CALLERS_APART {
+                let address = Some(format!("2001:db8:0:{network:x}::1").parse().expect("an address"));
+                for _ in 0..REFUSALS_PER_S {
+                    let target = "t".to_owned();
+                    let caller = Caller::ANONYMOUS.into();
+                    audit.record(AuditEvent { caller, action: Refused, target, address, ..event(401) });
+                }
+            }
+        }
+        let noted = notes.len();
+        assert_eq!(noted, STRANGERS_WAITING);
+        audit.record(AuditEvent { action: TaskRead, ..event(200) });
+        audit.record(AuditEvent { action: Refused, ..event(403) });
+        assert_eq!(notes.len(), noted + 2);
     }
 
     #[test]
