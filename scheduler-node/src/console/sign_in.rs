@@ -127,6 +127,9 @@ pub(super) async fn sign_in(
         }
         Err(problem) => return not_signed_in(&console, &headers, next, &problem),
     };
+    if let Err(problem) = console.shares.check_rate(&caller, Instant::now()) {
+        return not_signed_in(&console, &headers, next, &problem);
+    }
     let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route), note: &note };
     if !caller.may(Permission::Look) {
         let problem = Problem::forbidden(format!(
@@ -135,9 +138,6 @@ pub(super) async fn sign_in(
             caller.role
         ));
         actor.record(None, "console", Err(&problem));
-        return not_signed_in(&console, &headers, next, &problem);
-    }
-    if let Err(problem) = console.shares.check_rate(&caller, Instant::now()) {
         return not_signed_in(&console, &headers, next, &problem);
     }
     let sealed = match console.sessions.close(token, clock::now()) {

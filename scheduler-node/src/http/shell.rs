@@ -66,11 +66,21 @@ impl Shell {
             Requirement::May(permission) => Some(permission),
         };
         self.authenticator.check_site(request.headers(), request.uri())?;
-        let caller = self.authenticator.authorize(request.headers(), permission)?;
+        let authorized = self.authenticator.authorize(request.headers(), permission);
+        let caller = authorized.map_err(|refusal| self.counted(refusal, now))?;
         let admitted = self.shares.check_rate(&caller, now).and_then(|()| self.shares.check_answers(&caller));
         match admitted {
             Ok(()) => Ok(Some(caller)),
             Err(problem) => Err(Refusal::from(problem).to(caller)),
+        }
+    }
+
+    /// Counts a refused request against its caller's rate, if the caller is known. Beyond the rate, that is the answer.
+    fn counted(&self, refusal: Refusal, now: Instant) -> Refusal {
+        let Some(caller) = refusal.caller().cloned() else { return refusal };
+        match self.shares.check_rate(&caller, now) {
+            Ok(()) => refusal,
+            Err(problem) => Refusal::from(problem).to(caller),
         }
     }
 }
@@ -286,6 +296,14 @@ mod tests {
         assert_eq!(refused.headers()[header::RETRY_AFTER], "1");
         assert_eq!(ask(&router, "GET", "/v1/tasks", Some("producer")).await.status(), StatusCode::OK, "another caller");
         assert_eq!(ask(&router, "GET", "/healthz", None).await.status(), StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn a_request_without_the_permission_counts_against_its_callers_rate() {
+        let router = router_with(&[Role::Submitter], 1);
+        for status in [StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS] {
+            assert_eq!(ask(&router, "GET", "/v1/tasks", Some("submitter")).await.status(), status);
+        }
     }
 
     #[tokio::test]
