@@ -48,6 +48,8 @@ pub enum Lie {
     OtherNonce,
     /// Signed with an unpublished key, under the name of a published one.
     OtherKey,
+    /// The same key, and the token names none.
+    UnnamedKey,
     /// Signed with a key of an unpublished name.
     NewKey,
     /// Signed with the public key as though it were a shared secret.
@@ -150,7 +152,8 @@ impl IdentityProvider {
         self.inner.mood.lock().in_body = true;
     }
 
-    /// Publishes the key of [`Lie::NewKey`], or that of [`Lie::OtherKey`] under its name. It is then no lie any more.
+    /// Publishes the key of [`Lie::NewKey`], or that of [`Lie::OtherKey`] and [`Lie::UnnamedKey`] in place of a
+    /// published one. It is then no lie any more.
     pub fn publish_the_new_key(&self) {
         self.inner.mood.lock().is_rotated = true;
     }
@@ -205,7 +208,7 @@ async fn keys(State(inner): State<Arc<Inner>>) -> Json<Value> {
     let point = inner.ec.public_key().as_ref();
     let Mood { lie, is_rotated, .. } = *inner.mood.lock();
     let new = is_rotated.then(|| rsa("new", &inner.other));
-    let named = if is_rotated && lie == Lie::OtherKey { &inner.other } else { &inner.rsa };
+    let named = if is_rotated && matches!(lie, Lie::OtherKey | Lie::UnnamedKey) { &inner.other } else { &inner.rsa };
     Json(json!({ "keys": [
         rsa("rsa", named),
         new,
@@ -313,7 +316,9 @@ fn signed(inner: &Inner, mood: &Mood, claims: &Value) -> String {
         _ => ("RS256", "rsa"),
     };
     let text = |json: &Value| URL_SAFE_NO_PAD.encode(json.to_string());
-    let message = format!("{}.{}", text(&json!({ "alg": alg, "kid": kid })), text(claims));
+    let is_unnamed = mood.lie == Lie::UnnamedKey;
+    let header = if is_unnamed { json!({ "alg": alg }) } else { json!({ "alg": alg, "kid": kid }) };
+    let message = format!("{}.{}", text(&header), text(claims));
     let random = SystemRandom::new();
     let by_rsa = |key: &RsaKeyPair| {
         let mut signature = vec![0; key.public_modulus_len()];
@@ -327,7 +332,7 @@ fn signed(inner: &Inner, mood: &Mood, claims: &Value) -> String {
             let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &key);
             aws_lc_rs::hmac::sign(&key, message.as_bytes()).as_ref().to_vec()
         }
-        (Lie::OtherKey | Lie::NewKey, _) => by_rsa(&inner.other),
+        (Lie::OtherKey | Lie::UnnamedKey | Lie::NewKey, _) => by_rsa(&inner.other),
         (_, "ES256") => inner.ec.sign(&random, message.as_bytes()).expect("signed").as_ref().to_vec(),
         _ => by_rsa(&inner.rsa),
     };

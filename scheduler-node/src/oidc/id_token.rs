@@ -63,8 +63,9 @@ pub(super) fn verified(token: &str, keys: &[Jwk], config: &Oidc) -> Result<Value
     validation.leeway = LEEWAY_S.unsigned_abs();
     validation.validate_nbf = true;
     let mut fault = Fault::UnknownKey;
-    for key in keys.iter().filter(|key| fits(key, &header)) {
-        let Ok(key) = DecodingKey::from_jwk(key) else { continue };
+    let keys = keys.iter().filter(|key| fits(key, &header)).filter_map(|key| DecodingKey::from_jwk(key).ok());
+    // A key of another type cannot have signed the token, and its fault would hide that of a key that can.
+    for key in keys.filter(|key| key.family() == header.alg.family()) {
         match decode::<Value>(token, &key, &validation) {
             Ok(decoded) => return for_us(decoded.claims, config),
             Err(error) => fault = Fault::of(error.kind()),

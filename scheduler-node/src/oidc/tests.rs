@@ -189,7 +189,12 @@ fn later() -> UnixMicros {
 
 #[tokio::test]
 async fn a_key_that_came_since_is_found_but_not_looked_for_at_every_token() {
-    for (lie, said) in [(Lie::NewKey, "does not publish"), (Lie::OtherKey, "wrong signature")] {
+    for (lie, said) in [
+        (Lie::NewKey, "does not publish"),
+        (Lie::OtherKey, "wrong signature"),
+        // The provider has a key of another type, too.
+        (Lie::UnnamedKey, "wrong signature"),
+    ] {
         let (node, idp) = pair().await;
         sign_in(&node).await.expect("let in");
         idp.lie(lie);
@@ -198,6 +203,17 @@ async fn a_key_that_came_since_is_found_but_not_looked_for_at_every_token() {
         assert!(refusal.contains(said), "{lie:?}: {refusal}");
         sign_in_at(&node, later()).await.expect("let in");
     }
+}
+
+#[test]
+fn a_token_for_whose_algorithm_no_key_is_published_may_be_of_a_newer_key() {
+    let keys = json!({ "keys": [{ "kty": "EC", "crv": "P-256", "x": "AA", "y": "AA" }] });
+    let keys: discovery::Keys = serde_json::from_value(keys).expect("keys");
+    let (keys, config) = (keys.known(), config("https://sso.example"));
+    assert_eq!(keys.len(), 1);
+    // `{"alg":"RS256"}`, `{}` and some signature.
+    let fault = id_token::verified("eyJhbGciOiJSUzI1NiJ9.e30.AA", &keys, &config).expect_err("refused");
+    assert!(fault.may_be_of_a_newer_key(), "{fault}");
 }
 
 #[tokio::test]
