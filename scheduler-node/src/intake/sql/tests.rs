@@ -88,7 +88,7 @@ async fn rows_of_one_key_that_the_database_refuses_do_not_wait_for_one_another()
     let rows = [replace(&test, 1).await, replace(&test, 2).await];
     for row in rows {
         intake.collect(&mut state).await.unwrap();
-        assert!(state.aside.is_empty(), "none is left alone");
+        assert!(state.aside.is_empty(), "none is left alone: {:?}", state.aside);
         let refused = sqlx::query_scalar::<_, bool>("SELECT error IS NOT NULL FROM duetime.inbox WHERE id = $1");
         assert!(refused.bind(row.uuid()).fetch_one(&test.pool).await.unwrap(), "one in each pass");
     }
