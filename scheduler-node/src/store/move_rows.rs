@@ -16,10 +16,14 @@ use uuid::Uuid;
 use super::{Database, Error, StoreOp, moves::MoveFence};
 
 /// The most rows of a page: some 10 ms of work in each database.
-const PAGE_ROWS: i64 = 500;
+const PAGE_ROWS: u16 = 500;
 
 /// The payload bytes beyond which a page takes no further row. On the way a byte takes two to four.
 const PAGE_BYTES: i64 = 2_000_000;
+
+/// The most ids of one wake time that a page reads ahead. PostgreSQL keeps as many in the 4 MB of a sort (`work_mem`)
+/// while it passes all others of that time; with 30,000 it writes all of them to its disk.
+const AHEAD_IDS: i64 = 20_000;
 
 /// The ids of the archive that a page walks over, of all shards: some 10 ms.
 const PAGE_WALK: i64 = 20_000;
@@ -35,15 +39,32 @@ const FORGOTTEN_CHANGES: i64 = 10_000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "part", rename_all = "snake_case")]
 pub enum PageCursor {
-    Tasks { wake_at: UnixMicros, id: Uuid },
-    Ready { queue: String, priority: i32, lane: String, due_at: UnixMicros, id: Uuid },
-    Archive { drop_on: NaiveDate, id: Uuid },
-    Received { id: Uuid },
+    /// `ahead`: the next ids at this wake time, if there are many. They are not stored: another node reads them again.
+    Tasks {
+        wake_at: UnixMicros,
+        id: Uuid,
+        #[serde(skip)]
+        ahead: Vec<Uuid>,
+    },
+    Ready {
+        queue: String,
+        priority: i32,
+        lane: String,
+        due_at: UnixMicros,
+        id: Uuid,
+    },
+    Archive {
+        drop_on: NaiveDate,
+        id: Uuid,
+    },
+    Received {
+        id: Uuid,
+    },
     Done,
 }
 
 impl PageCursor {
-    pub const FIRST: Self = Self::Tasks { wake_at: UnixMicros::FIRST, id: Uuid::nil() };
+    pub const FIRST: Self = Self::Tasks { wake_at: UnixMicros::FIRST, id: Uuid::nil(), ahead: Vec::new() };
 
     const READY: Self = Self::Ready {
         queue: String::new(),
@@ -286,25 +307,25 @@ impl Database {
 
 /// The statement that reads the page after `cursor`. `None`: there are no more.
 fn page_statement(shard: ShardId, cursor: &PageCursor, with_rows: bool) -> Option<Query<'_, Postgres, PgArguments>> {
-    let number = i32::from(shard.number());
+    let (number, rows) = (i32::from(shard.number()), i64::from(PAGE_ROWS));
     let statement = match cursor {
-        PageCursor::Tasks { wake_at, id } => sqlx::query(include_str!("queries/move_page_tasks.sql"))
-            .bind(number)
-            .bind(wake_at.to_utc())
-            .bind(id)
-            .bind(PAGE_ROWS)
-            .bind(PAGE_BYTES),
+        PageCursor::Tasks { wake_at, id, ahead } => {
+            let statement = sqlx::query(include_str!("queries/move_page_tasks.sql")).bind(number);
+            let statement = statement.bind(wake_at.to_utc()).bind(id).bind(rows).bind(PAGE_BYTES);
+            let next = ahead.chunks(usize::from(PAGE_ROWS)).next().unwrap_or_default();
+            statement.bind(next).bind(AHEAD_IDS)
+        }
         PageCursor::Ready { queue, priority, lane, due_at, id } => {
             let statement = sqlx::query(include_str!("queries/move_page_ready.sql")).bind(number);
             let statement = statement.bind(queue).bind(priority).bind(lane).bind(due_at.to_utc()).bind(id);
-            statement.bind(PAGE_ROWS).bind(PAGE_BYTES)
+            statement.bind(rows).bind(PAGE_BYTES)
         }
         PageCursor::Archive { drop_on, id } => sqlx::query(include_str!("queries/move_page_archive.sql"))
             .bind(number)
             .bind(drop_on)
             .bind(id)
             .bind(PAGE_WALK)
-            .bind(PAGE_ROWS)
+            .bind(rows)
             .bind(PAGE_BYTES),
         PageCursor::Received { id } => {
             sqlx::query(include_str!("queries/move_page_received.sql")).bind(number).bind(id).bind(PAGE_WALK)
@@ -319,7 +340,13 @@ fn next_page(row: &PgRow, cursor: &PageCursor, days: &[NaiveDate]) -> Result<Pag
     let moment = |column| Ok::<_, sqlx::Error>(UnixMicros::from(row.try_get::<DateTime<Utc>, _>(column)?));
     let last: Option<Uuid> = row.try_get("id")?;
     Ok(match (cursor, last) {
-        (PageCursor::Tasks { .. }, Some(id)) => PageCursor::Tasks { wake_at: moment("wake_at")?, id },
+        (PageCursor::Tasks { ahead, .. }, Some(id)) => {
+            let ahead: Vec<Uuid> = match ahead.iter().position(|next| *next == id) {
+                Some(place) => ahead.iter().skip(place + 1).copied().collect(),
+                None => row.try_get::<Option<Vec<Uuid>>, _>("ahead")?.unwrap_or_default(),
+            };
+            PageCursor::Tasks { wake_at: moment("wake_at")?, id, ahead }
+        }
         (PageCursor::Tasks { .. }, None) => PageCursor::READY,
         (PageCursor::Ready { .. }, Some(id)) => PageCursor::Ready {
             queue: row.try_get("queue")?,

@@ -1,10 +1,11 @@
 //! The plans of the hot statements, on large tables, with small and large batches. The tests use the generic plan,
 //! which a prepared statement ends up with: the plan of the claim decides everything.
 
+use common::ids::ShardId;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use super::{fixture, list_plans::Plan};
-use crate::store::settle::FINISH_NEW;
+use crate::store::{move_rows::PageCursor, settle::FINISH_NEW};
 
 const ROWS: i64 = 200_000;
 
@@ -376,4 +377,33 @@ async fn a_page_of_tasks_that_wait_for_room_begins_where_the_page_before_ended()
     let plan = plan(&mut connection, include_str!("../queries/move_page_ready.sql"), types, values).await;
     assert_no_scan_of_all_tasks(&plan);
     assert!(plan.lines().any(|line| line.contains("Index Cond") && line.contains("ROW(")), "{plan}");
+}
+
+/// Otherwise each page reads all tasks of that moment again, and the move of a shard with millions of them never ends.
+#[tokio::test]
+async fn tasks_of_one_moment_are_read_a_few_times_by_all_pages_together() {
+    let rows = 50_000;
+    let test = fixture::database().await;
+    let fill = format!(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+         SELECT gen_random_uuid(), 7, 'q', 'scheduled', '2030-01-01', '2030-01-01', '', '' FROM generate_series(1, {rows})"
+    );
+    test.pool.execute(AssertSqlSafe(fill)).await.unwrap();
+    let mut connection = fixture::planned(&test.pool).await;
+    let (sql, types) = (
+        include_str!("../queries/move_page_tasks.sql"),
+        "int, timestamptz, uuid, bigint, bigint, uuid[], bigint, boolean",
+    );
+    let (mut cursor, mut found, mut touched) = (PageCursor::FIRST, 0, 0);
+    while let PageCursor::Tasks { wake_at, id, ahead } = &cursor {
+        let next = ahead.iter().take(500).map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let wake_at = format!("'epoch'::timestamptz + {} * interval '1 us'", wake_at.micros());
+        let values = format!("7, {wake_at}, '{id}', 500, 2000000, '{{{next}}}', 20000, false");
+        let plan = Plan::of(&mut connection, "force_generic_plan", sql, types, &values).await;
+        touched += plan.rows_touched();
+        let page = test.database.move_page(ShardId::new(7), &cursor, &[], false).await.unwrap();
+        (cursor, found) = (page.next, found + page.rows.len());
+    }
+    assert_eq!(found, rows);
+    assert!(touched < 6 * rows as u64, "{touched} rows");
 }
