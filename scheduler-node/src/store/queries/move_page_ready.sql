@@ -3,12 +3,23 @@
 -- $1 shard; $2 queue, $3 priority, $4 lane, $5 due time and $6 id after which to read; $7 the most rows; $8 the bytes
 -- beyond which no further row is read; $9 whether the rows are wanted, not only their ids.
 -- Returns one row, as move_page_tasks.sql does.
-WITH RECURSIVE hop AS (
-    (SELECT queue FROM duetime.task WHERE state = 'ready' AND queue >= $2 ORDER BY queue LIMIT 1)
+WITH RECURSIVE hop (queue, found) AS (
+    -- It ends where the queues before have a page of rows, all of which are later than $2: the page is full then, and
+    -- never the last one.
+    (SELECT queue, 0::bigint FROM duetime.task WHERE state = 'ready' AND queue >= $2 ORDER BY queue LIMIT 1)
     UNION ALL
-    SELECT (SELECT t.queue FROM duetime.task AS t WHERE t.state = 'ready' AND t.queue > hop.queue ORDER BY t.queue LIMIT 1)
+    SELECT (SELECT t.queue FROM duetime.task AS t WHERE t.state = 'ready' AND t.queue > hop.queue ORDER BY t.queue LIMIT 1),
+           hop.found + (SELECT count(*)
+                          FROM generate_series(1, 5) AS l (priority)
+                         CROSS JOIN LATERAL (
+                               SELECT
+                                 FROM duetime.task AS r
+                                WHERE hop.queue > $2
+                                  AND r.queue = hop.queue AND r.priority = l.priority::smallint AND r.shard = $1 AND r.state = 'ready'
+                                ORDER BY coalesce('=' || r.partition_key, '-') COLLATE "C", r.due_at, r.id
+                                LIMIT $7) AS mine)
       FROM hop
-     WHERE hop.queue IS NOT NULL
+     WHERE hop.queue IS NOT NULL AND hop.found < $7
 ), begun AS MATERIALIZED (
     -- A condition of its own, so that the index is entered at the row after which to read.
     SELECT r.queue, r.priority::int AS priority, coalesce('=' || r.partition_key, '-') COLLATE "C" AS lane, r.due_at, r.id,

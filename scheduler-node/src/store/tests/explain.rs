@@ -407,3 +407,20 @@ async fn tasks_of_one_moment_are_read_a_few_times_by_all_pages_together() {
     assert_eq!(found, rows);
     assert!(touched < 6 * rows as u64, "{touched} rows");
 }
+
+/// Otherwise each page reads a page of each later queue.
+#[tokio::test]
+async fn a_page_of_tasks_that_wait_for_room_ends_at_the_queue_that_fills_it() {
+    let test = fixture::database().await;
+    let fill = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+                SELECT gen_random_uuid(), 7, 'q' || g % 300, 'ready', now(), now(), '', '' FROM generate_series(1, 90000) AS g";
+    test.pool.execute(fill).await.unwrap();
+    let mut connection = fixture::planned(&test.pool).await;
+    let (types, values) = (
+        "int, text, int, text, timestamptz, uuid, bigint, bigint, boolean",
+        format!("7, '', 0, '', '1970-01-01', '{}', 500, 2000000, true", uuid::Uuid::nil()),
+    );
+    let sql = include_str!("../queries/move_page_ready.sql");
+    let plan = Plan::of(&mut connection, "force_generic_plan", sql, types, &values).await;
+    assert!((500..20_000).contains(&plan.rows_touched()), "{} rows", plan.rows_touched());
+}
