@@ -40,6 +40,20 @@ async fn a_copy_that_begins_anew_is_noted_with_its_first_page() {
     assert_eq!(noted.page, Some(PageCursor::FIRST));
 }
 
+#[tokio::test]
+async fn a_shard_leaves_although_its_rows_cannot_be_estimated() {
+    let mut moving = Moving::new().await;
+    moving.ask().await;
+    // The estimate reads this column.
+    let away = "ALTER TABLE duetime.task RENAME COLUMN wake_at TO away";
+    sqlx::raw_sql(away).execute(&moving.tests[0].pool).await.unwrap();
+    for _ in ["it arrives in the target", "it leaves the source"] {
+        moving.step().await.unwrap();
+    }
+    assert_eq!(moving.statuses().await, [ShardStatus::Leaving, ShardStatus::Arriving]);
+    assert_eq!(moving.work.rows_total, None);
+}
+
 /// Notes as of a long hold-up, and a return that refuses to delete more of them than a page.
 const MANY_NOTES: &str = "
     INSERT INTO duetime.move_change (shard, guarded, id) SELECT 0, 'task', gen_random_uuid() FROM generate_series(1, 20000);
