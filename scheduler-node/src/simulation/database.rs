@@ -361,6 +361,7 @@ impl Statements for SimulatedDatabase {
         &self,
         _succeeded: &[Succeeded],
         _after: Option<TaskId>,
+        _most: u16,
     ) -> Result<ReleaseCheck, Error> {
         Ok(ReleaseCheck::default())
     }

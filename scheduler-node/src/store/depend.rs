@@ -11,6 +11,10 @@ use sqlx::Row;
 use super::{Database, Error, StoreOp};
 use crate::history::Step;
 
+/// The most dependents of successes that one statement checks. It looks each success up once, so that takes some ten
+/// milliseconds, unless the dependents have further names that must be looked up.
+pub const DEPENDENTS_AT_ONCE: u16 = 500;
+
 /// The name and partition of a task that has just succeeded. Other tasks may wait for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Succeeded {
@@ -41,17 +45,18 @@ impl Database {
     /// Checks the waiting tasks `ids`, and the first of those that wait for one of `succeeded`. Releases each task
     /// whose dependencies have all succeeded.
     pub async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<ReleaseCheck, Error> {
-        self.release(ids, succeeded, None).await
+        self.release(ids, succeeded, None, DEPENDENTS_AT_ONCE).await
     }
 
-    /// Checks the tasks that wait for one of `succeeded`, from the first or from the next one after `after`, and
-    /// releases them likewise.
+    /// Checks at most `most` of the tasks that wait for one of `succeeded`, from the first or from the next one after
+    /// `after`, and releases them likewise.
     pub async fn task_release_dependents(
         &self,
         succeeded: &[Succeeded],
         after: Option<TaskId>,
+        most: u16,
     ) -> Result<ReleaseCheck, Error> {
-        self.release(&[], succeeded, after).await
+        self.release(&[], succeeded, after, most).await
     }
 
     async fn release(
@@ -59,6 +64,7 @@ impl Database {
         ids: &[TaskId],
         succeeded: &[Succeeded],
         after: Option<TaskId>,
+        most: u16,
     ) -> Result<ReleaseCheck, Error> {
         let (ids, after) = (super::uuids(ids), after.map_or(uuid::Uuid::nil(), TaskId::uuid));
         let (names, partition_keys): (Vec<&str>, Vec<Option<&str>>) =
@@ -71,6 +77,7 @@ impl Database {
                 .bind(partition_keys)
                 .bind(elsewhere)
                 .bind(after)
+                .bind(i64::from(most))
                 .fetch_all(&pool)
                 .await?;
             let mut looked = ReleaseCheck::default();

@@ -98,7 +98,7 @@ statements! {
     async fn task_standing(&self, ids: &[TaskId]) -> Vec<StandingRow>;
     async fn task_held(&self, ids: &[TaskId]) -> Vec<TaskId>;
     async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> ReleaseCheck;
-    async fn task_release_dependents(&self, succeeded: &[Succeeded], after: Option<TaskId>) -> ReleaseCheck;
+    async fn task_release_dependents(&self, succeeded: &[Succeeded], after: Option<TaskId>, most: u16) -> ReleaseCheck;
     async fn task_set_aside(&self, id: TaskId, attempt: Attempt) -> ();
     async fn quarantine_add(&self, messages: &[Quarantined]) -> ();
     async fn queue_read(&self) -> (i64, Vec<Queue>);

@@ -19,7 +19,7 @@ use crate::{
     loops::nudger::Nudger,
     store::{
         Database, Error, Fault, Statements, StoreOp,
-        depend::{ReleaseCheck, Released, Succeeded},
+        depend::{DEPENDENTS_AT_ONCE, ReleaseCheck, Released, Succeeded},
     },
     supervise::spawn_child,
     working_set::{database::NodeDatabase, retry::try_each, set_aside::Kind},
@@ -32,6 +32,14 @@ const HELD_AGAIN: Duration = Duration::from_millis(100);
 /// The most waiting tasks that one statement looks at. With 100 names each, that is some seconds in the worst case, and
 /// a statement has five.
 pub const LOOKED_AT_ONCE: usize = 50;
+
+/// The fewest dependents of one success that a statement checks, after one with more ran out of its time. With 100
+/// names each, and hundreds of archive partitions to probe for each name, they take some two of its five seconds.
+const FEWEST_DEPENDENTS: u16 = 5;
+
+/// How many times fewer dependents of one success the next statement checks, after one ran out of its time. Each such
+/// statement takes its five seconds, so few of them must lead to [`FEWEST_DEPENDENTS`].
+const FEWER_DEPENDENTS: u16 = 10;
 
 /// How long a submission waits for the look at its new waiting tasks. It is answered then, as after the longest try to
 /// store it: a task that was not looked at is found at its own `wake_at`.
@@ -74,6 +82,24 @@ impl Default for Rests {
 struct Dependents {
     succeeded: Vec<Succeeded>,
     after: Option<TaskId>,
+    /// The most that one statement checks.
+    most: u16,
+}
+
+impl Dependents {
+    /// The same tasks in smaller parts, because these ran out of their time. Those of several successes are halved, and
+    /// a statement checks fewer of those of a single one. Empty: they cannot be smaller.
+    fn smaller(succeeded: &[Succeeded], after: Option<TaskId>, most: u16) -> Vec<Self> {
+        let fewer = (most / FEWER_DEPENDENTS).max(FEWEST_DEPENDENTS);
+        match succeeded {
+            [_] if fewer == most => Vec::new(),
+            [_] => vec![Self { succeeded: succeeded.to_vec(), after, most: fewer }],
+            _ => {
+                let half = |half: &[Succeeded]| Self { succeeded: half.to_vec(), after, most };
+                succeeded.chunks(succeeded.len().div_ceil(2)).map(half).collect()
+            }
+        }
+    }
 }
 
 impl<S: Statements> Releaser<S> {
@@ -87,7 +113,8 @@ impl<S: Statements> Releaser<S> {
         if succeeded.is_empty() {
             return;
         }
-        let rest = self.release_dependents(database, &Dependents { succeeded: succeeded.to_vec(), after: None }).await;
+        let first = Dependents { succeeded: succeeded.to_vec(), after: None, most: DEPENDENTS_AT_ONCE };
+        let rest = self.release_dependents(database, &first).await;
         if rest.is_empty() {
             return;
         }
@@ -115,28 +142,26 @@ impl<S: Statements> Releaser<S> {
         }
     }
 
-    /// Releases the first of these tasks. Returns those that are left. Successes whose dependents ran out of their time
-    /// are halved.
+    /// Releases the first of these tasks. Returns those that are left, in smaller parts if these ran out of their time.
     async fn release_dependents(&self, database: &NodeDatabase<S>, dependents: &Dependents) -> Vec<Dependents> {
-        let Dependents { succeeded, after } = dependents;
+        let Dependents { succeeded, after, most } = dependents;
         let write = |part| async move {
-            database.sql.task_release_dependents(part, *after).await.map(|check: ReleaseCheck| (part, check))
+            database.sql.task_release_dependents(part, *after, *most).await.map(|check: ReleaseCheck| (part, check))
         };
         // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
         let tried = try_each(succeeded, write).await;
         let (mut rest, mut checks) = (Vec::new(), Vec::new());
         for (part, check) in tried.answers {
-            let more = |id| Dependents { succeeded: part.to_vec(), after: Some(id) };
+            let more = |id| Dependents { succeeded: part.to_vec(), after: Some(id), most: *most };
             rest.extend(check.more_after.map(more));
             checks.push(check);
         }
         for (part, error) in tried.left {
-            if error.is_out_of_time() && part.len() > 1 {
-                let half = |half: &[Succeeded]| Dependents { succeeded: half.to_vec(), after: *after };
-                rest.extend(part.chunks(part.len().div_ceil(2)).map(half));
-            } else {
+            let smaller = if error.is_out_of_time() { Dependents::smaller(part, *after, *most) } else { Vec::new() };
+            if smaller.is_empty() {
                 tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check tasks that waited for a success; their next check finds them");
             }
+            rest.extend(smaller);
         }
         self.note(database, checks);
         rest

@@ -13,11 +13,13 @@
 -- first that has not succeeded: the success of each of them is checked in its own turn.
 -- Finds the dependents of a success by its name. Each partition may use the same names, so where more than 200 tasks
 -- wait for that name, and fewer in the success's partition, it reads those of the partition. It counts to 10,000.
--- Checks the first 500 dependents after $5, by their ids, for a statement has five seconds. The caller asks for more.
+-- Looks up the standing of such a name once in each partition, however many tasks wait for it: a look-up probes each
+-- partition of the archive. The comparison with `true` keeps the names in one hash table for all tasks.
+-- Checks the first $6 dependents after $5, by their ids, for a statement has five seconds. The caller asks for more.
 -- $1 ids; $2 names and $3 partition keys (pairwise) of tasks that succeeded, whose dependents are checked too;
 -- $4 shards whose dependents are left out, because their place is another database; $5 the id after which dependents
--- are checked.
--- Returns the tasks that are scheduled now, the tasks that it skipped (`held`), and the last of 500 dependents
+-- are checked; $6 the limit of dependents that are checked.
+-- Returns the tasks that are scheduled now, the tasks that it skipped (`held`), and the last of $6 dependents
 -- (`is_page_end`).
 WITH common AS MATERIALIZED (
     SELECT n.name, few.tasks
@@ -56,21 +58,32 @@ WITH common AS MATERIALIZED (
        AND t.shard <> ALL($4::int[])
      WHERE NOT d.by_partition
 ), dependent AS MATERIALIZED (                                     -- apart, so that the order chooses no index above
-    SELECT id, seen FROM waits_for WHERE id > $5::uuid ORDER BY id LIMIT 500
+    SELECT id, seen FROM waits_for WHERE id > $5::uuid ORDER BY id LIMIT $6::bigint
 ), candidate AS MATERIALIZED (
     SELECT t.id, t.xmin::text AS seen FROM unnest($1::uuid[]) AS asked (id) JOIN duetime.task AS t ON t.id = asked.id
     UNION
     SELECT id, seen FROM dependent
+), succeeded AS MATERIALIZED (
+    SELECT needed.name, coalesce(needed.partition_key, '') AS partition_key
+      FROM (SELECT DISTINCT d.name, t.partition_key
+              FROM candidate
+              JOIN duetime.task AS t USING (id)
+             CROSS JOIN unnest(t.depends_on) AS d (name)
+             WHERE t.state = 'waiting' AND (cardinality($1::uuid[]) > 0 OR d.name = ANY($2::text[]))
+            OFFSET 0) AS needed                                       -- looks a name up once, not once for each task
+     WHERE duetime.standing_of(needed.name, needed.partition_key) = 'succeeded'
 ), looked AS MATERIALIZED (
     SELECT t.id, t.depends_on, ARRAY(
            SELECT name
              FROM unnest(t.depends_on) WITH ORDINALITY AS d (name, place)
-            WHERE (cardinality($1::uuid[]) > 0 OR name = ANY($2::text[])) AND duetime.standing_of(name, t.partition_key) = 'succeeded'
+            WHERE ((name, coalesce(t.partition_key, '')) IN (SELECT s.name, s.partition_key FROM succeeded AS s)) = true
             ORDER BY place) AS met,
            cardinality($1::uuid[]) = 0 AND NOT EXISTS (               -- a look has asked for all names above
            SELECT
              FROM unnest(t.depends_on) AS d (name)
-            WHERE duetime.standing_of(name, t.partition_key) IS DISTINCT FROM 'succeeded') AS all_met
+            WHERE CASE WHEN name = ANY($2::text[])
+                       THEN (name, coalesce(t.partition_key, '')) NOT IN (SELECT s.name, s.partition_key FROM succeeded AS s)
+                       ELSE duetime.standing_of(name, t.partition_key) IS DISTINCT FROM 'succeeded' END) AS all_met
       FROM candidate AS c
       JOIN duetime.task AS t ON t.id = c.id
      WHERE t.state = 'waiting' AND t.xmin::text = c.seen
@@ -98,7 +111,7 @@ WITH common AS MATERIALIZED (
 )
 SELECT id, queue, due_at, false AS held, false AS is_page_end FROM moved WHERE state = 'scheduled'
  UNION ALL
-SELECT page.id, NULL, NULL, false, true FROM (SELECT id FROM dependent ORDER BY id LIMIT 1 OFFSET 499) AS page
+SELECT page.id, NULL, NULL, false, true FROM (SELECT id FROM dependent ORDER BY id LIMIT 1 OFFSET $6::bigint - 1) AS page
  UNION ALL
 SELECT t.id, t.queue, t.due_at, true, false
   FROM candidate AS c

@@ -474,7 +474,7 @@ async fn written_during_a_look(statement: &str) -> (String, bool) {
     let looking = spawn_child(async move {
         let look = sqlx::query(AssertSqlSafe(statement)).bind(vec![waiting.uuid()]).bind(Vec::<String>::new());
         let look = look.bind(Vec::<Option<String>>::new()).bind(Vec::<i32>::new()).bind(uuid::Uuid::nil());
-        let rows = look.fetch_all(&pool).await.unwrap();
+        let rows = look.bind(500_i64).fetch_all(&pool).await.unwrap();
         rows.iter().any(|row| row.get("held"))
     });
     until_waiting(&test.pool, 1).await;

@@ -339,7 +339,7 @@ async fn thousands_of_tasks_that_wait_for_a_success_are_released_in_parts() {
     let loops = Loops::new().await;
     let keys: Vec<String> = (0..2_500).map(|n| if n == 0 { "b" } else { "a" }.to_owned()).collect();
     let succeeded = dependents(&loops, &keys).await;
-    let first = loops.test.database.task_release_dependents(&succeeded, None).await.unwrap();
+    let first = loops.test.database.task_release_dependents(&succeeded, None, 500).await.unwrap();
     assert_eq!((first.released.len(), first.more_after.is_some()), (500, true));
     loops.reporter().releaser.succeeded(loops.database(), &succeeded).await;
     until(|| does_none_wait(&loops)).await;
@@ -356,6 +356,22 @@ async fn successes_whose_dependents_run_out_of_their_time_are_divided() {
     at_each_change(&loops, slow).await;
     let releaser = loops.reporter().releaser;
     // A statement passes over a row whose failed write is not rolled back yet.
+    until(|| async {
+        releaser.succeeded(loops.database(), &succeeded).await;
+        does_none_wait(&loops).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn dependents_of_one_success_that_run_out_of_their_time_are_released_in_smaller_parts() {
+    let loops = Loops::new().await;
+    let succeeded = dependents(&loops, &["a"; 40].map(str::to_owned)).await;
+    let slow = "IF (SELECT count(*) FROM written) > 5 THEN
+                    RAISE EXCEPTION 'more than five take too long' USING ERRCODE = 'query_canceled';
+                END IF;";
+    at_each_change(&loops, slow).await;
+    let releaser = loops.reporter().releaser;
     until(|| async {
         releaser.succeeded(loops.database(), &succeeded).await;
         does_none_wait(&loops).await
