@@ -26,7 +26,7 @@ use super::Desk;
 use crate::{
     internal::{self, Origin},
     store::{
-        Database, Store,
+        Database, Error, Store,
         bulk::{FoundTask, Walk},
         export::WholeTask,
     },
@@ -53,6 +53,8 @@ struct Export {
     walked: bool,
     /// Tasks that were found and are not read yet.
     found: VecDeque<FoundTask>,
+    /// The most tasks that are read at a time, as many as there are until a read runs out of its time.
+    at_once: usize,
     store: Store,
     /// The map of the shards with which the export began.
     map: u32,
@@ -82,6 +84,7 @@ impl Desk {
             place: None,
             walked: false,
             found: VecDeque::new(),
+            at_once: usize::MAX,
             map: store.map_fingerprint(),
             store,
             exported: 0,
@@ -126,7 +129,12 @@ impl Export {
             if some.is_empty() {
                 continue;
             }
-            let tasks = database.export_read(walk, &some).await?;
+            let read = database.export_read(walk, &some).await;
+            if read.as_ref().is_err_and(Error::is_out_of_time) && some.len() > 1 {
+                self.put_back(some);
+                continue;
+            }
+            let tasks = read?;
             if !tasks.is_empty() {
                 return self.lines(tasks).map(Some);
             }
@@ -143,11 +151,20 @@ impl Export {
     fn take(&mut self) -> Vec<FoundTask> {
         let mut bytes = 0;
         let mut some = Vec::new();
-        while let Some(found) = self.found.pop_front_if(|found| some.is_empty() || bytes + found.bytes <= READ_BYTES) {
+        while some.len() < self.at_once
+            && let Some(found) = self.found.pop_front_if(|found| some.is_empty() || bytes + found.bytes <= READ_BYTES)
+        {
             bytes += found.bytes;
             some.push(found);
         }
         some
+    }
+
+    /// Puts tasks back whose read ran out of its time, so that half as many are read next. Each waiting task may have
+    /// 100 names to look up, and each look-up probes all partitions of the archive.
+    fn put_back(&mut self, some: Vec<FoundTask>) {
+        self.at_once = some.len() / 2;
+        some.into_iter().rev().for_each(|found| self.found.push_front(found));
     }
 
     fn lines(&mut self, tasks: Vec<WholeTask>) -> Result<Vec<u8>, Problem> {

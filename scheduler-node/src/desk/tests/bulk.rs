@@ -440,6 +440,29 @@ async fn large_tasks_are_told_a_few_at_a_time() {
 }
 
 #[tokio::test]
+async fn tasks_whose_dependencies_take_too_long_to_look_up_are_exported_a_few_at_a_time() {
+    let (counter, test) = fresh().await;
+    sqlx::raw_sql(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, depends_on)
+         SELECT gen_random_uuid(), 0, 'q', 'waiting', now(), now(), '', 'x', 'p', ARRAY['q k'] FROM generate_series(1, 10);
+         CREATE OR REPLACE FUNCTION duetime.standing_of(p_name text, p_partition_key text) RETURNS duetime.task_state
+         LANGUAGE plpgsql AS $$
+         DECLARE v_asked integer := coalesce(nullif(current_setting('test.asked', true), ''), '0')::integer + 1;
+         BEGIN
+             PERFORM set_config('test.asked', v_asked::text, true);
+             IF v_asked > 3 THEN
+                 RAISE EXCEPTION 'more than three take too long' USING ERRCODE = 'query_canceled';
+             END IF;
+             RETURN NULL;
+         END $$",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    assert_eq!(export(&counter, TaskFilter::default()).await.expect("to its end").len(), 11);
+}
+
+#[tokio::test]
 async fn an_export_that_finds_nothing_for_long_shows_that_it_goes_on_and_each_line_is_json_all_the_same() {
     let (counter, test) = fresh().await;
     // Each of the two histories takes 600 ms to read.
