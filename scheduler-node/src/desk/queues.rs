@@ -44,6 +44,10 @@ const SEEN_TRIES: usize = 4;
 /// The most tries of a deletion, which tasks that come in at the same moment prevent. The next try counts them.
 const DELETE_TRIES: usize = 2;
 
+/// The longest look for tasks of a queue that a deletion makes while all claims of the first database wait for it. A
+/// claim is made some 100 ms before its tasks are due, so a longer one makes tasks late.
+const LONGEST_LOOK: Duration = Duration::from_millis(250);
+
 /// The most schedules that the refusal of a deletion names.
 const SCHEDULES_NAMED: usize = 3;
 
@@ -252,6 +256,7 @@ impl Desk {
             for _ in 0..DELETE_TRIES {
                 home.queue_find(&name).await?.ok_or_else(|| no_queue(&name))?;
                 desk.refuse_to_delete(&name).await?;
+                desk.refuse_long_look(&name).await?;
                 if let Some(turned) = turn(|| home.queue_delete(&name)).await? {
                     tracing::info!(queue = %name, "queue deleted");
                     return desk.announce(&name, turned).await;
@@ -282,6 +287,24 @@ impl Desk {
         let more = if may_have_more { " or more" } else { "" };
         let detail = format!("the queue has {tasks}{more} unfinished tasks; cancel them first");
         Err(Problem::conflict(detail))
+    }
+
+    /// Refuses to delete a queue while the deletion would look for its tasks for too long. An old transaction keeps the
+    /// index entries of all tasks that have ended since it began, and the look passes those of the queue. Only the
+    /// first database's claims wait for it: in the others, the look is made before the deletion.
+    async fn refuse_long_look(&self, name: &QueueName) -> Result<(), Problem> {
+        let looked = self.parts().store.home().queue_look(name).await;
+        let is_long = match &looked {
+            Ok(took) => *took > LONGEST_LOOK,
+            Err(error) => error.is_out_of_time(),
+        };
+        if is_long {
+            return Err(Problem::unavailable(
+                "an old transaction keeps the rows of tasks of this queue that have ended; delete the queue when it \
+                 has ended",
+            ));
+        }
+        looked.map(drop).map_err(Problem::from)
     }
 
     /// Refuses a `change` of a queue for which submissions in SQL or fire times are about to be tasks. The caller

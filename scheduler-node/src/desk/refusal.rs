@@ -174,6 +174,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueueChanges
             | StoreOp::QueueCounts
             | StoreOp::QueueAwaited
+            | StoreOp::QueueLook
             | StoreOp::QueueUsage
             | StoreOp::ScheduleRead
             | StoreOp::ScheduleNames

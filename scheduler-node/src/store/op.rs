@@ -90,6 +90,7 @@ common::labelled! {
         QueueTurn = "queue_turn",
         QueueCounts = "queue_counts",
         QueueAwaited = "queue_awaited",
+        QueueLook = "queue_look",
         QueueUsage = "queue_usage",
         ScheduleRead = "schedule_read",
         ScheduleAdd = "schedule_add",

@@ -81,7 +81,7 @@ impl StoreOp {
             BulkLook | BulkQueue | BulkCancel | BulkRun | BulkMove | BulkRevive | ExportRead => PoolKind::Read,
             QueueFind | QueuePage | QueueCounts | TokenList | AuditList | InboxFind => PoolKind::Read,
             ScheduleRead | ScheduleNames => PoolKind::Read,
-            ServerSettings | ShardRead | QueueUsage | QueueAwaited | MoveList | MoveEndedList
+            ServerSettings | ShardRead | QueueUsage | QueueAwaited | QueueLook | MoveList | MoveEndedList
             | DatabaseStandingList | ShardWeights => PoolKind::Read,
             MovePage | MoveEstimate => PoolKind::Read,
         }

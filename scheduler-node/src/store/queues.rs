@@ -1,7 +1,7 @@
 //! The queues and their task counts. The first database keeps the queues; the others have a copy for submissions in
 //! SQL. Every database counts its own tasks.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use common::{
@@ -236,6 +236,17 @@ impl Database {
                 .fetch_optional(&pool)
                 .await?;
             row.as_ref().map(turn).transpose()
+        })
+        .await
+    }
+
+    /// Looks for tasks of the queue in this database as its deletion does, which keeps all claims waiting meanwhile.
+    /// Returns the server's time for the look.
+    pub async fn queue_look(&self, name: &QueueName) -> Result<Duration, Error> {
+        self.run(StoreOp::QueueLook, |pool| async move {
+            let look = sqlx::query(include_str!("queries/queue_look.sql")).bind(name.as_str());
+            let took_ms: i64 = look.fetch_one(&pool).await?.try_get("took_ms")?;
+            Ok(Duration::from_millis(took_ms.unsigned_abs()))
         })
         .await
     }

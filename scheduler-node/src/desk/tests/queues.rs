@@ -146,6 +146,19 @@ async fn a_queue_is_not_deleted_under_a_task_that_comes_in_while_the_deletion_wa
     );
 }
 
+/// Otherwise all claims would wait for the look.
+#[tokio::test]
+async fn a_queue_whose_tasks_are_looked_for_slowly_is_not_deleted() {
+    let (counter, test) = fresh().await;
+    counter.desk.queue_put(name("orders"), queue("{}")).await.expect("set");
+    let slow = "CREATE OR REPLACE FUNCTION duetime.queue_has_tasks(p_queue text) RETURNS boolean LANGUAGE plpgsql AS
+                $$BEGIN PERFORM pg_sleep(0.3); RETURN false; END$$";
+    sqlx::raw_sql(slow).execute(&test.pool).await.unwrap();
+    let refused = counter.desk.queue_delete(name("orders")).await.expect_err("claims would wait");
+    assert_eq!((refused.status, refused.detail.contains("old transaction")), (503, true), "{refused}");
+    counter.desk.queue_get(name("orders")).await.expect("it is there");
+}
+
 #[tokio::test]
 async fn a_queue_is_not_deleted_under_its_schedules() {
     let (counter, _test) = fresh().await;
