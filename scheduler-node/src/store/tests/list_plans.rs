@@ -216,6 +216,27 @@ async fn a_key_costs_its_own_tasks_however_many_others_there_are() {
 }
 
 #[tokio::test]
+async fn a_dead_task_passes_no_cancelled_task_of_its_key_to_find_that_the_key_is_taken() {
+    let test = fixture::database().await;
+    // Both dead tasks are due first. The second was created after the cancelled ones.
+    let fill = "INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, created_at, finished_at, drop_on)
+                SELECT gen_random_uuid(), 0, 'big', (CASE WHEN g % 20001 = 0 THEN 'dead' ELSE 'cancelled' END)::duetime.task_state,
+                       now(), now() + g % 20001 * interval '1 ms', '', 'x', 'k', made, made + interval '1 s',
+                       (now() AT TIME ZONE 'UTC')::date + 1
+                  FROM generate_series(0, 20001) AS g, LATERAL (SELECT now() + g * interval '1 ms' AS made) AS moment;
+                ANALYZE duetime.archive";
+    test.pool.execute(fill).await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    fixture::plan_as_a_node(&mut connection).await;
+    let types = "text, timestamptz, uuid, timestamptz, text, text, text, text, bigint, bigint, int[], timestamptz";
+    let nobody = uuid::Uuid::nil();
+    let values = format!("'big', '1970-01-01', '{nobody}', '9999-01-01', NULL, NULL, NULL, NULL, 2, 100, '{{}}', NULL");
+    let look = include_str!("../queries/bulk_look_failed.sql");
+    let plan = Plan::of(&mut connection, GENERIC, look, types, &values).await;
+    assert!(plan.rows_touched() < 1_000, "{} rows\n{plan:?}", plan.rows_touched());
+}
+
+#[tokio::test]
 async fn tasks_are_counted_by_state_from_a_bounded_part_of_the_table() {
     let test = fixture::database().await;
     assert_eq!(test.database.task_census().await.unwrap(), crate::store::outlook::Census::default());
