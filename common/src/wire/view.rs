@@ -172,8 +172,8 @@ pub struct DependencyView {
     pub queue: QueueName,
     pub key: String,
     /// The state of the newest task with that key, if there is one and the caller's scope has its queue. `dead`,
-    /// `cancelled`, `expired` and `superseded` do not end the wait: that task must be retried, or a new one with its key
-    /// must succeed.
+    /// `cancelled`, `expired` and `superseded` do not end the wait: that task must be retried, or a new one with its
+    /// key must succeed.
     pub state: Option<TaskState>,
 }
 
