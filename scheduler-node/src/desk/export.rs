@@ -135,6 +135,8 @@ impl Export {
                 continue;
             }
             let tasks = read?;
+            // Slowly: a read that is too large again costs the time of a statement.
+            self.at_once = self.at_once.saturating_add(self.at_once.div_ceil(16));
             if !tasks.is_empty() {
                 return self.lines(tasks).map(Some);
             }

@@ -300,8 +300,8 @@ impl Desk {
         };
         if is_long {
             return Err(Problem::unavailable(
-                "an old transaction keeps the rows of tasks of this queue that have ended; delete the queue when it \
-                 has ended",
+                "the look for tasks of this queue takes too long, and other tasks would wait for it; try again. An old \
+                 transaction may keep the rows of tasks that have ended: if so, delete the queue when it has ended",
             ));
         }
         looked.map(drop).map_err(Problem::from)
