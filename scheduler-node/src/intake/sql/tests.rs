@@ -18,6 +18,17 @@ async fn replace(test: &TestDatabase, payload: i32) -> TaskId {
     TaskId::from_uuid(sqlx::query_scalar(submit).bind(payload).fetch_one(&test.pool).await.unwrap())
 }
 
+/// Collects until each row is a task or refused. A failed statement may hold a row for a moment after its answer, and
+/// the row is left alone then.
+async fn collect_all(intake: &SqlIntake, state: &mut PassState, test: &TestDatabase) {
+    let left = "SELECT count(*) FROM duetime.inbox WHERE error IS NULL";
+    while sqlx::query_scalar::<_, i64>(left).fetch_one(&test.pool).await.unwrap() > 0 {
+        // As if the pauses had passed.
+        state.aside.clear();
+        intake.collect(state).await.unwrap();
+    }
+}
+
 /// The intake of the first database's inbox, on a node that knows the queue `orders`.
 fn intake(counter: &Counter) -> SqlIntake {
     counter.books.store(Arc::new(QueueBook::new(1, [Queue::with_defaults(QueueName::new("orders"))])));
@@ -70,10 +81,7 @@ async fn submissions_of_one_key_keep_their_order_beside_one_that_the_database_re
         sqlx::query(submit).bind(key).execute(&test.pool).await.unwrap();
     }
     replace(&test, 2).await;
-    intake.collect(&mut state).await.unwrap();
-    // As if the pause of the later one had passed.
-    state.aside.clear();
-    intake.collect(&mut state).await.unwrap();
+    collect_all(&intake, &mut state, &test).await;
     let made = test.database.task_read(task).await.unwrap().expect("it is there");
     assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"2".as_slice()), 2));
 }
@@ -88,12 +96,7 @@ async fn rows_of_one_key_that_the_database_refuses_do_not_wait_for_one_another()
     let [_, later] = [replace(&test, 1).await, replace(&test, 2).await];
     intake.collect(&mut state).await.unwrap();
     assert!(!state.aside.contains_key(&later), "it has its turn in the next pass: {:?}", state.aside);
-    let left = "SELECT count(*) FROM duetime.inbox WHERE error IS NULL";
-    while sqlx::query_scalar::<_, i64>(left).fetch_one(&test.pool).await.unwrap() > 0 {
-        // The failed statement may hold a row for a moment after its answer, and the row is left alone then.
-        state.aside.clear();
-        intake.collect(&mut state).await.unwrap();
-    }
+    collect_all(&intake, &mut state, &test).await;
 }
 
 /// Both are judged before the earlier one is written.
