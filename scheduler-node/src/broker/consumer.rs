@@ -152,10 +152,10 @@ impl Subscriptions {
         // Those that go on live until the end: theirs would close their channels, and the acks with them.
         let results = pin!(self.results.forward(incoming));
         let rejected = pin!(self.rejected.forward(incoming));
-        let intake = pin!(self.intake.forward(received));
+        let mut intake = Box::pin(self.intake.forward(received));
         let error = tokio::select! {
             // It has passed the acks on already, while its readers lived.
-            error = intake => return error,
+            error = &mut intake => return error,
             error = results => error,
             error = rejected => error,
         };

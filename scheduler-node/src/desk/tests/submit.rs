@@ -187,7 +187,7 @@ async fn the_last_task_of_a_batch_with_a_key_gives_it_its_content_however_large_
         for round in 0..20 {
             let other = (1..=others).map(|n| json!({ "queue": "mail", "key": format!("a{n:03}"), "delay_ms": 60_000 }));
             let of_key = (0..with_key).map(|n| json!({ "queue": "mail", "key": "k", "on_duplicate": "replace", "delay_ms": 60_000, "payload": format!("{round} {n}") }));
-            let last = of_key.clone().last().expect("there are some")["payload"].clone();
+            let last = of_key.clone().next_back().expect("there are some")["payload"].clone();
             let batch: Vec<_> = other.chain(of_key).map(|task| Ok(request(&task.to_string()))).collect();
             let answers = counter.desk.submit_batch(batch).await;
             let ids: Vec<_> = answers.iter().map(|answer| answer.as_ref().expect("accepted").id).collect();
