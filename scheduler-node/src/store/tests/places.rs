@@ -139,7 +139,10 @@ async fn a_sender_that_was_refused_first_too_long_ago_gives_up_however_few_tries
         let long_ago = now.checked_sub(Duration::from_millis(is_over_after + 1)).unwrap();
         assert!(!store.places().reread_after_move(1, long_ago, patience).await, "{patience:?}");
     }
-    assert!(store.places().reread_after_move(1, clock::instant(), Patience::Short).await, "its patience has just begun");
+    assert!(
+        store.places().reread_after_move(1, clock::instant(), Patience::Short).await,
+        "its patience has just begun"
+    );
 }
 
 #[tokio::test]
