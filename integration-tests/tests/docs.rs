@@ -10,13 +10,15 @@ const LANGUAGES: [&str; 11] = ["sh", "sql", "toml", "json", "yaml", "python", "g
 
 /// The only accepted reasons for not typing a command. It starts or stops the cluster that the others need, or it
 /// needs more than a machine with the three stores has.
-const REASONS: [&str; 7] = [
+const REASONS: [&str; 9] = [
     "needs-the-sources",
     "starts-a-cluster",
     "stops-the-cluster",
     "runs-these-tests",
     "builds-an-image",
     "needs-kubernetes",
+    "needs-a-certificate",
+    "needs-the-management-plugin",
     // `it/recipes.rs` types it, on servers that it may lock.
     "has-its-own-scenario",
 ];
@@ -73,6 +75,16 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
          simulation",
     ),
     ("docs/reliability.md", "starts-a-cluster", "make soak"),
+    (
+        "docs/runbooks/DuetimeCertificateExpires.md",
+        "needs-a-certificate",
+        "openssl x509 -noout -subject -enddate -in CERT_FILE",
+    ),
+    (
+        "docs/runbooks/DuetimeSubmissionsInvalid.md",
+        "needs-the-management-plugin",
+        "rabbitmqadmin --vhost=VHOST get queue=duetime.submit.invalid ackmode=ack_requeue_true",
+    ),
     ("docs/security.md", "has-its-own-scenario", "rabbitmqctl add_vhost duetime"),
     ("docs/security.md", "has-its-own-scenario", "-- nodes and `duetime migrate`"),
     ("docs/security.md", "has-its-own-scenario", "etcdctl user add root:PASSWORD"),
