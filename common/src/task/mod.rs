@@ -53,6 +53,9 @@ pub struct ValidTask {
     pub envelope: Option<Box<Envelope>>,
 }
 
+/// The queue, the partition key and the key of a task. One of the unfinished tasks at most has them.
+pub type TaskKey<'a> = (&'a QueueName, Option<&'a str>, &'a str);
+
 /// A task as it is first written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewTask {
@@ -79,6 +82,12 @@ impl ValidTask {
     /// it.
     pub const fn is_put(&self) -> bool {
         self.keyed.is_some() || !self.depends_on.is_empty()
+    }
+
+    /// `None`: the task has no key.
+    pub fn full_key(&self) -> Option<TaskKey<'_>> {
+        let keyed = self.keyed.as_ref()?;
+        Some((&self.queue, self.partition_key.as_deref(), keyed.key.as_str()))
     }
 
     /// The task's place in a trace, if that trace is recorded.

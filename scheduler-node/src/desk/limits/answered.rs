@@ -9,7 +9,7 @@ use std::{
 use common::{
     ids::QueueName,
     limit::{Limit, Usage},
-    task::{Content, OnDuplicate, TaskState, ValidTask},
+    task::{Content, OnDuplicate, TaskKey, TaskState, ValidTask},
     time::UnixMicros,
     wire::Problem,
 };
@@ -25,9 +25,6 @@ use crate::{
 /// and the number looked up at a time.
 const KEYS_LOOKED_UP: usize = 100;
 const LOOKED_UP_AT_ONCE: usize = 4;
-
-/// The queue, the partition key and the key of a task.
-type TaskKey<'a> = (&'a QueueName, Option<&'a str>, &'a str);
 
 /// The room that the tasks of each key of a request share. A key has none before its first task is admitted, unless a
 /// stored task was found.
@@ -57,7 +54,7 @@ struct StoredTask {
 impl<'a> KeyRooms<'a> {
     /// The room that the case at index `at` needs beyond the room of its key.
     pub(super) fn needed(&self, at: usize, case: &LimitedTask<'a>) -> Usage {
-        let growth = match key_of(case.task).and_then(|key| self.rooms.get(&key)) {
+        let growth = match case.task.full_key().and_then(|key| self.rooms.get(&key)) {
             // It is written before the one that has the room, whatever its own rule for a duplicate.
             Some(KeyRoom::New { first, bytes }) if at < *first => Some(case.size.bytes - bytes),
             Some(KeyRoom::New { bytes, .. }) => Some(growth_beyond(*bytes, case.task)),
@@ -69,7 +66,7 @@ impl<'a> KeyRooms<'a> {
 
     /// Notes that the case at index `at` has taken the room that it needed.
     pub(super) fn took(&mut self, at: usize, case: &LimitedTask<'a>, taken: Usage) {
-        let Some(key) = key_of(case.task) else { return };
+        let Some(key) = case.task.full_key() else { return };
         match self.rooms.get_mut(&key) {
             Some(KeyRoom::New { first, bytes }) => {
                 *first = at.min(*first);
@@ -84,7 +81,7 @@ impl<'a> KeyRooms<'a> {
 
     /// Whether it is unknown if a stored task has this one's key.
     pub(super) fn is_unread(&self, task: &'a ValidTask) -> bool {
-        key_of(task).is_some_and(|key| self.unread.contains(&key))
+        task.full_key().is_some_and(|key| self.unread.contains(&key))
     }
 }
 
@@ -179,12 +176,6 @@ impl StoredTask {
     }
 }
 
-/// `None`: the task has no key.
-fn key_of(task: &ValidTask) -> Option<TaskKey<'_>> {
-    let keyed = task.keyed.as_ref()?;
-    Some((&task.queue, task.partition_key.as_deref(), keyed.key.as_str()))
-}
-
 /// Whether the case is refused because a limit of unfinished tasks is reached, or may be.
 fn is_beyond(case: &LimitedTask<'_>) -> bool {
     matches!(case.verdict, LimitVerdict::Refused(limit, _) if limit != Some(Limit::QueueSubmits))
@@ -201,7 +192,7 @@ fn keys_to_look_up<'a>(cases: &[LimitedTask<'a>]) -> Vec<TaskKey<'a>> {
     };
     let admitted = cases.iter().filter(|case| matches!(case.verdict, LimitVerdict::Admitted) && shares_a_limit(case));
     let mut seen = BTreeSet::new();
-    let keys = refused().chain(admitted).filter_map(|case| key_of(case.task));
+    let keys = refused().chain(admitted).filter_map(|case| case.task.full_key());
     keys.filter(|key| seen.insert(*key)).collect()
 }
 
@@ -212,7 +203,7 @@ fn growth_by_admitted<'a>(
 ) -> BTreeMap<TaskKey<'a>, Option<i64>> {
     let mut grown: BTreeMap<TaskKey<'a>, Option<i64>> = BTreeMap::new();
     for case in cases.iter().filter(|case| matches!(case.verdict, LimitVerdict::Admitted)) {
-        let Some(key) = key_of(case.task) else { continue };
+        let Some(key) = case.task.full_key() else { continue };
         let Some(stored) = found.get(&key) else { continue };
         let most = grown.entry(key).or_insert(Some(0));
         *most = most.zip(stored.growth(case.task)).map(|(most, growth)| most.max(growth));

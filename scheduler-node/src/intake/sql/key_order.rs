@@ -6,10 +6,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use common::{ids::TaskId, task::NewTask};
+use common::{
+    ids::TaskId,
+    task::{NewTask, TaskKey},
+};
 use parking_lot::Mutex;
 
-use super::refuse::{TaskKey, key_of};
 use crate::store::{inbox::Collected, put::PutOutcome};
 
 /// The order of the rows of one batch. The rows of one statement keep it by themselves.
@@ -30,9 +32,9 @@ struct Progress {
 
 impl KeyOrder {
     pub(super) fn of(tasks: &[NewTask]) -> Self {
-        let mut of_key: BTreeMap<TaskKey, Vec<TaskId>> = BTreeMap::new();
+        let mut of_key: BTreeMap<TaskKey<'_>, Vec<TaskId>> = BTreeMap::new();
         for task in tasks {
-            if let Some(key) = key_of(task) {
+            if let Some(key) = task.full_key() {
                 of_key.entry(key).or_default().push(task.id);
             }
         }

@@ -37,11 +37,11 @@ const SUSPECT_AGAIN: Duration = Duration::from_secs(2);
 pub(super) struct Aside {
     pub until: Instant,
     /// The key of a row that is held: later rows with it wait behind this one.
-    key: Option<TaskKey>,
+    key: Option<OwnedKey>,
 }
 
-/// The queue, the partition key and the key of a task.
-pub(super) type TaskKey = (QueueName, Option<String>, String);
+/// A [`common::task::TaskKey`] that outlives its task.
+type OwnedKey = (QueueName, Option<String>, String);
 
 impl PassState {
     /// Lets rows and databases take part again whose pause is over. While other rows wait behind them, only every
@@ -67,7 +67,7 @@ impl PassState {
         self.put_aside(ids.into_iter().map(|id| (id, None)), Instant::now() + pause);
     }
 
-    fn put_aside(&mut self, rows: impl IntoIterator<Item = (TaskId, Option<TaskKey>)>, until: Instant) {
+    fn put_aside(&mut self, rows: impl IntoIterator<Item = (TaskId, Option<OwnedKey>)>, until: Instant) {
         self.aside.extend(rows.into_iter().map(|(id, key)| (id, Aside { until, key })));
         while self.aside.len() > ASIDE_MOST {
             self.aside.pop_first();
@@ -100,7 +100,7 @@ impl PassState {
     /// Leaves those of `tasks` alone that were submitted after a held row with their key, until that one is tried
     /// again: the last submission has to be the last one applied. Returns the others.
     pub(super) fn leave_later(&mut self, tasks: Vec<NewTask>) -> Vec<NewTask> {
-        let mut first_held: BTreeMap<&TaskKey, (TaskId, Instant)> = BTreeMap::new();
+        let mut first_held: BTreeMap<&OwnedKey, (TaskId, Instant)> = BTreeMap::new();
         for (id, aside) in &self.aside {
             if let Some(key) = &aside.key {
                 first_held.entry(key).or_insert((*id, aside.until));
@@ -126,7 +126,7 @@ impl PassState {
         &mut self,
         left: Vec<(&[I], Error)>,
         others_pass: bool,
-        row: impl Fn(&I) -> (TaskId, Option<TaskKey>),
+        row: impl Fn(&I) -> (TaskId, Option<OwnedKey>),
     ) -> (Vec<TaskId>, Option<Error>) {
         let (mut suspects, mut failed) = (Vec::new(), None);
         for (part, error) in left {
@@ -144,13 +144,13 @@ impl PassState {
     }
 }
 
-pub(super) fn keyed(task: &NewTask) -> (TaskId, Option<TaskKey>) {
+pub(super) fn keyed(task: &NewTask) -> (TaskId, Option<OwnedKey>) {
     (task.id, key_of(task))
 }
 
-pub(super) fn key_of(task: &NewTask) -> Option<TaskKey> {
-    let keyed = task.keyed.as_ref()?;
-    Some((task.queue.clone(), task.partition_key.clone(), keyed.key.clone()))
+fn key_of(task: &NewTask) -> Option<OwnedKey> {
+    let (queue, partition_key, key) = task.full_key()?;
+    Some((queue.clone(), partition_key.map(str::to_owned), key.to_owned()))
 }
 
 impl SqlIntake {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use common::{ids::QueueName, task::NewTask};
+use common::task::NewTask;
 use tokio::{
     sync::{Semaphore, mpsc, oneshot},
     time::Instant,
@@ -121,11 +121,6 @@ async fn gather<T>(first: Job<T>, jobs: &mut mpsc::Receiver<Job<T>>, most: usize
         batch.push(job);
     }
     batch
-}
-
-/// The queue, the partition key and the key of a task.
-pub(super) fn key_of(task: &NewTask) -> (&QueueName, Option<&str>, Option<&str>) {
-    (&task.queue, task.partition_key.as_deref(), task.keyed.as_ref().map(|keyed| keyed.key.as_str()))
 }
 
 /// The oldest revision of the queues by which tasks of the batch were admitted and got their shards.

@@ -7,7 +7,7 @@ use std::{
 
 use common::task::NewTask;
 
-use super::batch::{SubmitError, key_of};
+use super::batch::SubmitError;
 use crate::{
     store::{
         Database, Effect, Error, Fault, Statements,
@@ -126,8 +126,8 @@ fn next_window(window: Window, error: &Error, sending: Sending, database: &Datab
 
 /// Whether a later part has a task of a key of an earlier one: written first, it would be replaced by the older task.
 fn share_a_key(earlier: &[NewTask], later: &[NewTask]) -> bool {
-    let keys: BTreeSet<_> = earlier.iter().filter(|task| task.keyed.is_some()).map(key_of).collect();
-    later.iter().any(|task| keys.contains(&key_of(task)))
+    let keys: BTreeSet<_> = earlier.iter().filter_map(|task| task.full_key()).collect();
+    later.iter().filter_map(|task| task.full_key()).any(|key| keys.contains(&key))
 }
 
 /// Tells the tasks in doubt whether others of the batch passed.

@@ -21,7 +21,7 @@ pub use self::insert::run;
 use self::route::Routes;
 pub use super::batch::SubmitError;
 use super::{
-    batch::{Job, key_of},
+    batch::Job,
     keyed_submitter::{PutJob, TASKS_PER_PUT},
 };
 use crate::{
@@ -277,9 +277,9 @@ impl Submitter {
 /// Each line is one job, but for that of a key with more tasks than a job may have.
 fn in_lines(mut tasks: Vec<(usize, NewTask)>) -> Vec<Vec<(usize, NewTask)>> {
     // The sort is stable.
-    tasks.sort_by(|(_, one), (_, other)| key_of(one).cmp(&key_of(other)));
+    tasks.sort_by(|(_, one), (_, other)| one.full_key().cmp(&other.full_key()));
     let is_same = |(_, one): &(usize, NewTask), (_, other): &(usize, NewTask)| {
-        one.keyed.is_some() && key_of(one) == key_of(other)
+        one.keyed.is_some() && one.full_key() == other.full_key()
     };
     let lengths: Vec<usize> = tasks.chunk_by(is_same).map(<[_]>::len).collect();
     let mut tasks = tasks.into_iter();

@@ -273,14 +273,17 @@ async fn at_each_change(loops: &Loops, what: &str) {
     sqlx::raw_sql(sqlx::AssertSqlSafe(trigger)).execute(&loops.test.pool).await.unwrap();
 }
 
+/// For [`at_each_change`]: a statement that changes more than five tasks runs out of its time.
+const FIVE_AT_A_TIME: &str = "
+    IF (SELECT count(*) FROM written) > 5 THEN
+        RAISE EXCEPTION 'more than five take too long' USING ERRCODE = 'query_canceled';
+    END IF;";
+
 #[tokio::test]
 async fn waiting_tasks_whose_look_runs_out_of_its_time_are_looked_at_in_smaller_parts() {
     let loops = Loops::new().await;
     let ids = waiting(&loops, 40).await;
-    let slow = "IF (SELECT count(*) FROM written) > 5 THEN
-                    RAISE EXCEPTION 'more than five take too long' USING ERRCODE = 'query_canceled';
-                END IF;";
-    at_each_change(&loops, slow).await;
+    at_each_change(&loops, FIVE_AT_A_TIME).await;
     assert!(looked_at_until(&loops, &ids, 0).await.is_none());
 }
 
@@ -345,38 +348,32 @@ async fn thousands_of_tasks_that_wait_for_a_success_are_released_in_parts() {
     until(|| does_none_wait(&loops)).await;
 }
 
+/// Tells of the successes until none waits for them.
+async fn until_released(loops: &Loops, succeeded: &[Succeeded]) {
+    let releaser = loops.reporter().releaser;
+    // A statement passes over a row whose failed write is not rolled back yet.
+    until(|| async {
+        releaser.succeeded(loops.database(), succeeded).await;
+        does_none_wait(loops).await
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn successes_whose_dependents_run_out_of_their_time_are_divided() {
     let loops = Loops::new().await;
     let keys: Vec<String> = (0..40).map(|n| format!("k{n}")).collect();
     let succeeded = dependents(&loops, &keys).await;
-    let slow = "IF (SELECT count(*) FROM written) > 5 THEN
-                    RAISE EXCEPTION 'more than five take too long' USING ERRCODE = 'query_canceled';
-                END IF;";
-    at_each_change(&loops, slow).await;
-    let releaser = loops.reporter().releaser;
-    // A statement passes over a row whose failed write is not rolled back yet.
-    until(|| async {
-        releaser.succeeded(loops.database(), &succeeded).await;
-        does_none_wait(&loops).await
-    })
-    .await;
+    at_each_change(&loops, FIVE_AT_A_TIME).await;
+    until_released(&loops, &succeeded).await;
 }
 
 #[tokio::test]
 async fn dependents_of_one_success_that_run_out_of_their_time_are_released_in_smaller_parts() {
     let loops = Loops::new().await;
     let succeeded = dependents(&loops, &["a"; 40].map(str::to_owned)).await;
-    let slow = "IF (SELECT count(*) FROM written) > 5 THEN
-                    RAISE EXCEPTION 'more than five take too long' USING ERRCODE = 'query_canceled';
-                END IF;";
-    at_each_change(&loops, slow).await;
-    let releaser = loops.reporter().releaser;
-    until(|| async {
-        releaser.succeeded(loops.database(), &succeeded).await;
-        does_none_wait(&loops).await
-    })
-    .await;
+    at_each_change(&loops, FIVE_AT_A_TIME).await;
+    until_released(&loops, &succeeded).await;
 }
 
 #[tokio::test]

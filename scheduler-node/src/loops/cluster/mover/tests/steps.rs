@@ -54,9 +54,12 @@ async fn a_shard_leaves_although_its_rows_cannot_be_estimated() {
     assert_eq!(moving.work.rows_total, None);
 }
 
-/// Notes as of a long hold-up, and a return that refuses to delete more of them than a page.
+/// Notes as of a long hold-up.
 const MANY_NOTES: &str = "
-    INSERT INTO duetime.move_change (shard, guarded, id) SELECT 0, 'task', gen_random_uuid() FROM generate_series(1, 20000);
+    INSERT INTO duetime.move_change (shard, guarded, id) SELECT 0, 'task', gen_random_uuid() FROM generate_series(1, 20000)";
+
+/// A return that refuses to delete more notes than a page has.
+const RETURN_OF_FEW_NOTES: &str = "
     ALTER FUNCTION duetime.move_return(integer, bigint) RENAME TO move_return_few;
     CREATE FUNCTION duetime.move_return(p_shard integer, p_epoch bigint) RETURNS boolean LANGUAGE plpgsql AS $$
     BEGIN
@@ -72,7 +75,9 @@ async fn a_shard_with_many_notes_of_changes_is_given_back_page_by_page() {
     let mut moving = Moving::new().await;
     moving.ask().await;
     moving.copy().await;
-    sqlx::raw_sql(MANY_NOTES).execute(&moving.tests[0].pool).await.unwrap();
+    for sql in [MANY_NOTES, RETURN_OF_FEW_NOTES] {
+        sqlx::raw_sql(sql).execute(&moving.tests[0].pool).await.unwrap();
+    }
     moving.call_off().await;
     moving.step().await.unwrap();
     assert_eq!((moving.statuses().await, moving.notes().await), ([ShardStatus::Here, ShardStatus::Arriving], 0));
@@ -83,8 +88,7 @@ async fn notes_of_changes_are_deleted_without_a_look_at_the_rows_that_they_are_a
     let mut moving = Moving::new().await;
     moving.copy().await;
     let source = moving.tests[0].pool.clone();
-    let many = "INSERT INTO duetime.move_change (shard, guarded, id) SELECT 0, 'task', gen_random_uuid() FROM generate_series(1, 20000)";
-    sqlx::raw_sql(many).execute(&source).await.unwrap();
+    sqlx::raw_sql(MANY_NOTES).execute(&source).await.unwrap();
     let fence = moving.ends.source.sql.move_fence(SHARD).await.unwrap().expect("it leaves");
     // No statement can read a task any more.
     sqlx::raw_sql("ALTER TABLE duetime.task RENAME TO away").execute(&source).await.unwrap();
