@@ -163,13 +163,17 @@ impl Desk {
             // Without an estimate of every database, the number of shards decides.
             let weights = self.weights_of_all(&placement).await.unwrap_or_default();
             let loads = placement.loads(&weights);
-            let leaving = |kinds: &[Standing]| -> Vec<PlannedMove> {
-                let planned = rebalance::plan_drain(&loads, kinds);
-                planned.into_iter().filter(|it| it.source.get() == index).collect()
+            let planned = |kinds: &[Standing]| -> Vec<PlannedMove> {
+                let moves = rebalance::plan_drain(&loads, kinds);
+                moves.into_iter().filter(|it| it.source.get() == index).collect()
             };
             let (kinds, away) = self.receivers(&placement).await;
-            let (leaving, all) = (leaving(&kinds), leaving(&placement.kinds()));
-            if let Some(mut away) = away.filter(|_| leaving.len() < all.len()) {
+            let leaving = planned(&kinds);
+            // One receiver takes all shards.
+            if let Some(mut away) = away
+                && leaving.is_empty()
+                && !planned(&placement.kinds()).is_empty()
+            {
                 let why = &away.detail;
                 away.detail = format!("database `{name}` drains, but its shards have no place to go to yet: {why}");
                 return Err(away);

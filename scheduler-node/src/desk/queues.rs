@@ -293,18 +293,14 @@ impl Desk {
     /// index entries of all tasks that have ended since it began, and the look passes those of the queue. Only the
     /// first database's claims wait for it: in the others, the look is made before the deletion.
     async fn refuse_long_look(&self, name: &QueueName) -> Result<(), Problem> {
-        let looked = self.parts().store.home().queue_look(name).await;
-        let is_long = match &looked {
-            Ok(took) => *took > LONGEST_LOOK,
-            Err(error) => error.is_out_of_time(),
-        };
-        if is_long {
-            return Err(Problem::unavailable(
+        match self.parts().store.home().queue_look(name).await {
+            Ok(took) if took <= LONGEST_LOOK => Ok(()),
+            Err(error) if !error.is_out_of_time() => Err(error.into()),
+            Ok(_) | Err(_) => Err(Problem::unavailable(
                 "the look for tasks of this queue takes too long, and other tasks would wait for it; try again. An old \
                  transaction may keep the rows of tasks that have ended: if so, delete the queue when it has ended",
-            ));
+            )),
         }
-        looked.map(drop).map_err(Problem::from)
     }
 
     /// Refuses a `change` of a queue for which submissions in SQL or fire times are about to be tasks. The caller

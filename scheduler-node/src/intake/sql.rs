@@ -302,9 +302,9 @@ impl SqlIntake {
         }
         if leaves {
             self.refuse_withheld(index, &mut arrived, &known, state).await?;
-        }
-        if leaves && !arrived.is_empty() {
-            source.inbox_delete(&arrived).await?;
+            if !arrived.is_empty() {
+                source.inbox_delete(&arrived).await?;
+            }
         }
         Ok(())
     }
@@ -467,7 +467,7 @@ impl SqlIntake {
         }
         let age = source.inbox_standing().await?.oldest + RECEIVED_KEPT;
         // Also in its own database: rows come back to it, and the notes of a shard move with it.
-        for (_, database) in self.databases.indexed() {
+        for database in self.databases.all().iter() {
             while database.sql.received_forget(source.name(), age).await? {
                 work.beat();
             }

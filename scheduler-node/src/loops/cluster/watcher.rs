@@ -221,10 +221,11 @@ impl Watcher {
     }
 
     async fn revoke(&mut self, view: &ClusterView, term: Term, lease: LeaseId) {
-        let is_due = |watched: &Watched| watched.standing == Standing::Ended && !watched.is_revoked;
-        let ended = self.watched.iter().filter(|(_, watched)| is_due(watched)).map(|(node, _)| node);
-        let ended = ended.filter(|node| view.member(node).is_some());
-        let ended: Vec<NodeId> = ended.filter(|node| may_revoke(view, term, node)).cloned().collect();
+        let is_due = |(node, watched): &(&NodeId, &Watched)| {
+            let is_ended = watched.standing == Standing::Ended && !watched.is_revoked;
+            is_ended && view.member(node).is_some() && may_revoke(view, term, node)
+        };
+        let ended: Vec<NodeId> = self.watched.iter().filter(is_due).map(|(node, _)| node.clone()).collect();
         for node in ended {
             let revoked = self.coordination.member_revoke(&node, term, lease).await;
             self.refused &= revoked.is_err();

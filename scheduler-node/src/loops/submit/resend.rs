@@ -90,13 +90,14 @@ where
             let (before, after) = part.split_at(part.len() / 2);
             let next = next_window(window, &error, sending, database);
             let answer = send(before, sending, next).await;
-            // The first half may have used up that window.
-            let later = next_window(window, &error, sending, database);
-            let progress = match answer.is_err() && share_a_key(before, after) {
-                true => Progress::WaitsItsTurn(error),
-                false => Progress::Answered(send(after, sending, later).await),
-            };
-            parts.extend([(after, sending, later, progress), (before, sending, next, Progress::Answered(answer))]);
+            if answer.is_err() && share_a_key(before, after) {
+                parts.push((after, sending, window, Progress::WaitsItsTurn(error)));
+            } else {
+                // The first half may have used up that window.
+                let later = next_window(window, &error, sending, database);
+                parts.push((after, sending, later, Progress::Answered(send(after, sending, later).await)));
+            }
+            parts.push((before, sending, next, Progress::Answered(answer)));
             continue;
         }
         let next = next_window(window, &error, sending, database);

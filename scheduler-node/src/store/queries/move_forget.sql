@@ -1,2 +1,2 @@
--- Deletes exactly the changes that were read and written into the target. $1 shard; $2 their numbers.
+-- Deletes exactly these changes of a shard. $1 shard; $2 their numbers.
 DELETE FROM duetime.move_change WHERE shard = $1 AND number = ANY($2::bigint[])

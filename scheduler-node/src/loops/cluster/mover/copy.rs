@@ -149,12 +149,13 @@ impl Work {
             let Some(notes) = ends.source.sql.move_numbers(self.shard, fence, after).await? else {
                 return Ok(false);
             };
+            let Some(last) = notes.numbers.last() else { return Ok(true) };
             // By number: a later move may have the same fence, and a delete that comes late must spare its notes.
             ends.source.sql.move_forget(self.shard, &notes.numbers).await?;
-            match notes.numbers.last() {
-                Some(last) if !notes.are_all => after = *last,
-                _ => return Ok(true),
+            if notes.are_all {
+                return Ok(true);
             }
+            after = *last;
         }
         Ok(false)
     }

@@ -179,13 +179,11 @@ impl Work {
             return Ok(Stepped::HeldUp("this node's configuration has no such database".to_owned()));
         };
         let source = ends.source.sql.move_fence(self.shard).await?;
-        // It is open, so its target is not: a call-off does not wait until that one answers.
-        if plan.called_off_at.is_some()
-            && let Some(source) = source.as_ref().filter(|fence| fence.status == ShardStatus::Leaving)
-        {
-            return if self.is_mine(&ends, source) { self.give_back(&ends, source).await } else { Ok(Stepped::Ended) };
-        }
-        let fences = Fences { source, target: ends.target.sql.move_fence(self.shard).await? };
+        // A shard that is leaving is open, so its target is not: a call-off does not wait until that one answers.
+        let is_given_back =
+            plan.called_off_at.is_some() && source.as_ref().is_some_and(|fence| fence.status == ShardStatus::Leaving);
+        let target = if is_given_back { None } else { ends.target.sql.move_fence(self.shard).await? };
+        let fences = Fences { source, target };
         let is_copied = self.page == PageCursor::Done;
         let step = fences.next(plan.called_off_at.is_some(), is_copied);
         match step {

@@ -207,7 +207,7 @@ async fn overtaken<F: Fence>(owned: &[(ShardId, Epoch)], database: &OwnerDatabas
         loop {
             match database.fence.still_held(&asked).await {
                 Ok(held) => return Some(held),
-                Err(error) if error.fault() == store::Fault::Bug => return None,
+                Err(error) if matches!(error.fault(), store::Fault::Bug | store::Fault::Data) => return None,
                 Err(_) => {}
             }
             tokio::time::sleep(FENCES_READ_AGAIN).await;

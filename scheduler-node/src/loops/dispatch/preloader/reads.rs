@@ -138,17 +138,14 @@ impl<S: Statements> Preloader<S> {
                 Err(error) if error.is_out_of_time() => {
                     self.unread.ran_out_of_time(shard, took, now.plus(passed));
                     self.warn_of_slowness(1);
-                    lately?;
                 }
-                Err(error) if is_unreadable(&error) => {
-                    self.leave(shard, took, now.plus(passed), &error);
-                    lately?;
-                }
+                Err(error) if is_unreadable(&error) => self.leave(shard, took, now.plus(passed), &error),
                 Err(error) => {
                     self.unread.put_back(shard);
                     return Err(error);
                 }
             }
+            lately?;
             if passed >= within {
                 return Ok(());
             }

@@ -227,8 +227,10 @@ impl Unread {
     /// What came due lately in the shard was read at that moment. `None`: it was not. Then the next turn has the last
     /// minute only: a range that grows with each turn would never be read.
     pub(super) fn note_lately(&mut self, shard: ShardId, at: Option<UnixMicros>) {
-        self.lately_at.remove(&shard);
-        self.lately_at.extend(at.map(|at| (shard, at)));
+        match at {
+            Some(at) => self.lately_at.insert(shard, at),
+            None => self.lately_at.remove(&shard),
+        };
     }
 
     /// Puts the shard from [`Self::next`] back: the database is away.
