@@ -177,6 +177,13 @@ pub struct DependencyView {
     pub state: Option<TaskState>,
 }
 
+impl DependencyView {
+    /// The state for a person to read.
+    pub fn state_text(&self) -> &'static str {
+        self.state.map_or("not submitted or not visible", TaskState::text)
+    }
+}
+
 /// One attempt that is over.
 #[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -110,7 +110,7 @@ async fn turn(invocation: &Invocation<One>, verb: &str) -> Result<(), Error> {
 /// same queue in between is overwritten.
 async fn set(invocation: &Invocation<Set>) -> Result<(), Error> {
     let args = &invocation.args;
-    require_distinct("field", args.changes.iter().map(|(field, _)| field.as_str()))?;
+    require_distinct("field", &args.changes)?;
     let client = invocation.client()?;
     let path = ["v1", "queues", args.queue.name.as_str()];
     let before = match client.send(&Request::get(&path)).await {

@@ -144,7 +144,7 @@ async fn put(invocation: &Invocation<Put>) -> Result<(), Error> {
 }
 
 fn written(fields: &[(String, Box<RawValue>)]) -> Result<String, Error> {
-    require_distinct("field", fields.iter().map(|(field, _)| field.as_str()))?;
+    require_distinct("field", fields)?;
     let fields: BTreeMap<&str, &RawValue> =
         fields.iter().map(|(field, value)| (field.as_str(), value.as_ref())).collect();
     serde_json::to_string(&fields).map_err(Error::Unwritable)

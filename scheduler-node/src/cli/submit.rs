@@ -175,7 +175,7 @@ async fn read(file: &PathBuf) -> Result<Vec<u8>, Error> {
 }
 
 fn written(args: &Args, body: Body) -> Result<String, Error> {
-    require_distinct("header", args.headers.iter().map(|(name, _)| name.as_str()))?;
+    require_distinct("header", &args.headers)?;
     let task = Task {
         queue: args.queue.as_deref().unwrap_or_default(),
         body,

@@ -205,8 +205,7 @@ fn timeline(task: &TaskView, now: UnixMicros) -> Vec<Step> {
 }
 
 fn dependency(on: &common::wire::DependencyView) -> String {
-    let state = on.state.map_or("not submitted or not visible", |state| state.text());
-    format!("{} of {}: {state}", on.key, on.queue)
+    format!("{} of {}: {}", on.key, on.queue, on.state_text())
 }
 
 impl ShownContent {

@@ -82,15 +82,10 @@ impl Authenticator {
     /// Refuses a caller without the permission that the route needs. `None`: any valid token is enough.
     pub(super) fn authorize(&self, headers: &HeaderMap, needed: Option<Permission>) -> Result<Caller, Refusal> {
         let caller = self.identify(headers)?;
-        if let Some(needed) = needed.filter(|needed| !caller.may(*needed)) {
-            let detail = format!(
-                "this request needs a token with the role {}; this one has the role {}",
-                needed.roles(),
-                caller.role
-            );
-            return Err(Refusal::from(Problem::forbidden(detail)).to(caller));
+        match check_permission(&caller, needed) {
+            Ok(()) => Ok(caller),
+            Err(problem) => Err(Refusal::from(problem).to(caller)),
         }
-        Ok(caller)
     }
 
     /// The caller, if they may look at the cluster.
@@ -98,7 +93,8 @@ impl Authenticator {
         self.identify(headers).ok().filter(|caller| caller.may(Permission::Look))
     }
 
-    fn identify(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
+    /// The caller, whatever they may do.
+    pub(super) fn identify(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
         if self.access.is_open() {
             return Ok(Caller::anonymous());
         }
@@ -118,6 +114,14 @@ impl Authenticator {
             )),
         }
     }
+}
+
+/// Refuses a caller without the permission that the route needs. `None`: any valid token is enough.
+pub(super) fn check_permission(caller: &Caller, needed: Option<Permission>) -> Result<(), Problem> {
+    let Some(needed) = needed.filter(|needed| !caller.may(*needed)) else { return Ok(()) };
+    let detail =
+        format!("this request needs a token with the role {}; this one has the role {}", needed.roles(), caller.role);
+    Err(Problem::forbidden(detail))
 }
 
 fn unread() -> Problem {

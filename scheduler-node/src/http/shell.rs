@@ -22,7 +22,7 @@ use futures::FutureExt;
 use super::{
     Requirement, Shares,
     audit::{AuditDraft, PageNote},
-    auth::Authenticator,
+    auth::{Authenticator, check_permission},
     body::{DRAIN_BYTES, STRANGERS_DRAIN_BYTES, drain_request},
     metrics::HttpMetrics,
     reached::authority,
@@ -66,21 +66,13 @@ impl Shell {
             Requirement::May(permission) => Some(permission),
         };
         self.authenticator.check_site(request.headers(), request.uri())?;
-        let authorized = self.authenticator.authorize(request.headers(), permission);
-        let caller = authorized.map_err(|refusal| self.counted(refusal, now))?;
-        let admitted = self.shares.check_rate(&caller, now).and_then(|()| self.shares.check_answers(&caller));
-        match admitted {
+        let caller = self.authenticator.identify(request.headers())?;
+        // Requests without the permission count against their caller's rate too.
+        let within_rate = self.shares.check_rate(&caller, now);
+        let permitted = within_rate.and_then(|()| check_permission(&caller, permission));
+        match permitted.and_then(|()| self.shares.check_answers(&caller)) {
             Ok(()) => Ok(Some(caller)),
             Err(problem) => Err(Refusal::from(problem).to(caller)),
-        }
-    }
-
-    /// Counts a refused request against its caller's rate, if the caller is known. Beyond the rate, that is the answer.
-    fn counted(&self, refusal: Refusal, now: Instant) -> Refusal {
-        let Some(caller) = refusal.caller().cloned() else { return refusal };
-        match self.shares.check_rate(&caller, now) {
-            Ok(()) => refusal,
-            Err(problem) => Refusal::from(problem).to(caller),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! A task as text for a person.
 
 use common::{
-    task::TaskState,
     time::UnixMicros,
     wire::{AttemptView, DependencyView, TaskView},
 };
@@ -53,10 +52,7 @@ pub(in crate::cli) fn sheet(task: &TaskView, now: UnixMicros) -> String {
 
 /// The dependencies, each with its state.
 fn waits_for(task: &TaskView) -> Option<String> {
-    let one = |other: &DependencyView| {
-        let state = other.state.map_or("not submitted or not visible", TaskState::text);
-        format!("{}/{} ({state})", other.queue, other.key)
-    };
+    let one = |other: &DependencyView| format!("{}/{} ({})", other.queue, other.key, other.state_text());
     let others: Vec<String> = task.depends_on.iter().map(one).collect();
     (!others.is_empty()).then(|| others.join(", "))
 }

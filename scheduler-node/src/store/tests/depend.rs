@@ -21,7 +21,7 @@ use crate::{
     store::{
         PoolKind,
         bulk::Walk,
-        depend::Succeeded,
+        depend::{DEPENDENTS_AT_ONCE, Succeeded},
         put::{PutOutcome, Retention},
         settle::{Finish, Finished, Report},
     },
@@ -474,7 +474,7 @@ async fn written_during_a_look(statement: &str) -> (String, bool) {
     let looking = spawn_child(async move {
         let look = sqlx::query(AssertSqlSafe(statement)).bind(vec![waiting.uuid()]).bind(Vec::<String>::new());
         let look = look.bind(Vec::<Option<String>>::new()).bind(Vec::<i32>::new()).bind(uuid::Uuid::nil());
-        let rows = look.bind(500_i64).fetch_all(&pool).await.unwrap();
+        let rows = look.bind(i64::from(DEPENDENTS_AT_ONCE)).fetch_all(&pool).await.unwrap();
         rows.iter().any(|row| row.get("held"))
     });
     until_waiting(&test.pool, 1).await;
