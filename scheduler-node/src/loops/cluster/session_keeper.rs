@@ -221,7 +221,7 @@ impl SessionKeeper {
                 if error.is_news(&mut self.refused) {
                     tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the registration in etcd");
                 }
-                self.note_refusal(matches!(error, Error::Refused { .. }).then(|| explained(&error)));
+                self.note_refusal(error.refuses_writes().then(|| explained(&error)));
                 Some(retry)
             }
         }

@@ -155,7 +155,11 @@ impl<S: Statements> Preloader<S> {
             }
             let swept: &[ShardId] = if seeded!(NoSweeper) && window.pass != ReadKind::Ahead { &[] } else { &owned };
             let keys = match window.after {
-                None => self.read_all(swept, window.until, now).await?,
+                None => {
+                    let keys = self.read_all(swept, window.until, now).await?;
+                    self.unread.end_full_read();
+                    keys
+                }
                 Some(after) => self.read_or_lately(swept, KeyRange::new(after, window.until), now).await?,
             };
             if window.pass != ReadKind::Ahead {

@@ -104,7 +104,6 @@ impl<S: Statements> Preloader<S> {
             }
             self.unread.note_unread_since(part, since);
         }
-        self.unread.end_full_read();
         Ok(keys)
     }
 
