@@ -5,6 +5,7 @@
 //! submissions wait in the inbox.
 
 mod copied_queues;
+mod forget;
 mod gauges;
 mod key_order;
 mod looks;
@@ -43,7 +44,6 @@ use crate::{
     store::{
         Database, Error, Fault, StoreOp,
         inbox::{CancelledRow, Collected, InboxRow, InboxScope, LeavingRow},
-        partition::DEFAULT_KEEP_DAYS,
         put::{PutOutcome, Retention},
     },
     supervise::at_work,
@@ -69,13 +69,6 @@ const HELD_AGAIN: Duration = LOOK_EVERY;
 /// A database that did not take its rows is avoided for this long, since its rows would stand before all others. By
 /// then the prober knows what is wrong with it.
 const AVOIDED: Duration = Duration::from_secs(5);
-
-/// Refused rows are kept for as long as dead tasks are by default.
-const REFUSED_KEPT: Duration = Duration::from_secs(DEFAULT_KEEP_DAYS * 86_400);
-
-/// Arrivals from another inbox are remembered for this much longer than any row stays there. This detects a node
-/// that was frozen while it moved a row.
-const RECEIVED_KEPT: Duration = Duration::from_secs(3_600);
 
 #[derive(Clone, Debug)]
 pub struct SqlIntake {
@@ -457,22 +450,6 @@ impl SqlIntake {
         for queue in queues {
             self.metrics.submitted(queue, SOURCE, 1);
         }
-    }
-
-    async fn forget(&self) -> Result<(), Error> {
-        let work = at_work();
-        let source = self.source();
-        while source.inbox_forget(REFUSED_KEPT).await? {
-            work.beat();
-        }
-        let age = source.inbox_standing().await?.oldest + RECEIVED_KEPT;
-        // Also in its own database: rows come back to it, and the notes of a shard move with it.
-        for database in self.databases.all().iter() {
-            while database.sql.received_forget(source.name(), age).await? {
-                work.beat();
-            }
-        }
-        Ok(())
     }
 }
 

@@ -94,6 +94,11 @@ impl Database {
         from_or_head(self.heads.lock()[INBOX].from(now))
     }
 
+    /// Whether the inbox is read from its head: the last look from there was quick.
+    pub fn is_inbox_read_from_head(&self) -> bool {
+        self.heads.lock()[INBOX].from(Instant::now()).is_none()
+    }
+
     /// The `wake_at` from which to read schedules.
     pub(super) fn schedules_from(&self, now: Instant) -> UnixMicros {
         from_or_head(self.heads.lock()[SCHEDULES].from_beside(now))

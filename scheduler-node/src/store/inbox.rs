@@ -266,8 +266,17 @@ impl Database {
         .await
     }
 
+    /// How many rows wait. While looks begin at a mark, rows before it are not among them.
     pub async fn inbox_standing(&self) -> Result<InboxStatus, Error> {
-        let from = self.inbox_from(Instant::now());
+        self.inbox_standing_since(self.inbox_from(Instant::now())).await
+    }
+
+    /// The same of all rows. Beside an old transaction it may run out of time.
+    pub async fn inbox_standing_from_head(&self) -> Result<InboxStatus, Error> {
+        self.inbox_standing_since(UnixMicros::FIRST).await
+    }
+
+    async fn inbox_standing_since(&self, from: UnixMicros) -> Result<InboxStatus, Error> {
         self.run(StoreOp::InboxStanding, |pool| async move {
             let count = sqlx::query(include_str!("queries/inbox_standing.sql")).bind(COUNTED_MOST).bind(from.to_utc());
             let row = count.fetch_one(&pool).await?;

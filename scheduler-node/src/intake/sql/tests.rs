@@ -283,6 +283,25 @@ async fn old_notes_of_arrivals_from_the_inbox_of_their_own_database_are_forgotte
     assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap(), 1);
 }
 
+/// All nodes ended before the row was deleted. Without the note, its task is made again once the row is seen.
+#[tokio::test]
+async fn a_note_of_an_arrival_outlives_a_row_of_the_inbox_that_no_look_reaches() {
+    let (counter, [main, east]) = with_two_databases().await;
+    let row = "INSERT INTO duetime.inbox (id, shard, request, submitted_at, leaving_at)
+               SELECT duetime.mint(now(), 100), 100, '{}', past, past
+                 FROM (SELECT now() - interval '3 hours' AS past) AS p
+               RETURNING id";
+    let id: uuid::Uuid = sqlx::query_scalar(row).fetch_one(&main.pool).await.unwrap();
+    let note = "INSERT INTO duetime.received (id, source, received_at) VALUES ($1, 'main', now() - interval '2 hours')";
+    sqlx::query(note).bind(id).execute(&east.pool).await.unwrap();
+    let intake = intake(&counter);
+    fixture::run_out_of_time(intake.source());
+    assert_eq!(intake.source().inbox_standing().await.unwrap().waiting, 0, "it is before the mark");
+    intake.forget().await.unwrap();
+    let left = "SELECT count(*) FROM duetime.received";
+    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&east.pool).await.unwrap(), 1);
+}
+
 #[tokio::test]
 async fn rows_of_another_database_leave_an_inbox_whose_own_database_takes_no_tasks() {
     let (counter, [main, east]) = with_two_databases().await;

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, atomic::AtomicU16},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -265,6 +265,12 @@ fn unshared(name: &str, url: &str) -> Database {
     let families = StoreMetrics::families(&Registry::new()).expect("a fresh registry takes them");
     let metrics = Arc::new(StoreMetrics::new(families, name));
     Database::new(DatabaseName::new(name), options(url), metrics)
+}
+
+/// Has looks begin at marks a minute ago, for hours: one from the heads has run out of time.
+pub(crate) fn run_out_of_time(database: &Database) {
+    let (now, took) = (crate::clock::now(), Duration::from_secs(3_600));
+    database.heads.lock().iter_mut().for_each(|head| head.ran_out_of_time(now, took, Instant::now()));
 }
 
 pub(crate) fn all_shards() -> ShardRange {
