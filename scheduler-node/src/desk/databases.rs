@@ -261,9 +261,9 @@ impl Desk {
     }
 }
 
-/// Refuses a database in which submissions in SQL wait.
+/// Refuses a database in which submissions in SQL wait, also those that looks at the inbox do not reach at present.
 async fn require_no_submissions(database: &Database) -> Result<(), Problem> {
-    let waiting = database.inbox_standing().await?.waiting;
+    let waiting = database.inbox_standing_from_head().await?.waiting;
     if waiting > 0 {
         let name = database.name();
         let detail = format!("{waiting} submissions in SQL wait in database `{name}`; let the nodes collect them");

@@ -323,6 +323,30 @@ async fn a_database_is_not_removed_while_a_move_or_a_submission_concerns_it() {
 }
 
 #[tokio::test]
+async fn a_database_is_not_removed_while_a_submission_waits_that_no_look_reaches_or_that_cannot_be_looked_for() {
+    let (counter, tests) = divided().await;
+    counter.desk.database_drain("east", "ann").await.expect("drained");
+    moved_to_main(&tests).await;
+    let earlier = "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+                   SELECT duetime.mint(now(), 64), 64, '{}', now() - interval '1 hour'";
+    tests[1].pool.execute(earlier).await.unwrap();
+    let east = &counter.store.databases()[1];
+    fixture::run_out_of_time(east);
+    assert_eq!(east.inbox_standing().await.unwrap().waiting, 0, "it is before the mark");
+    let waiting = counter.desk.database_remove("east", "ann").await.expect_err("refused");
+    assert!(waiting.status == 409 && waiting.detail.contains("1 submissions in SQL"), "{waiting}");
+
+    tests[1].pool.execute("DELETE FROM duetime.inbox").await.unwrap();
+    let mut holder = tests[1].pool.acquire().await.unwrap();
+    holder.execute("BEGIN; LOCK TABLE duetime.inbox IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let unknown = counter.desk.database_remove("east", "ann").await.expect_err("refused");
+    assert_eq!(unknown.status, 503, "{unknown}");
+    holder.execute("COMMIT").await.unwrap();
+    assert!(producers_may_submit(&tests[1]).await, "nothing was changed");
+    assert_eq!(counter.desk.database_remove("east", "ann").await.expect("empty").standing, Standing::Removed);
+}
+
+#[tokio::test]
 async fn an_unknown_database_is_404_and_a_caller_for_some_queues_may_look_only() {
     let (counter, _test) = fresh().await;
     let desk = &counter.desk;
