@@ -7,25 +7,34 @@
 -- (1 s). Any other vacuum does not, and may take hours: the migration leaves such a table to the nodes.
 
 -- Sets the statistics target of every column of a table, and of every expression in its indexes. ANALYZE reads 300 rows
--- for each unit of the largest target.
+-- for each unit of the largest target. A node may drop the table meanwhile. Its name comes from the rows of the same
+-- snapshot, so that the function fails with `undefined_table` then: the name of a regclass would be a number.
 CREATE FUNCTION duetime.spare_analyze(p_table regclass) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_target CONSTANT integer := 10;
     v_command text;
 BEGIN
     FOR v_command IN
-        SELECT format('ALTER TABLE %s %s', p_table,
+        SELECT format('ALTER TABLE %I.%I %s', n.nspname, c.relname,
                       string_agg(format('ALTER COLUMN %I SET STATISTICS %s', a.attname, v_target), ', '))
-          FROM pg_attribute AS a
-         WHERE a.attrelid = p_table AND a.attnum > 0 AND NOT a.attisdropped
+          FROM pg_class AS c
+          JOIN pg_namespace AS n ON n.oid = c.relnamespace
+          JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+         WHERE c.oid = p_table
+         GROUP BY n.nspname, c.relname
         UNION ALL
-        SELECT format('ALTER INDEX %s ALTER COLUMN %s SET STATISTICS %s', i.indexrelid::regclass, a.attnum, v_target)
+        SELECT format('ALTER INDEX %I.%I ALTER COLUMN %s SET STATISTICS %s', n.nspname, c.relname, a.attnum, v_target)
           FROM pg_index AS i
+          JOIN pg_class AS c ON c.oid = i.indexrelid
+          JOIN pg_namespace AS n ON n.oid = c.relnamespace
           JOIN pg_attribute AS a ON a.attrelid = i.indexrelid AND i.indkey[a.attnum - 1] = 0
          WHERE i.indrelid = p_table
     LOOP
         EXECUTE v_command;
     END LOOP;
+    IF NOT FOUND THEN
+        RAISE undefined_table USING MESSAGE = format('there is no table %s', p_table);
+    END IF;
 END
 $$;
 

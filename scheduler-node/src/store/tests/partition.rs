@@ -189,6 +189,24 @@ async fn a_busy_table_that_a_vacuum_holds_is_left_out_and_spared_later() {
     assert_eq!(statistics_targets(&test).await.1, 10);
 }
 
+/// As during the migration: nodes drop partitions whose days have passed.
+#[tokio::test]
+async fn a_partition_that_is_dropped_while_a_busy_table_is_waited_for_is_left_out() {
+    let test = fixture::database().await;
+    let name = passed(&test, 2).await;
+    test.pool.execute("ALTER TABLE duetime.task ALTER COLUMN id SET STATISTICS -1").await.unwrap();
+    let mut vacuum = test.pool.acquire().await.unwrap();
+    vacuum.execute("BEGIN; LOCK TABLE duetime.task IN SHARE UPDATE EXCLUSIVE MODE").await.unwrap();
+    let pool = test.pool.clone();
+    let spare = async move { sqlx::query("SELECT duetime.spare_busy_tables()").execute(&pool).await };
+    let sparing = crate::supervise::spawn_child(spare);
+    test.until_waiting(1).await;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("DROP TABLE duetime.{name}"))).execute(&test.pool).await.unwrap();
+    vacuum.execute("COMMIT").await.unwrap();
+    sparing.await.unwrap().expect("it passes over the dropped one");
+    assert!(!exists(&test, &name).await);
+}
+
 #[tokio::test]
 async fn turning_partitions_waits_for_no_reader_and_no_writer() {
     let test = fixture::database().await;
