@@ -84,17 +84,22 @@ impl Options {
 
     /// A pool of one connection, with enough time for a migration. A statement that waits for a lock holds up all that
     /// come after it, so it gives up soon and is tried again. The build of an index may be silent for an hour, after
-    /// which a network may have forgotten the connection.
-    pub(super) fn migration_pool(server: &PgConnectOptions) -> PgPool {
+    /// which a network may have forgotten the connection. `role`: it acts as this role in the place of its login.
+    pub(super) fn migration_pool(server: &PgConnectOptions, role: Option<String>) -> PgPool {
         let bounds = [("lock_timeout", "200ms"), ("statement_timeout", "0"), ("tcp_keepalives_idle", "60")];
         let connection = server.clone().application_name("duetime migrate").options(SESSION).options(bounds);
         PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(Duration::from_secs(10))
             // PostgreSQL has the setting since version 17, and refuses an option of the start that it does not know.
-            .after_connect(|connection, _| {
+            .after_connect(move |connection, _| {
+                let role = role.clone();
                 Box::pin(async move {
                     let _ = connection.execute("SET transaction_timeout = 0").await;
+                    if let Some(role) = role {
+                        let act = sqlx::query("SELECT set_config('role', $1, false)").bind(role);
+                        act.execute(connection).await?;
+                    }
                     Ok(())
                 })
             })

@@ -10,6 +10,7 @@ use sqlx::migrate::MigrateError;
 
 use super::{
     connect,
+    error::sqlstate,
     indexes::{self, Effort, Indexes, Progress},
     migrations::{migrations, schema_version},
     partition,
@@ -94,7 +95,7 @@ pub async fn migrate(
     let unreachable = |source| Misfit::unreachable(name, source);
     let writer = Writer::new(options.clone());
     let server = writer.find().await.map_err(unreachable)?.server;
-    let (pool, beside) = (writer.migration_pool(server), writer.migration_pool(server));
+    let (pool, beside) = (owners_pool(name, &writer, server).await?, writer.migration_pool(server, None));
     let refused = |source| Misfit::Migration { database: name.clone(), source };
     let found = patiently(&beside, async || Ok(read_if_any(&pool).await?)).await.map_err(refused)?;
     if let Some(schema) = &found {
@@ -132,6 +133,25 @@ pub async fn migrate(
     Ok(Migrated { database, id, from, to, shards, cluster, shard_count, producer, indexes })
 }
 
+/// The connection of a migration. It acts as the role that owns what earlier ones have made, so that this role owns
+/// what it adds, too. The functions that applications call run with the rights of that role, and could not use a table
+/// or a sequence of another login.
+async fn owners_pool(name: &DatabaseName, writer: &Writer, server: usize) -> Result<sqlx::PgPool, Misfit> {
+    let unreachable = |source| Misfit::unreachable(name, source);
+    let pool = writer.migration_pool(server, None);
+    let other = sqlx::query_as::<_, (String, String)>(include_str!("queries/migration_owner.sql"));
+    let Some((owner, login)) = other.fetch_optional(&pool).await.map_err(unreachable)? else { return Ok(pool) };
+    // The setting ends with its statement. What allows it depends on PostgreSQL's version, so it is tried.
+    let tried = sqlx::query("SELECT set_config('role', $1, true)").bind(&owner).execute(&pool).await;
+    match tried {
+        Ok(_) => Ok(writer.migration_pool(server, Some(owner))),
+        Err(error) if sqlstate(&error).as_deref() == Some("42501") => {
+            Err(Misfit::Owner { database: name.clone(), owner, login })
+        }
+        Err(error) => Err(unreachable(error)),
+    }
+}
+
 /// Makes the archive's partitions of the next days where they are missing. Without them the first tasks of a new
 /// cluster could not end before a node had made them. This is no part of a migration, which runs once: a later
 /// `duetime migrate` looks again. It does not fail either, because the nodes make what it leaves.
@@ -166,7 +186,7 @@ pub async fn refuse_new_first(databases: &[(DatabaseName, connect::Options)]) ->
 async fn is_member(name: &DatabaseName, options: &connect::Options) -> Result<bool, Misfit> {
     let writer = Writer::new(options.clone());
     let server = writer.find().await.map_err(|source| Misfit::unreachable(name, source))?.server;
-    let (pool, beside) = (writer.migration_pool(server), writer.migration_pool(server));
+    let (pool, beside) = (owners_pool(name, &writer, server).await?, writer.migration_pool(server, None));
     let found = patiently(&beside, async || Ok(read_if_any(&pool).await?)).await;
     let found = found.map_err(|source| Misfit::Migration { database: name.clone(), source })?;
     Ok(found.is_some_and(|schema| schema.meta.is_some()))
@@ -182,7 +202,7 @@ pub async fn build_indexes(
 ) -> Result<(), Misfit> {
     let unreachable = |source| Misfit::unreachable(name, source);
     let writer = Writer::new(options.clone());
-    let pool = writer.migration_pool(writer.find().await.map_err(unreachable)?.server);
+    let pool = owners_pool(name, &writer, writer.find().await.map_err(unreachable)?.server).await?;
     let schema = read_if_any(&pool).await.map_err(unreachable)?;
     let fit = compare(name, &schema.ok_or_else(|| Misfit::Empty { database: name.clone() })?)?;
     // A newer version has indexes of its own.

@@ -96,8 +96,8 @@ impl Writer {
     }
 
     /// A pool for a migration.
-    pub(super) fn migration_pool(&self, server: usize) -> PgPool {
-        Options::migration_pool(&self.servers[server])
+    pub(super) fn migration_pool(&self, server: usize, role: Option<String>) -> PgPool {
+        Options::migration_pool(&self.servers[server], role)
     }
 
     fn entrance(&self, ended: &CancellationToken) -> Entrance {

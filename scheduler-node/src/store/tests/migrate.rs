@@ -20,7 +20,7 @@ use crate::store::{
     schema::Misfit,
 };
 
-fn options(url: &str) -> connect::Options {
+pub(super) fn options(url: &str) -> connect::Options {
     connect::Options { url: url.to_owned().into(), max_connections: 4, application_name: "duetime test".into() }
 }
 
@@ -147,7 +147,7 @@ async fn the_databases_of_a_cluster_have_its_id_and_no_other_cluster_takes_them(
 }
 
 /// The version of the schema. `None`: there is none.
-async fn version_of(url: &str) -> Option<i64> {
+pub(super) async fn version_of(url: &str) -> Option<i64> {
     let pool = sqlx::PgPool::connect(url).await.unwrap();
     let exists = "SELECT to_regclass('duetime.migration') IS NOT NULL";
     let exists: bool = sqlx::query_scalar(exists).fetch_one(&pool).await.unwrap();
@@ -349,7 +349,13 @@ async fn a_migration_that_was_cut_off_is_worth_another_try() {
 pub(super) async fn last_release() -> String {
     let server = shared::postgres().await.unwrap();
     let url = server.create_database(&shared::unique("released")).await.unwrap();
-    let pool = sqlx::PgPool::connect(&url).await.unwrap();
+    release(&url).await;
+    url
+}
+
+/// Makes that schema, with the login of the URL.
+pub(super) async fn release(url: &str) {
+    let pool = sqlx::PgPool::connect(url).await.unwrap();
     let last = include_str!("../../../../migrations/released.sha256").lines().count();
     let released = migrations().iter().take(last).cloned().collect();
     let mut released = Migrator::with_migrations(released);
@@ -358,7 +364,6 @@ pub(super) async fn last_release() -> String {
     released.run(&pool).await.unwrap();
     let meta = sqlx::query(include_str!("../queries/meta_put.sql")).bind(128).bind(0).bind(127);
     meta.bind(uuid::Uuid::new_v4()).execute(&pool).await.unwrap();
-    url
 }
 
 /// It holds locks until it ends, and a table that is written anew looks empty to a transaction whose snapshot is older.

@@ -25,6 +25,7 @@ mod list;
 mod list_plans;
 mod live;
 mod migrate;
+mod migrate_owner;
 mod move_requests;
 mod moves;
 pub(crate) mod outlook;

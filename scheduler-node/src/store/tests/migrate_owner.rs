@@ -1,0 +1,90 @@
+//! Migrations by other logins than the one that made the schema.
+
+use common::ids::DatabaseName;
+use integration_tests::sandbox::{Postgres, shared};
+use sqlx::PgPool;
+
+use super::{
+    fixture,
+    migrate::{options, release, version_of},
+};
+use crate::store::{
+    migrate::{Migrated, migrate},
+    migrations::schema_version,
+    schema::Misfit,
+};
+
+/// A database with the schema of the last release, which belongs to a login of its own.
+struct Owned {
+    server: &'static Postgres,
+    database: String,
+    owner: String,
+}
+
+impl Owned {
+    async fn new() -> Self {
+        let server = shared::postgres().await.unwrap();
+        let owned = Self { server, database: shared::unique("owned"), owner: login(server, "owner", "").await };
+        let create = format!("CREATE DATABASE \"{}\" OWNER \"{}\"", owned.database, owned.owner);
+        server.execute(&create).await.unwrap();
+        release(&owned.url(&owned.owner)).await;
+        owned
+    }
+
+    fn url(&self, login: &str) -> String {
+        format!("postgres://{login}:secret@127.0.0.1:{}/{}", self.server.port(), self.database)
+    }
+
+    async fn migrated(&self, url: &str) -> Result<Migrated, Misfit> {
+        migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(url)).await
+    }
+}
+
+async fn login(server: &Postgres, stem: &str, more: &str) -> String {
+    let name = shared::unique(stem);
+    server.execute(&format!("CREATE ROLE \"{name}\" LOGIN PASSWORD 'secret' {more}")).await.unwrap();
+    name
+}
+
+/// `duetime.submit` runs with the rights of its owner.
+#[tokio::test]
+async fn applications_submit_after_a_migration_by_another_login_than_the_owner_of_the_schema() {
+    for is_superuser in [false, true] {
+        let owned = Owned::new().await;
+        let superuser = owned.server.url(&owned.database);
+        let url = match is_superuser {
+            true => superuser.clone(),
+            false => owned.url(&login(owned.server, "member", &format!("IN ROLE \"{}\"", owned.owner)).await),
+        };
+        owned.migrated(&url).await.unwrap();
+        let pool = PgPool::connect(&superuser).await.unwrap();
+        sqlx::query("SELECT duetime.submit('q', '1')")
+            .execute(&pool)
+            .await
+            .expect("it uses all that the migration made");
+        let others: Vec<String> = sqlx::query_scalar(
+            "SELECT c.relname::text FROM pg_class AS c
+              WHERE c.relnamespace = 'duetime'::regnamespace AND pg_get_userbyid(c.relowner) <> $1",
+        )
+        .bind(&owned.owner)
+        .fetch_all(&pool)
+        .await
+        .unwrap();
+        assert!(others.is_empty(), "superuser: {is_superuser}: {others:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_login_that_may_not_act_as_the_owner_of_the_schema_migrates_nothing_and_learns_both_names() {
+    let owned = Owned::new().await;
+    let stranger = login(owned.server, "stranger", "").await;
+    let misfit = owned.migrated(&owned.url(&stranger)).await.unwrap_err();
+    assert!(misfit.is_final() && !misfit.is_unreachable(), "{misfit:?}");
+    let text = misfit.to_string();
+    assert!(
+        matches!(misfit, Misfit::Owner { .. }) && text.contains(&owned.owner) && text.contains(&stranger),
+        "{text}"
+    );
+    let superuser = owned.server.url(&owned.database);
+    assert!(version_of(&superuser).await.is_some_and(|version| version < schema_version()));
+}
