@@ -54,17 +54,29 @@ impl Database {
     }
 
     /// Has the gate guard `shards`; `only`: and of the others only those that move. Each table is a statement of its
-    /// own: no writer waits for more than one.
+    /// own: no writer waits for more than one. With `only`, a table whose lock is not free keeps no other one waiting.
     pub async fn move_guard(&self, shards: &[ShardId], only: bool) -> Result<(), Error> {
+        let mut done = Ok(());
         for guarded in GUARDED {
             let numbers = super::numbers(shards);
-            self.run(StoreOp::MoveGuard, |pool| async move {
+            let made = self.run(StoreOp::MoveGuard, |pool| async move {
                 let statement = sqlx::query(include_str!("queries/move_guard.sql")).bind(guarded).bind(numbers);
                 statement.bind(only).fetch_one(&pool).await.map(drop)
-            })
-            .await?;
+            });
+            match made.await {
+                Err(error) if only && error.is_contention() => done = Err(error),
+                made => made?,
+            }
         }
-        Ok(())
+        done
+    }
+
+    /// Whether the gate guards shards that do not move, so that [`Self::move_guard`] has something to take out of it.
+    pub async fn move_guard_left(&self) -> Result<bool, Error> {
+        self.run(StoreOp::MoveGuardLeft, |pool| async move {
+            sqlx::query(include_str!("queries/move_guard_left.sql")).fetch_one(&pool).await?.try_get("is_left")
+        })
+        .await
     }
 
     /// Begins a move in the source. `false`: the gate does not guard the shard, or `epoch` is not its epoch any more.

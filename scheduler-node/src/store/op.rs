@@ -24,6 +24,7 @@ common::labelled! {
         MoveEnd = "move_end",
         MoveFence = "move_fence",
         MoveGuard = "move_guard",
+        MoveGuardLeft = "move_guard_left",
         MoveEstimate = "move_estimate",
         MoveLeave = "move_leave",
         MoveArrive = "move_arrive",

@@ -75,7 +75,7 @@ impl StoreOp {
             MoveAdd | MoveCallOff | DatabaseStandingPut | DatabaseStandingRemove => PoolKind::Write,
             ProducerReturn | ProducerRevoke => PoolKind::Write,
             PartitionRead | PartitionMake | PartitionDrop => PoolKind::Write,
-            MoveProbe | MoveNote | MoveEnd | MoveGuard | MoveSweep => PoolKind::Write,
+            MoveProbe | MoveNote | MoveEnd | MoveGuard | MoveGuardLeft | MoveSweep => PoolKind::Write,
 
             TaskRead | TaskFind | TaskDependencies | TaskList | TaskCensus | TaskOutlook | DeadGroups => PoolKind::Read,
             BulkLook | BulkQueue | BulkCancel | BulkRun | BulkMove | BulkRevive | ExportRead => PoolKind::Read,

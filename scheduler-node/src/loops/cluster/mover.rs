@@ -7,6 +7,7 @@
 
 mod copy;
 mod cut;
+mod gates;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -29,7 +30,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::work::Work;
+use self::{gates::Gates, work::Work};
 use super::session_keeper::Session;
 use crate::{
     coordination::{Coordination, Views},
@@ -105,6 +106,10 @@ impl Mover {
     }
 
     pub async fn run(self, stop: CancellationToken) {
+        tokio::join!(self.move_shards(&stop), Gates::default().run(&self.shared, &stop));
+    }
+
+    async fn move_shards(&self, stop: &CancellationToken) {
         let mut works = JoinSet::new();
         let mut begun = Begun::default();
         let mut glances = self.shared.databases.home().sql.glances();
@@ -118,7 +123,7 @@ impl Mover {
             }
             begun.resting.retain(|shard, _| self.shared.is_to_move(*shard));
             while let Some(plan) = self.shared.next(&begun) {
-                works.spawn(begun.begin(&self.shared, &plan, &stop).run());
+                works.spawn(begun.begin(&self.shared, &plan, stop).run());
             }
             self.shared.tell(&begun);
             tokio::select! {

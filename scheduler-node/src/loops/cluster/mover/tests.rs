@@ -1,5 +1,6 @@
 //! The mover on real databases without etcd.
 
+mod gates;
 mod late;
 mod steps;
 

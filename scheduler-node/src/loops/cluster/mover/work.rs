@@ -299,7 +299,8 @@ impl Work {
         tracing::info!(shard = %self.shard, outcome = outcome.text(), rows = self.rows_copied, "the move of a shard has ended");
         self.shared.look().await;
         for database in [&ends.source, &ends.target] {
-            // The gate costs each write of the shards that it guards, so those that have arrived leave it.
+            // The gate costs each write of the shards that it guards, so those that have arrived leave it. What cannot
+            // leave now does so later (`gates.rs`).
             if self.shared.planned(database.name()).is_empty()
                 && let Err(error) = database.sql.move_guard(&[], true).await
             {
