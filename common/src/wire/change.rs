@@ -101,6 +101,14 @@ impl ChangeRequest {
     }
 }
 
+impl ValidChange {
+    /// The new due time, if nothing else changes.
+    pub fn only_due_time(&self) -> Option<UnixMicros> {
+        let due_at = self.due_at?;
+        (*self == Self { due_at: Some(due_at), ..Self::default() }).then_some(due_at)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,6 +135,16 @@ mod tests {
         assert_eq!(change(r#"{"due_at":5}"#).unwrap(), to_now);
         let priority = ValidChange { priority: Some(1), ..ValidChange::default() };
         assert_eq!(change(r#"{"priority":1,"due_at":null}"#).unwrap(), priority);
+    }
+
+    #[test]
+    fn a_change_is_of_the_due_time_only_if_it_names_nothing_else() {
+        let only = |raw: &str| change(raw).unwrap().only_due_time();
+        assert_eq!(only(r#"{"delay_ms":1000}"#), Some(UnixMicros::new(1_700_000_001_000_000)));
+        for more in [r#""priority":1"#, r#""payload":null"#, r#""headers":{}"#, r#""expires_at":null"#] {
+            assert_eq!(only(&format!(r#"{{"delay_ms":1000,{more}}}"#)), None, "{more}");
+        }
+        assert_eq!(only(r#"{"priority":1}"#), None);
     }
 
     #[test]

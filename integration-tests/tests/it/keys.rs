@@ -125,6 +125,10 @@ async fn a_task_is_found_changed_and_cancelled_by_its_key() {
         let changed: Value =
             other.call(Method::PATCH, &format!("{path}?partition_key=p"), Some(&json!({ "priority": 1 }))).await?;
         ensure!(changed["priority"] == 1, "{changed}");
+        let moved: Value = client
+            .call(Method::PATCH, &format!("{path}?partition_key=p"), Some(&json!({ "delay_ms": 900_000 })))
+            .await?;
+        ensure!(moved["id"] == id.as_str() && moved["due_at"] != changed["due_at"], "{moved}");
         let listed = other.list("queue=mail&key=a%20b%2Fc").await?;
         ensure!(listed.len() == 1 && listed[0].id == id, "{listed:?}");
         let cancelled: Value = other.call(Method::DELETE, &format!("{path}?partition_key=p"), None).await?;

@@ -1,4 +1,4 @@
-//! Finds the task that a business key names at the moment, or reads it.
+//! Finds or reads the task that a business key names at the moment, and tells the place of a key.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use common::{
     ids::{QueueName, TaskId},
     queue::{self, Placement},
     shard::route::bound_to,
+    task::TaskKey,
     wire::{Problem, check_key},
 };
 
@@ -54,6 +55,23 @@ impl Desk {
             async move { database.task_read_key(queue, partition_key, key).await }
         };
         Ok(self.in_place(places.present, read, Option::is_none).await??)
+    }
+
+    /// Checks a business key. Returns it with its present place.
+    pub(super) async fn place_of_key(
+        &self,
+        queue: &str,
+        partition_key: Option<&str>,
+        key: &str,
+    ) -> Result<PlacedKey, Problem> {
+        let (queue, places) = self.places_of(queue, partition_key, key).await?;
+        let database = self.parts().store.of(places.present.shard()).cloned();
+        Ok(PlacedKey { queue, partition_key: partition_key.map(str::to_owned), key: key.to_owned(), database })
+    }
+
+    /// The id of the task that a key names, as [`Self::find`] tells it.
+    pub(super) async fn find_placed(&self, key: &PlacedKey) -> Result<TaskId, Problem> {
+        self.find(key.queue.as_str(), key.partition_key.as_deref(), &key.key).await
     }
 
     /// Looks in the present place of a key, and then in the former one as far as its database answers.
@@ -107,6 +125,21 @@ struct KeyPlaces {
     /// Where they were before the queue's placement changed: tasks that had finished stay there, and this node may
     /// not have read the change yet.
     former: Option<TaskId>,
+}
+
+/// A key that outlives its request.
+pub(super) struct PlacedKey {
+    queue: QueueName,
+    partition_key: Option<String>,
+    key: String,
+    /// The present place of its tasks. `None`: this node has not read it yet.
+    pub(super) database: Option<Arc<Database>>,
+}
+
+impl PlacedKey {
+    pub(super) fn key(&self) -> TaskKey<'_> {
+        (&self.queue, self.partition_key.as_deref(), &self.key)
+    }
 }
 
 fn no_task(queue: &QueueName, partition_key: Option<&str>, key: &str) -> Problem {

@@ -17,7 +17,7 @@ use crate::{
     loops::outcome::reporter::Reported,
     store::{
         Database,
-        change::{Guarded, Keep, would_lapse},
+        change::{Cancelled, Guarded, Keep, would_lapse},
         rows::TaskRecord,
     },
 };
@@ -56,6 +56,35 @@ impl Desk {
     /// Changes a task that is not claimed yet.
     pub(crate) async fn change(&self, id: TaskId, request: ChangeRequest) -> Result<TaskView, Problem> {
         let change = request.validate(self.present(), &self.limits())?;
+        self.change_to(id, change).await
+    }
+
+    /// Changes the newest task with this key, as [`Self::change`] does by id. A new due time alone needs no look-up of
+    /// the id, unless the task is not there or does not fit.
+    pub(crate) async fn change_by_key(
+        &self,
+        queue: &str,
+        partition_key: Option<&str>,
+        key: &str,
+        request: ChangeRequest,
+    ) -> Result<TaskView, Problem> {
+        let key = self.place_of_key(queue, partition_key, key).await?;
+        let change = request.validate(self.present(), &self.limits());
+        let due_at = change.as_ref().ok().and_then(ValidChange::only_due_time);
+        let desk = self.clone();
+        run_to_end(async move {
+            if let (Some(database), Some(due_at)) = (&key.database, due_at)
+                && let Some(task) = database.task_change_key(key.key(), due_at).await?
+            {
+                return Ok(desk.changed(task));
+            }
+            let id = desk.find_placed(&key).await?;
+            desk.change_to(id, change?).await
+        })
+        .await
+    }
+
+    async fn change_to(&self, id: TaskId, change: ValidChange) -> Result<TaskView, Problem> {
         let desk = self.clone();
         run_to_end(async move {
             desk.require_task(id).await?;
@@ -88,16 +117,35 @@ impl Desk {
             let keep = &keep;
             let write = |database: Arc<Database>| async move { database.task_cancel(id, keep).await };
             let attempt = match desk.write_in_place(id, write).await?? {
-                Guarded::Done(cancelled) => {
-                    desk.parts().metrics.finished(&cancelled.queue, TaskState::Cancelled.text(), 1);
-                    tracing::debug!(task = %id, queue = %cancelled.queue, attempt = %cancelled.attempt, "task cancelled");
-                    cancelled.attempt
-                }
+                Guarded::Done(cancelled) => return desk.cancelled(id, &cancelled),
                 Guarded::Refused(task) if task.state == TaskState::Cancelled => task.attempt,
                 Guarded::Refused(task) => return Err(Problem::in_flight(task.state)),
                 Guarded::Missing => return Err(desk.missing_task(id).await),
             };
-            Ok(CancelAnswer { id, outcome: cancel_outcome(TaskState::Cancelled, attempt)? })
+            cancel_answer(id, attempt)
+        })
+        .await
+    }
+
+    /// Cancels the newest task with this key, as [`Self::cancel`] does by id. It looks the id up only if no unclaimed
+    /// task is there.
+    pub(crate) async fn cancel_by_key(
+        &self,
+        queue: &str,
+        partition_key: Option<&str>,
+        key: &str,
+    ) -> Result<CancelAnswer, Problem> {
+        let key = self.place_of_key(queue, partition_key, key).await?;
+        let desk = self.clone();
+        run_to_end(async move {
+            if let Some(database) = &key.database {
+                let keep = Keep::of(&desk.parts().books.load());
+                if let Some((id, cancelled)) = database.task_cancel_key(key.key(), &keep).await? {
+                    return desk.cancelled(id, &cancelled);
+                }
+            }
+            let id = desk.find_placed(&key).await?;
+            desk.cancel(id).await
         })
         .await
     }
@@ -212,6 +260,13 @@ impl Desk {
         self.shown(task)
     }
 
+    /// The answer to a request that has just cancelled a task.
+    fn cancelled(&self, id: TaskId, cancelled: &Cancelled) -> Result<CancelAnswer, Problem> {
+        self.parts().metrics.finished(&cancelled.queue, TaskState::Cancelled.text(), 1);
+        tracing::debug!(task = %id, queue = %cancelled.queue, attempt = %cancelled.attempt, "task cancelled");
+        cancel_answer(id, cancelled.attempt)
+    }
+
     fn shown(&self, task: TaskRecord) -> TaskView {
         self.view(task, &self.parts().books.load())
     }
@@ -226,6 +281,10 @@ fn unchanged(task: &TaskRecord, change: &ValidChange) -> Problem {
     let expires_at = change.expires_at.unwrap_or(task.expires_at).unwrap_or(due_at);
     let field = if change.expires_at.is_some() { "expires_at" } else { "due_at" };
     Problem::invalid_field(field, format!("the task would expire at {expires_at}, before it is due at {due_at}"))
+}
+
+fn cancel_answer(id: TaskId, attempt: Attempt) -> Result<CancelAnswer, Problem> {
+    Ok(CancelAnswer { id, outcome: cancel_outcome(TaskState::Cancelled, attempt)? })
 }
 
 fn stale(attempt: Attempt, state: TaskState, newest: Attempt) -> Problem {

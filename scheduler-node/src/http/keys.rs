@@ -1,10 +1,7 @@
-//! Tasks by business key. A change or a cancel looks up the id, then does the same as the route by id.
+//! Tasks by business key.
 
 use axum::{Json, extract::State, http::Uri, response::Response};
-use common::{
-    ids::TaskId,
-    wire::{CancelAnswer, ChangeRequest, TaskView},
-};
+use common::wire::{CancelAnswer, ChangeRequest, TaskView};
 
 use super::{Api, PathPart, Scoped, audit, body::UnreadBody, extract::NoFields, query, refusal::Refusal};
 
@@ -19,27 +16,22 @@ pub(super) async fn show(scoped: Scoped, PathPart((queue, key)): Place, uri: Uri
 pub(super) async fn change(
     scoped: Scoped,
     State(api): State<Api>,
-    PathPart(place): Place,
+    PathPart((queue, key)): Place,
     uri: Uri,
     body: UnreadBody,
 ) -> Result<Json<TaskView>, Refusal> {
     let text = body.text(api.limits.single_bytes).await?;
     let change = ChangeRequest::parse(text.as_str())?;
-    let id = find(&scoped, &place, &uri).await?;
-    Ok(Json(scoped.desk.change(id, change).await?))
+    let partition_key = query::partition_key(&uri)?;
+    Ok(Json(scoped.desk.change_by_key(&queue, partition_key.as_deref(), &key, change).await?))
 }
 
 pub(super) async fn cancel(
     scoped: Scoped,
-    PathPart(place): Place,
+    PathPart((queue, key)): Place,
     uri: Uri,
     _: NoFields,
 ) -> Result<Json<CancelAnswer>, Refusal> {
-    let id = find(&scoped, &place, &uri).await?;
-    Ok(Json(scoped.desk.cancel(id).await?))
-}
-
-async fn find(scoped: &Scoped, (queue, key): &(String, String), uri: &Uri) -> Result<TaskId, Refusal> {
-    let partition_key = query::partition_key(uri)?;
-    Ok(scoped.desk.find(queue, partition_key.as_deref(), key).await?)
+    let partition_key = query::partition_key(&uri)?;
+    Ok(Json(scoped.desk.cancel_by_key(&queue, partition_key.as_deref(), &key).await?))
 }

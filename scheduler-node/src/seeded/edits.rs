@@ -45,6 +45,18 @@ pub const EDITS: &[Edit] = &[
         "t.id = free.id",
     ),
     edit(
+        Bug::CancelClaimed,
+        "task_cancel_shared",
+        "t.state::text IN ('waiting', 'scheduled', 'ready')     -- cast",
+        "t.state::text IN ('waiting', 'scheduled', 'ready', 'dispatching')     -- cast",
+    ),
+    edit(
+        Bug::CancelClaimed,
+        "task_cancel_shared",
+        "t.id = free.id AND t.state::text IN ('waiting', 'scheduled', 'ready')",
+        "t.id = free.id",
+    ),
+    edit(
         Bug::RevertOnTimeout,
         "task_rescue",
         "SET claim_epoch = a.epoch",

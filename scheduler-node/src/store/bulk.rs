@@ -210,11 +210,16 @@ impl Database {
     }
 
     async fn bulk_cancel(&self, ids: &[TaskId], keep: &Keep) -> Result<Vec<BulkChange>, Error> {
-        let cancelled = self.cancel_free(StoreOp::BulkCancel, ids, keep).await?;
-        Ok(cancelled
-            .into_iter()
-            .map(|(id, Cancelled { queue, attempt })| BulkChange::Cancelled { id, queue, attempt })
-            .collect())
+        let (queues, kept_ms) = keep.columns();
+        self.run(StoreOp::BulkCancel, |pool| async move {
+            let cancel = sqlx::query(statement!("bulk_cancel"))
+                .bind(super::uuids(ids))
+                .bind(keep.default_ms)
+                .bind(queues)
+                .bind(kept_ms);
+            cancel.fetch_all(&pool).await?.iter().map(cancelled).collect()
+        })
+        .await
     }
 
     async fn bulk_run(&self, ids: &[TaskId]) -> Result<Vec<BulkChange>, Error> {
@@ -335,6 +340,11 @@ fn read(row: &PgRow) -> Result<FoundTask, sqlx::Error> {
 /// The places of finished tasks in the archive: their days and their ids, pairwise.
 pub(super) fn archived(tasks: &[FoundTask]) -> (Vec<NaiveDate>, Vec<uuid::Uuid>) {
     tasks.iter().filter_map(|found| Some((found.drop_on?, found.seen.id.uuid()))).unzip()
+}
+
+fn cancelled(row: &PgRow) -> Result<BulkChange, sqlx::Error> {
+    let Cancelled { queue, attempt } = Cancelled::read(row)?;
+    Ok(BulkChange::Cancelled { id: super::task_id(row, "id")?, queue, attempt })
 }
 
 fn woken(row: &PgRow) -> Result<BulkChange, sqlx::Error> {

@@ -5,14 +5,10 @@
 //! the row to say why. By then the row may fit again, because a failed attempt has just been scheduled anew. In
 //! that case the compare-and-set is tried once more, rather than refused for a state that the task no longer has.
 //!
-//! Cancels and changes of due times that come at the same time share a statement ([`super::shared_write`]). It skips
+//! Cancels and changes of due times that come at the same time share a statement (`store/shared_change.rs`). It skips
 //! rows that another transaction holds. A caller that asked for one of these goes on alone.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
@@ -48,16 +44,10 @@ pub struct Cancelled {
 }
 
 impl Cancelled {
-    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         Ok(Self { queue: super::queue(row, "queue")?, attempt: Attempt::new(row.try_get("attempt")?) })
     }
 }
-
-/// A cancel that shares a statement with others: the task, and how long it is kept.
-pub(super) type CancelJob = (TaskId, Keep);
-
-/// A change of a due time that shares a statement with others: the task, and its new due time.
-pub(super) type DueTimeJob = (TaskId, UnixMicros);
 
 /// How long finished tasks other than dead ones are kept: the default, and the queues that differ from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,11 +86,10 @@ impl Database {
     pub async fn task_change(&self, id: TaskId, change: &ValidChange) -> Result<Guarded<TaskRecord>, Error> {
         let fits = |record: &TaskRecord| self.may_change(record) && !would_lapse(record, change);
         let once = || self.task_change_once(id, change);
-        let Some(due_at) = only_due_time(change) else {
+        let Some(due_at) = change.only_due_time() else {
             return Ok(self.as_it_stands(self.guarded(id, fits, once).await?));
         };
-        let shared = self.due_times.write((id, due_at), |jobs| self.change_jobs(jobs)).await;
-        match shared.unwrap_or_else(|| Err(self.in_doubt(StoreOp::TaskChange)))? {
+        match self.due_time_shared(id, due_at).await? {
             Some(changed) => Ok(Guarded::Done(changed)),
             None => Ok(self.as_it_stands(self.left(id, fits, once).await?)),
         }
@@ -153,60 +142,10 @@ impl Database {
     /// Cancels an unclaimed task. The promise that the cancel gives depends on the task's attempt: see
     /// [`common::task::state::cancel_outcome`].
     pub async fn task_cancel(&self, id: TaskId, keep: &Keep) -> Result<Guarded<Cancelled>, Error> {
-        let shared = self.cancels.write((id, keep.clone()), |jobs| self.cancel_jobs(jobs)).await;
-        match shared.unwrap_or_else(|| Err(self.in_doubt(StoreOp::TaskCancel)))? {
+        match self.cancel_shared(id, keep).await? {
             Some(cancelled) => Ok(Guarded::Done(cancelled)),
             None => self.left(id, |record| record.state.may_be_cancelled(), || self.task_cancel_once(id, keep)).await,
         }
-    }
-
-    /// Cancels those of `ids` that no other transaction holds, each of which stands there once. `op` is the statement's
-    /// name in metrics and chooses its connections.
-    pub(super) async fn cancel_free(
-        &self,
-        op: StoreOp,
-        ids: &[TaskId],
-        keep: &Keep,
-    ) -> Result<Vec<(TaskId, Cancelled)>, Error> {
-        let (queues, kept_ms) = keep.columns();
-        self.run(op, |pool| async move {
-            let rows = sqlx::query(statement!("bulk_cancel"))
-                .bind(super::uuids(ids))
-                .bind(keep.default_ms)
-                .bind(queues)
-                .bind(kept_ms)
-                .fetch_all(&pool)
-                .await?;
-            rows.iter().map(|row| Ok((super::task_id(row, "id")?, Cancelled::read(row)?))).collect()
-        })
-        .await
-    }
-
-    /// Cancels for several callers. Of two cancels of one task the later is left.
-    async fn cancel_jobs(&self, jobs: Vec<CancelJob>) -> Result<Vec<Option<Cancelled>>, Error> {
-        let Some((_, newest)) = jobs.last() else { return Ok(Vec::new()) };
-        let ids: BTreeSet<TaskId> = jobs.iter().map(|(id, _)| *id).collect();
-        let ids: Vec<TaskId> = ids.into_iter().collect();
-        let mut done: HashMap<_, _> = self.cancel_free(StoreOp::TaskCancel, &ids, newest).await?.into_iter().collect();
-        self.history.record_all(done.iter().map(|(id, one)| Step::Cancelled { task: *id, attempt: one.attempt }));
-        Ok(jobs.iter().map(|(id, _)| done.remove(id)).collect())
-    }
-
-    /// Changes due times for several callers. Of two changes of one task the later is left.
-    async fn change_jobs(&self, jobs: Vec<DueTimeJob>) -> Result<Vec<Option<TaskRecord>>, Error> {
-        let mut due_at = BTreeMap::new();
-        for (id, moment) in &jobs {
-            due_at.entry(*id).or_insert(*moment);
-        }
-        let (ids, due_at): (Vec<_>, Vec<_>) = due_at.iter().map(|(id, moment)| (id.uuid(), moment.to_utc())).unzip();
-        let changed = self
-            .run(StoreOp::TaskChange, |pool| async move {
-                let change = sqlx::query(include_str!("queries/bulk_change.sql")).bind(ids).bind(due_at);
-                change.fetch_all(&pool).await?.iter().map(TaskRecord::read).collect::<Result<Vec<_>, _>>()
-            })
-            .await?;
-        let mut done: HashMap<_, _> = changed.into_iter().map(|record| (record.id, record)).collect();
-        Ok(jobs.iter().map(|(id, _)| done.remove(id)).collect())
     }
 
     pub(super) async fn task_change_once(&self, id: TaskId, change: &ValidChange) -> Result<Option<TaskRecord>, Error> {
@@ -292,12 +231,6 @@ impl Database {
             }
         }
     }
-}
-
-/// The new due time, if `change` has nothing else.
-fn only_due_time(change: &ValidChange) -> Option<UnixMicros> {
-    let due_at = change.due_at?;
-    (*change == ValidChange { due_at: Some(due_at), ..ValidChange::default() }).then_some(due_at)
 }
 
 /// Whether `change` would make the task expire before it is due.

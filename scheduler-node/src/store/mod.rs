@@ -59,6 +59,7 @@ mod patience;
 mod places;
 mod position;
 mod replication;
+mod shared_change;
 mod shared_read;
 mod shared_write;
 mod steps;
@@ -84,12 +85,13 @@ use sqlx::{
 use crate::{by_database::ByDatabase, history::History};
 
 use self::{
-    change::{CancelJob, Cancelled, DueTimeJob},
+    change::Cancelled,
     lender::Lender,
     pace::Paces,
     pools::Pools,
     replication::Unreplicated,
     rows::TaskRecord,
+    shared_change::{CancelJob, DueTimeJob},
     shared_write::SharedWrite,
     writer::Writer,
 };
@@ -180,7 +182,7 @@ pub struct Database {
     /// Records the steps of tasks that statements take.
     history: History,
     /// Cancels and changes of due times that wait for a statement.
-    cancels: SharedWrite<CancelJob, Cancelled>,
+    cancels: SharedWrite<CancelJob, (TaskId, Cancelled)>,
     due_times: SharedWrite<DueTimeJob, TaskRecord>,
     /// The last glance.
     glances: tokio::sync::watch::Sender<Option<glance::Glance>>,

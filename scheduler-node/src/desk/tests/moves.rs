@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use common::{
     ids::{Attempt, DatabaseIndex, DatabaseName, QueueName, ShardId, TaskId},
-    task::{NewTask, TaskState, report::ResultBody, verdict::AfterConfirm},
+    task::{NewTask, TaskState, report::ResultBody, state::CancelOutcome, verdict::AfterConfirm},
     wire::{BulkRequest, ListFilter, Problem, TaskFilter, shard::MoveRequest},
 };
 use futures::TryStreamExt;
@@ -185,6 +185,30 @@ async fn an_old_map_leads_every_request_to_the_new_place() {
     }
     assert_eq!(tests[0].state_of(fresh.id).await, None);
     assert_eq!(tests[0].state_of(changed).await.as_deref(), Some("scheduled"), "it is left over there");
+}
+
+#[tokio::test]
+async fn an_old_map_leads_a_move_and_a_cancel_by_key_to_the_new_place() {
+    let (counter, tests) = with_two_databases().await;
+    let (changed_key, changed) = keyed_in_main(&counter, "a", r#","delay_ms":60000"#).await;
+    let (cancelled_key, cancelled) = keyed_in_main(&counter, "k", r#","delay_ms":60000"#).await;
+    let before = counter.store.places().load();
+    moved(&tests).await;
+    let later = common::wire::ChangeRequest { delay_ms: Some(600_000), ..Default::default() };
+    let answer = counter.desk.change_by_key("q", None, &changed_key, later).await.expect("changed");
+    assert_eq!(answer.id, changed);
+    assert_eq!(counter.desk.get(changed).await.expect("it is in the new place").due_at, answer.due_at);
+    let places = counter.store.places();
+    for (shard, place) in before.iter() {
+        places.moved(shard, place.database, place.epoch);
+    }
+    // The second request begins with the new map, and meets the row that is left over no more.
+    for _ in 0..2 {
+        let answer = counter.desk.cancel_by_key("q", None, &cancelled_key).await.expect("cancelled");
+        assert_eq!((answer.id, answer.outcome), (cancelled, CancelOutcome::Cancelled));
+    }
+    assert_eq!(tests[1].state_of(cancelled).await.as_deref(), Some("cancelled"));
+    assert_eq!(tests[0].state_of(cancelled).await.as_deref(), Some("scheduled"), "it is left over there");
 }
 
 #[tokio::test]

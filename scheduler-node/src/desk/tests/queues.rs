@@ -316,7 +316,9 @@ async fn a_key_leads_to_its_finished_task_after_the_placement_of_the_queue_has_c
     let single = serde_json::from_str(r#"{"placement":"single"}"#).unwrap();
     counter.desk.queue_put(QueueName::new("orders"), single).await.expect("no task of it is left");
     for (n, id) in ids.iter().enumerate() {
-        assert_eq!(counter.desk.find("orders", None, &format!("k{n}")).await.expect("it is kept"), *id);
+        let key = format!("k{n}");
+        assert_eq!(counter.desk.find("orders", None, &key).await.expect("it is kept"), *id);
+        assert_eq!(counter.desk.cancel_by_key("orders", None, &key).await.expect("it was cancelled").id, *id);
     }
     assert_eq!(counter.desk.find("orders", None, "k9").await.expect_err("there is none").status, 404);
 }

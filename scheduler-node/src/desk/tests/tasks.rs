@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use common::{
+    access::Scope,
     ids::{Attempt, QueueName, ShardId, TaskId},
     queue::{QueuePolicy, Settle},
     task::{TaskState, report::ResultBody, state::CancelOutcome},
@@ -174,6 +175,71 @@ async fn a_task_whose_expiry_has_passed_is_told_as_expired_when_it_is_to_run_or_
 }
 
 #[tokio::test]
+async fn an_unclaimed_task_is_moved_and_cancelled_by_its_key_while_readers_take_every_connection() {
+    let (counter, test) = fresh().await;
+    let body = r#"{"queue":"a","key":"k","partition_key":"p","delay_ms":600000}"#;
+    let id = counter.desk.submit(request(body)).await.expect("accepted").id;
+    let held = &counter.databases.all()[0].owned_shards;
+    held.adopt(&[(id.shard(), common::ids::Epoch::from_store(1))]);
+    let _readers = test.occupy(PoolKind::Read).await;
+    let to_soon = change(r#"{"delay_ms":2000}"#);
+    let moved = counter.desk.change_by_key("a", Some("p"), "k", to_soon).await.expect("it needs no look-up");
+    assert_eq!((moved.id, held.next_due()), (id, Some(moved.due_at)), "its owner knows it");
+    let cancelled = counter.desk.cancel_by_key("a", Some("p"), "k").await.expect("it needs no look-up");
+    assert_eq!((cancelled.id, cancelled.outcome), (id, CancelOutcome::Cancelled));
+}
+
+#[tokio::test]
+async fn a_request_by_key_gets_the_answer_that_the_task_gets_by_id() {
+    let (counter, _test) = fresh().await;
+    let desk = &counter.desk;
+    let cancel = async |key: &str| desk.cancel_by_key("a", None, key).await;
+    let alter = async |key: &str, json: &str| desk.change_by_key("a", None, key, change(json)).await;
+    let body = r#"{"queue":"a","key":"k","delay_ms":60000,"expires_after_ms":120000}"#;
+    desk.submit(request(body)).await.expect("accepted");
+    let altered = alter("k", r#"{"delay_ms":61000,"priority":1}"#).await.expect("not claimed");
+    assert_eq!(altered.priority, 1);
+    for (json, field) in [(r#"{"delay_ms":180000}"#, "due_at"), (r#"{"priority":0}"#, "priority")] {
+        let refused = alter("k", json).await.expect_err(json);
+        assert_eq!((refused.status, refused.field.as_deref()), (422, Some(field)), "{json}");
+    }
+    for _ in 0..2 {
+        assert_eq!(cancel("k").await.expect("cancelled").outcome, CancelOutcome::Cancelled);
+    }
+    let refused = alter("k", r#"{"delay_ms":1000}"#).await.expect_err("it is over");
+    assert_eq!((refused.status, refused.state), (409, Some(TaskState::Cancelled)));
+
+    let id = desk.submit(request(r#"{"queue":"a","key":"c"}"#)).await.expect("accepted").id;
+    claim(&counter, id).await;
+    let both = [cancel("c").await.map(drop), alter("c", r#"{"delay_ms":1000}"#).await.map(drop)];
+    for refused in both.map(|answer| answer.expect_err("in flight")) {
+        assert_eq!((refused.status, refused.slug(), refused.state), (409, "in_flight", Some(TaskState::Dispatching)));
+    }
+
+    let missing = cancel("none").await.expect_err("no such key");
+    assert!(missing.status == 404 && missing.detail.contains("`none`"), "{missing}");
+    for json in [r#"{"delay_ms":1000}"#, r#"{"priority":1}"#, r#"{"priority":0}"#] {
+        assert_eq!(alter("none", json).await.expect_err("no such key").status, 404, "{json}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_by_key_about_a_queue_outside_the_scope_changes_nothing() {
+    let (counter, _test) = fresh().await;
+    let mut ids = Vec::new();
+    for queue in ["theirs", "mine"] {
+        let body = format!(r#"{{"queue":"{queue}","key":"k","delay_ms":60000}}"#);
+        ids.push(counter.desk.submit(request(&body)).await.expect("accepted").id);
+    }
+    let mine = counter.desk.within(Scope::of(Some(vec!["mine".to_owned()])).expect("a scope"));
+    let moved = change(r#"{"delay_ms":1000}"#);
+    assert_eq!(mine.change_by_key("theirs", None, "k", moved).await.expect_err("not theirs").status, 403);
+    assert_eq!(mine.cancel_by_key("theirs", None, "k").await.expect_err("not theirs").status, 403);
+    assert_eq!(counter.desk.get(ids[0]).await.expect("it is there").state, TaskState::Scheduled);
+    assert_eq!(mine.cancel_by_key("mine", None, "k").await.expect("cancelled").id, ids[1]);
+}
+
+#[tokio::test]
 async fn only_a_dead_task_is_retried() {
     let (counter, _test) = fresh().await;
     let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").id;
@@ -208,6 +274,22 @@ async fn a_client_that_hangs_up_does_not_stop_what_it_asked_for() {
     let lock = test.lock_row(id).await;
     let desk = counter.desk.clone();
     let asking = spawn_child(async move { desk.cancel(id).await });
+    test.until_waiting(1).await;
+    asking.abort();
+    assert!(asking.await.expect_err("it has gone").is_cancelled());
+    lock.release().await;
+    until_cancelled(&counter.desk, id).await;
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_does_not_stop_what_it_asked_for_by_key() {
+    let (counter, test) = fresh().await;
+    let body = r#"{"queue":"a","key":"k","delay_ms":60000}"#;
+    let id = counter.desk.submit(request(body)).await.expect("accepted").id;
+    test.be_patient(PoolKind::Write).await;
+    let lock = test.lock_row(id).await;
+    let desk = counter.desk.clone();
+    let asking = spawn_child(async move { desk.cancel_by_key("a", None, "k").await });
     test.until_waiting(1).await;
     asking.abort();
     assert!(asking.await.expect_err("it has gone").is_cancelled());

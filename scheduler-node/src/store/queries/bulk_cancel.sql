@@ -1,4 +1,4 @@
--- Cancels unclaimed tasks: task_cancel.sql for a batch, of one request or of many that came at the same time.
+-- Cancels unclaimed tasks: task_cancel.sql for a batch.
 -- Guard: as in task_cancel.sql, `waiting`, `scheduled` or `ready`. The statement skips a row that another transaction
 -- locks, so it and a claim never wait for each other in a circle. The caller cancels the skipped tasks one by one.
 -- $1 ids; $2 ms for which a cancelled task is kept, except in the queues $3, which keep it for $4 ms ($3 and

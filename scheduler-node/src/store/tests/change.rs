@@ -370,7 +370,7 @@ async fn count(test: &TestDatabase, id: TaskId) -> i64 {
 }
 
 /// A claim that another node holds open: one statement that is not committed yet.
-const CLAIM: &str =
+pub(super) const CLAIM: &str =
     "UPDATE duetime.task SET state = 'dispatching', attempt = attempt + 1, claim_epoch = 1, claimed_at = now()
                       WHERE id = $1 AND state = 'scheduled'";
 

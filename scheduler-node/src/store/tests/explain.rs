@@ -111,10 +111,11 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
                 "uuid[], bigint, text[], bigint[]",
                 format!("{ids}, 1, '{{}}', '{{}}'"),
             ),
+            (CANCEL_SHARED, CANCEL_SHARED_TYPES, format!("{ids}, '{{}}', '{{}}', '{{}}', '{{}}', 1, '{{}}', '{{}}'")),
             (
-                include_str!("../queries/bulk_change.sql"),
-                "uuid[], timestamptz[]",
-                format!("{ids}, array_fill(now(), ARRAY[{n}])"),
+                CHANGE_SHARED,
+                CHANGE_SHARED_TYPES,
+                format!("{ids}, '{{}}', '{{}}', '{{}}', '{{}}', array_fill(now(), ARRAY[{n}])"),
             ),
             (include_str!("../queries/bulk_run.sql"), "uuid[]", ids.clone()),
             (include_str!("../queries/bulk_move.sql"), "uuid[], timestamptz, interval", format!("{ids}, NULL, '1 h'")),
@@ -132,6 +133,42 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
             assert_no_scan_of_all_tasks(&plan);
             assert!(plan.contains("task_pkey"), "{plan}");
             assert!(!plan.contains("task_wake"), "driven by shard, not by id: {plan}");
+        }
+    }
+}
+
+const CANCEL_SHARED: &str = include_str!("../queries/task_cancel_shared.sql");
+const CANCEL_SHARED_TYPES: &str = "uuid[], text[], text[], text[], int[], bigint, text[], bigint[]";
+const CHANGE_SHARED: &str = include_str!("../queries/task_change_shared.sql");
+const CHANGE_SHARED_TYPES: &str = "uuid[], text[], text[], text[], int[], timestamptz[]";
+
+#[tokio::test]
+async fn requests_that_share_a_statement_find_their_tasks_by_id_and_by_key() {
+    let test = filled().await;
+    let keyed = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key, partition_key)
+         SELECT gen_random_uuid(), g % 128, 'q' || g % 3, 'scheduled', now(), now(), '', 'x', 'k' || g, CASE WHEN g % 2 = 0 THEN 'p' || g % 50 END
+           FROM generate_series(1, 50000) AS g";
+    for fill in [keyed, "ANALYZE duetime.task"] {
+        test.pool.execute(fill).await.unwrap();
+    }
+    let mut connection = fixture::planned(&test.pool).await;
+    for n in [3, 64] {
+        let by_id = format!("{}, '{{}}', '{{}}', '{{}}'", ids(&mut connection, n).await);
+        let all = |name: &str| format!("array_fill('{name}'::text, ARRAY[{n}])");
+        let by_key = format!("'{{}}', {}, {}, {}", all("q1"), all("p4"), all("k4"));
+        for (sql, types, rest) in [
+            (CANCEL_SHARED, CANCEL_SHARED_TYPES, "'{5,6}', 1, '{}', '{}'".to_owned()),
+            (CHANGE_SHARED, CHANGE_SHARED_TYPES, format!("'{{5,6}}', array_fill(now(), ARRAY[{n}])")),
+        ] {
+            for named in [&by_id, &by_key] {
+                let plan = plan(&mut connection, sql, types, &format!("{named}, {rest}")).await;
+                assert_no_scan_of_all_tasks(&plan);
+                assert!(plan.contains("task_pkey") && !plan.contains("task_wake"), "{plan}");
+                let look_up = plan.lines().skip_while(|line| !line.contains("task_key_version")).nth(1).expect(&plan);
+                for of_index in ["(queue = a.queue)", "(key = a.key)", "(COALESCE(partition_key"] {
+                    assert!(look_up.contains("Index Cond") && look_up.contains(of_index), "{plan}");
+                }
+            }
         }
     }
 }
@@ -285,6 +322,7 @@ async fn the_times_to_keep_are_one_map_for_all_tasks_of_a_batch() {
             "uuid, bigint, text[], bigint[]",
             "gen_random_uuid(), 1, '{a}', '{1}'",
         ),
+        (CANCEL_SHARED, CANCEL_SHARED_TYPES, "'{}', '{}', '{}', '{}', '{}', 1, '{a}', '{1}'"),
     ] {
         let plan = plan(&mut connection, sql, types, values).await;
         assert!(plan.contains("InitPlan") && !plan.contains("SubPlan"), "{plan}");

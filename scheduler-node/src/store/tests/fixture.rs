@@ -69,15 +69,26 @@ impl TestDatabase {
     /// a node wants an answer. A test needs this where the holder of a lock commits and the statement that waited has
     /// to see what was committed. A function that sets a `lock_timeout` of its own keeps it.
     pub(crate) async fn be_patient(&self, kind: PoolKind) {
+        // With all connections open, no statement opens another one, which would begin with the node's limits.
+        for connection in &mut self.all_of(kind).await {
+            connection.execute("SET lock_timeout = 0; SET statement_timeout = 0").await.unwrap();
+        }
+    }
+
+    /// Leaves the node's statements no connection of a pool until the return value is dropped.
+    pub(crate) async fn occupy(&self, kind: PoolKind) -> impl Sized {
+        self.all_of(kind).await
+    }
+
+    /// All of the node's connections of a pool.
+    async fn all_of(&self, kind: PoolKind) -> Vec<Borrowed> {
         let pools = self.database.pools.load_full();
         let pool = pools.of(kind);
-        // With all connections open, no statement opens another one, which would begin with the node's limits.
         let mut all = Vec::new();
         for _ in 0..pool.most() {
-            let mut connection = acquired(pool).await;
-            connection.execute("SET lock_timeout = 0; SET statement_timeout = 0").await.unwrap();
-            all.push(connection);
+            all.push(acquired(pool).await);
         }
+        all
     }
 
     /// Makes the database refuse `event` (such as `INSERT OR UPDATE`) on rows of `table` whose `column` is `value`.

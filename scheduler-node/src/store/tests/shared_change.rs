@@ -3,15 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use common::{
-    ids::{QueueName, TaskId},
+    ids::{QueueName, ShardId, TaskId},
+    task::{BusinessKey, NewTask, OnDuplicate, TaskState},
     time::UnixMicros,
     wire::ValidChange,
 };
+use sqlx::AssertSqlSafe;
 use tokio::task::JoinHandle;
 
 use super::{
-    change::{keep, later, word},
-    claim, fixture,
+    change::{CLAIM, keep, later, word},
+    changed, claim, fixture,
     fixture::TestDatabase,
     new_task, own, state_of, submitted, until_waiting,
 };
@@ -19,6 +21,7 @@ use crate::{
     store::{
         Error, Fault, PoolKind,
         change::{Cancelled, Guarded, Keep},
+        put::{PutOutcome, Retention},
         rows::TaskRecord,
         submit::Sending,
     },
@@ -36,6 +39,35 @@ fn cancelling(test: &TestDatabase, id: TaskId, keep: Keep) -> JoinHandle<Result<
 fn moving(test: &TestDatabase, id: TaskId, due_at: UnixMicros) -> JoinHandle<Result<Guarded<TaskRecord>, Error>> {
     let (database, change) = (test.database.clone(), ValidChange { due_at: Some(due_at), ..ValidChange::default() });
     spawn_child(async move { database.task_change(id, &change).await })
+}
+
+/// Submits a task of shard 0 with the key `k`, due at once, which supersedes those of lower versions.
+async fn keyed(test: &TestDatabase, partition_key: Option<&str>, version: i64) -> NewTask {
+    let keyed = BusinessKey { key: "k".to_owned(), version, on_duplicate: OnDuplicate::Version };
+    let task = changed(new_task(fixture::fresh_id_of(ShardId::new(0))), |task| {
+        (task.keyed, task.partition_key) = (Some(keyed), partition_key.map(str::to_owned));
+    });
+    let hold = Retention { window_ms: keep().default_ms, keep_ms: keep().default_ms };
+    let put = test.database.task_put(std::slice::from_ref(&task), &[hold]).await.unwrap().remove(0);
+    assert_eq!(put.outcome, PutOutcome::Created);
+    task
+}
+
+/// Cancels by the key of `task`. Returns the id of the task that was cancelled.
+fn cancelling_by_key(test: &TestDatabase, task: &NewTask) -> JoinHandle<Option<TaskId>> {
+    let (database, task) = (test.database.clone(), task.clone());
+    spawn_child(async move {
+        let key = task.full_key().expect("it has a key");
+        database.task_cancel_key(key, &keep()).await.unwrap().map(|(id, _)| id)
+    })
+}
+
+fn moving_by_key(test: &TestDatabase, task: &NewTask, due_at: UnixMicros) -> JoinHandle<Option<TaskRecord>> {
+    let (database, task) = (test.database.clone(), task.clone());
+    spawn_child(async move {
+        let key = task.full_key().expect("it has a key");
+        database.task_change_key(key, due_at).await.unwrap()
+    })
 }
 
 /// Waits until so many cancels and changes of due times wait for their statements.
@@ -132,4 +164,156 @@ async fn a_cancel_that_the_database_refuses_keeps_no_other_from_being_done() {
     assert_eq!(word(&done.await.unwrap().unwrap()), "done");
     assert_eq!(state_of(&test.pool, tasks[0].id).await.as_deref(), Some("scheduled"));
     assert_eq!(state_of(&test.pool, tasks[1].id).await.as_deref(), Some("cancelled"));
+}
+
+#[tokio::test]
+async fn requests_by_id_and_by_key_share_a_statement_and_of_two_for_one_task_the_first_is_done() {
+    let test = fixture::database().await;
+    let (alone, of_partition) = (keyed(&test, None, 1).await, keyed(&test, Some("p"), 1).await);
+    let (plain, unknown) = (submitted(&test, 1).await[0], new_task(alone.id));
+    let unknown = changed(unknown, |task| (task.queue, task.keyed) = (QueueName::new("other"), alone.keyed.clone()));
+    let turn = test.database.cancels.hold().await;
+    let by_key = cancelling_by_key(&test, &alone);
+    until_gathered(&test, 1, 0).await;
+    let by_id = cancelling(&test, alone.id, keep());
+    until_gathered(&test, 2, 0).await;
+    let first = cancelling(&test, of_partition.id, keep());
+    until_gathered(&test, 3, 0).await;
+    let others = [cancelling_by_key(&test, &of_partition), cancelling_by_key(&test, &unknown)];
+    let of_no_key = cancelling(&test, plain, keep());
+    until_gathered(&test, 6, 0).await;
+    drop(turn);
+    assert_eq!(by_key.await.unwrap(), Some(alone.id));
+    assert_eq!(word(&by_id.await.unwrap().unwrap()), "cancelled");
+    assert_eq!(word(&first.await.unwrap().unwrap()), "done");
+    for other in others {
+        assert_eq!(other.await.unwrap(), None);
+    }
+    assert_eq!(word(&of_no_key.await.unwrap().unwrap()), "done");
+}
+
+#[tokio::test]
+async fn changes_by_key_each_set_their_own_due_time_and_none_beyond_the_expiry() {
+    let test = fixture::database().await;
+    let (alone, of_partition) = (keyed(&test, None, 1).await, keyed(&test, Some("p"), 1).await);
+    let expiring = keyed(&test, Some("q"), 1).await;
+    sqlx::query("UPDATE duetime.task SET expires_at = now() + interval '1 h' WHERE id = $1")
+        .bind(expiring.id.uuid())
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    let due_at = [later(&test, 600).await, later(&test, 1_200).await, later(&test, 7_200).await];
+    let turn = test.database.due_times.hold().await;
+    let asked = [(&alone, due_at[0]), (&of_partition, due_at[1]), (&expiring, due_at[2])];
+    let changes = asked.map(|(task, due_at)| moving_by_key(&test, task, due_at));
+    until_gathered(&test, 0, 3).await;
+    drop(turn);
+    let mut answers = Vec::new();
+    for change in changes {
+        answers.push(change.await.unwrap().map(|task| (task.id, task.due_at)));
+    }
+    assert_eq!(answers, [Some((alone.id, due_at[0])), Some((of_partition.id, due_at[1])), None]);
+}
+
+/// Brings a task into `state` that is `scheduled` or `dispatching`, as a claim or a retry would.
+async fn bring(test: &TestDatabase, id: TaskId, state: TaskState) {
+    let set = "UPDATE duetime.task SET state = $2::duetime.task_state, attempt = 1, claim_epoch = 1 WHERE id = $1";
+    sqlx::query(set).bind(id.uuid()).bind(state.text()).execute(&test.pool).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_means_its_newest_live_task_also_if_only_an_older_one_fits() {
+    let test = fixture::database().await;
+    let old = keyed(&test, None, 1).await;
+    bring(&test, old.id, TaskState::Dispatching).await;
+    let new = keyed(&test, None, 2).await;
+    bring(&test, new.id, TaskState::Dispatching).await;
+    bring(&test, old.id, TaskState::Scheduled).await;
+    assert_eq!(cancelling_by_key(&test, &new).await.unwrap(), None);
+    assert_eq!(moving_by_key(&test, &new, later(&test, 60).await).await.unwrap().map(|task| task.id), None);
+    bring(&test, new.id, TaskState::Scheduled).await;
+    let moved = moving_by_key(&test, &new, later(&test, 60).await).await.unwrap();
+    assert_eq!(moved.map(|task| task.id), Some(new.id));
+    assert_eq!(cancelling_by_key(&test, &new).await.unwrap(), Some(new.id));
+    assert_eq!(state_of(&test.pool, old.id).await.as_deref(), Some("scheduled"));
+}
+
+#[tokio::test]
+async fn no_key_is_looked_up_in_rows_that_a_move_left_over() {
+    let test = fixture::database().await;
+    let task = keyed(&test, None, 1).await;
+    test.database.elsewhere.store(Arc::new(vec![0]));
+    assert_eq!(cancelling_by_key(&test, &task).await.unwrap(), None);
+    assert_eq!(moving_by_key(&test, &task, later(&test, 60).await).await.unwrap().map(|task| task.id), None);
+    test.database.elsewhere.store(Arc::default());
+    assert_eq!(cancelling_by_key(&test, &task).await.unwrap(), Some(task.id));
+}
+
+/// The statement with a wait for an advisory lock between the look-up of the keys and the lock of the rows.
+fn halted(statement: &str) -> String {
+    let wait = "FROM (SELECT asked.*, pg_advisory_xact_lock_shared(7) FROM asked OFFSET 0) AS asked\n";
+    let halted = statement.replace("FROM asked\n", wait);
+    assert_ne!(halted, statement, "the statement is written as this test expects");
+    halted
+}
+
+/// Has a statement cancel by the key of `task`. It waits as [`halted`] does, and meanwhile `event` happens. Returns how
+/// many tasks it cancelled.
+async fn cancelled_across(test: &TestDatabase, task: &NewTask, statement: &str, event: impl AsyncFnOnce()) -> usize {
+    let mut gate = test.pool.acquire().await.unwrap();
+    sqlx::query("SELECT pg_advisory_lock(7)").execute(&mut *gate).await.unwrap();
+    let cancel = sqlx::query(AssertSqlSafe(halted(statement)))
+        .bind(Vec::<uuid::Uuid>::new())
+        .bind(vec![task.queue.as_str().to_owned()])
+        .bind(Vec::<String>::new())
+        .bind(vec!["k"])
+        .bind(Vec::<i32>::new())
+        .bind(keep().default_ms)
+        .bind(Vec::<String>::new())
+        .bind(Vec::<i64>::new());
+    let pool = test.pool.clone();
+    let cancelling = spawn_child(async move { cancel.fetch_all(&pool).await.unwrap().len() });
+    until_waiting(&test.pool, 1).await;
+    event().await;
+    sqlx::query("SELECT pg_advisory_unlock(7)").execute(&mut *gate).await.unwrap();
+    cancelling.await.unwrap()
+}
+
+const CANCEL_SHARED: &str = include_str!("../queries/task_cancel_shared.sql");
+
+/// Without its guard the statement takes a task that was claimed after the look-up of its key.
+#[tokio::test]
+async fn a_task_that_is_claimed_after_the_look_up_of_its_key_is_not_cancelled() {
+    let unguarded = CANCEL_SHARED.replace("t.state::text IN ('waiting', 'scheduled', 'ready')", "true");
+    for (statement, taken) in [(CANCEL_SHARED, 0), (unguarded.as_str(), 1)] {
+        let test = fixture::database().await;
+        let task = keyed(&test, None, 1).await;
+        let claim = async || {
+            let claim = sqlx::query(CLAIM).bind(task.id.uuid());
+            assert_eq!(claim.execute(&test.pool).await.unwrap().rows_affected(), 1);
+        };
+        assert_eq!(cancelled_across(&test, &task, statement, claim).await, taken);
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_is_superseded_after_the_look_up_of_its_key_is_left_and_so_is_the_newer_one() {
+    let test = fixture::database().await;
+    let old = keyed(&test, None, 1).await;
+    let mut new = None;
+    let supersede = async || new = Some(keyed(&test, None, 2).await.id);
+    assert_eq!(cancelled_across(&test, &old, CANCEL_SHARED, supersede).await, 0);
+    assert_eq!(state_of(&test.pool, old.id).await.as_deref(), Some("superseded"));
+    assert_eq!(state_of(&test.pool, new.expect("it came")).await.as_deref(), Some("scheduled"));
+}
+
+#[tokio::test]
+async fn a_cancel_by_key_passes_over_a_task_that_another_transaction_holds() {
+    let test = fixture::database().await;
+    let task = keyed(&test, None, 1).await;
+    let lock = test.lock_row(task.id).await;
+    assert_eq!(cancelling_by_key(&test, &task).await.unwrap(), None);
+    assert_eq!(moving_by_key(&test, &task, later(&test, 60).await).await.unwrap().map(|task| task.id), None);
+    lock.release().await;
+    assert_eq!(cancelling_by_key(&test, &task).await.unwrap(), Some(task.id));
 }

@@ -170,6 +170,12 @@ const UNCLAIMED_ONLY: &[Gate] = &[
         &[guard(UNCLAIMED_STATED, UNCLAIMED_CAST), guard("skips a row", Locked("free", "t.id = asked.id"))],
     ),
     gate(
+        "task_cancel_shared.sql",
+        "gone",
+        NO_ROW,
+        &[guard(UNCLAIMED_STATED, UNCLAIMED_CAST), guard("skips a row", Locked("free", "t.id = asked.id"))],
+    ),
+    gate(
         "task_change.sql",
         TASK_UPDATE,
         "state",
@@ -180,7 +186,7 @@ const UNCLAIMED_ONLY: &[Gate] = &[
         ],
     ),
     gate(
-        "bulk_change.sql",
+        "task_change_shared.sql",
         TASK_UPDATE,
         "state",
         &[
