@@ -1,15 +1,29 @@
 //! The audit log of actions by people and programs, kept in the first database only.
 
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
 use common::{
     time::UnixMicros,
     wire::audit::{AuditCursor, AuditEventView, AuditFilter, AuditList},
 };
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 
-use super::{Database, Error, StoreOp, claim::interval, unexpected};
+use super::{
+    Database, Error, StoreOp,
+    claim::interval,
+    conflict::{row_exists, without},
+    unexpected,
+};
 use crate::audit::AuditRecord;
+
+const ADD: &str = include_str!("queries/audit_add.sql");
+
+/// The statement for notes that are sent for the first time. See [`super::conflict`].
+pub(super) static ADD_NEW: LazyLock<&'static str> = LazyLock::new(|| without("ON CONFLICT (id) DO NOTHING", ADD));
 
 /// The most entries examined for one page: some 30 ms.
 const LOOK: i64 = 20_000;
@@ -17,32 +31,11 @@ const LOOK: i64 = 20_000;
 impl Database {
     /// Stores actions that were done on `node`. An entry that is stored already is not stored again.
     pub async fn audit_add(&self, notes: &[AuditRecord], node: &str) -> Result<(), Error> {
-        let each = |text: fn(&AuditRecord) -> &str| notes.iter().map(text).collect::<Vec<&str>>();
-        let some = |text: fn(&AuditRecord) -> Option<&str>| notes.iter().map(text).collect::<Vec<Option<&str>>>();
-        let ids: Vec<uuid::Uuid> = notes.iter().map(|note| note.id).collect();
-        let addresses: Vec<Option<String>> =
-            notes.iter().map(|note| note.event.address.map(|address| address.to_string())).collect();
-        let who_ids: Vec<Option<i64>> = notes.iter().map(|note| note.event.caller_id).collect();
-        let statuses: Vec<i32> = notes.iter().map(|note| note.event.status.into()).collect();
         self.run(StoreOp::AuditAdd, |pool| async move {
-            // This is computed as late as possible: the database counts the age from the arrival of the statement.
-            let ago_ms: Vec<i64> =
-                notes.iter().map(|note| i64::try_from(note.at.elapsed().as_millis()).unwrap_or(i64::MAX)).collect();
-            sqlx::query(include_str!("queries/audit_add.sql"))
-                .bind(ids)
-                .bind(ago_ms)
-                .bind(each(|note| &note.event.caller))
-                .bind(each(|note| note.event.action.text()))
-                .bind(each(|note| &note.event.target))
-                .bind(addresses)
-                .bind(statuses)
-                .bind(some(|note| note.event.detail.as_deref()))
-                .bind(some(|note| note.event.request_id.as_deref()))
-                .bind(node)
-                .bind(who_ids)
-                .execute(&pool)
-                .await?;
-            Ok(())
+            match add_query(*ADD_NEW, notes, node).execute(&pool).await {
+                Err(error) if row_exists(&error) => add_query(ADD, notes, node).execute(&pool).await.map(drop),
+                added => added.map(drop),
+            }
         })
         .await
     }
@@ -84,6 +77,31 @@ impl Database {
         })
         .await
     }
+}
+
+/// Make it as late as possible: the database counts each age from the arrival of the statement.
+fn add_query(text: &'static str, notes: &[AuditRecord], node: &str) -> Query<'static, Postgres, PgArguments> {
+    let each = |text: fn(&AuditRecord) -> &str| notes.iter().map(text).collect::<Vec<&str>>();
+    let some = |text: fn(&AuditRecord) -> Option<&str>| notes.iter().map(text).collect::<Vec<Option<&str>>>();
+    let ids: Vec<uuid::Uuid> = notes.iter().map(|note| note.id).collect();
+    let ago_ms: Vec<i64> =
+        notes.iter().map(|note| i64::try_from(note.at.elapsed().as_millis()).unwrap_or(i64::MAX)).collect();
+    let addresses: Vec<Option<String>> =
+        notes.iter().map(|note| note.event.address.map(|address| address.to_string())).collect();
+    let statuses: Vec<i32> = notes.iter().map(|note| note.event.status.into()).collect();
+    let who_ids: Vec<Option<i64>> = notes.iter().map(|note| note.event.caller_id).collect();
+    sqlx::query(text)
+        .bind(ids)
+        .bind(ago_ms)
+        .bind(each(|note| &note.event.caller))
+        .bind(each(|note| note.event.action.text()))
+        .bind(each(|note| &note.event.target))
+        .bind(addresses)
+        .bind(statuses)
+        .bind(some(|note| note.event.detail.as_deref()))
+        .bind(some(|note| note.event.request_id.as_deref()))
+        .bind(node)
+        .bind(who_ids)
 }
 
 fn cursor(row: &PgRow) -> Result<AuditCursor, sqlx::Error> {

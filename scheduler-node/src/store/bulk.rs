@@ -4,7 +4,7 @@
 //! passes over rows that another transaction holds, so it never waits while it holds others. The caller then
 //! changes those rows one by one, with the statements of [`super::change`].
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::LazyLock};
 
 use chrono::NaiveDate;
 use common::{
@@ -23,10 +23,14 @@ use sqlx::{Row, postgres::PgRow};
 
 use super::{
     Database, Error, StoreOp,
-    change::{Cancelled, Keep},
+    change::{Cancelled, ENDED, Keep, bind_keep},
+    conflict::{row_exists, without},
     lender::Lender,
 };
 use crate::history::Step;
+
+/// The statement for tasks that have not ended before. See [`super::conflict`].
+pub(super) static CANCEL_NEW: LazyLock<&'static str> = LazyLock::new(|| without(ENDED, statement!("bulk_cancel")));
 
 /// The most rows examined in one step: some 20 ms where no history is read.
 const LOOK: i64 = 20_000;
@@ -209,15 +213,14 @@ impl Database {
         Ok(changes)
     }
 
-    async fn bulk_cancel(&self, ids: &[TaskId], keep: &Keep) -> Result<Vec<BulkChange>, Error> {
-        let (queues, kept_ms) = keep.columns();
+    pub(super) async fn bulk_cancel(&self, ids: &[TaskId], keep: &Keep) -> Result<Vec<BulkChange>, Error> {
+        let query = |text: &'static str| bind_keep(sqlx::query(text).bind(super::uuids(ids)), keep);
         self.run(StoreOp::BulkCancel, |pool| async move {
-            let cancel = sqlx::query(statement!("bulk_cancel"))
-                .bind(super::uuids(ids))
-                .bind(keep.default_ms)
-                .bind(queues)
-                .bind(kept_ms);
-            cancel.fetch_all(&pool).await?.iter().map(cancelled).collect()
+            let rows = match query(*CANCEL_NEW).fetch_all(&pool).await {
+                Err(error) if row_exists(&error) => query(statement!("bulk_cancel")).fetch_all(&pool).await?,
+                rows => rows?,
+            };
+            rows.iter().map(cancelled).collect()
         })
         .await
     }

@@ -8,7 +8,10 @@
 //! Cancels and changes of due times that come at the same time share a statement (`store/shared_change.rs`). It skips
 //! rows that another transaction holds. A caller that asked for one of these goes on alone.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Instant,
+};
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
@@ -17,10 +20,25 @@ use common::{
     time::UnixMicros,
     wire::ValidChange,
 };
-use sqlx::{Row, postgres::PgRow, types::Json};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+    types::Json,
+};
 
-use super::{Database, Error, StoreOp, rows::TaskRecord};
+use super::{
+    Database, Error, StoreOp,
+    conflict::{row_exists, without},
+    rows::TaskRecord,
+};
 use crate::history::Step;
+
+/// The clause of a cancel for a task that has ended before.
+pub(super) const ENDED: &str = "ON CONFLICT (drop_on, id) DO NOTHING";
+
+/// The statement for a task that has not ended before. See [`super::conflict`].
+pub(super) static CANCEL_NEW: LazyLock<&'static str> = LazyLock::new(|| without(ENDED, statement!("task_cancel")));
 
 /// The most tries on one row. A row that misses the guard this often, and yet fits
 /// each time it is read, is refused.
@@ -167,15 +185,12 @@ impl Database {
     }
 
     pub(super) async fn task_cancel_once(&self, id: TaskId, keep: &Keep) -> Result<Option<Cancelled>, Error> {
-        let (queues, kept_ms) = keep.columns();
+        let query = |text: &'static str| bind_keep(sqlx::query(text).bind(id.uuid()), keep);
         self.run(StoreOp::TaskCancel, |pool| async move {
-            let row: Option<PgRow> = sqlx::query(statement!("task_cancel"))
-                .bind(id.uuid())
-                .bind(keep.default_ms)
-                .bind(queues)
-                .bind(kept_ms)
-                .fetch_optional(&pool)
-                .await?;
+            let row = match query(*CANCEL_NEW).fetch_optional(&pool).await {
+                Err(error) if row_exists(&error) => query(statement!("task_cancel")).fetch_optional(&pool).await?,
+                row => row?,
+            };
             row.as_ref().map(Cancelled::read).transpose()
         })
         .await
@@ -231,6 +246,12 @@ impl Database {
             }
         }
     }
+}
+
+/// Binds how long a cancelled task is kept: the last parameters of a cancel.
+pub(super) fn bind_keep<'q>(query: Query<'q, Postgres, PgArguments>, keep: &Keep) -> Query<'q, Postgres, PgArguments> {
+    let (queues, kept_ms) = keep.columns();
+    query.bind(keep.default_ms).bind(queues).bind(kept_ms)
 }
 
 /// Whether `change` would make the task expire before it is due.

@@ -5,6 +5,8 @@
 //! does the first. Each caller whose request was left goes on alone: by its id with the statements of
 //! [`super::change`], and by its key with a look-up of the id before.
 
+use std::sync::LazyLock;
+
 use common::{
     ids::{QueueName, TaskId},
     task::TaskKey,
@@ -18,11 +20,16 @@ use sqlx::{
 
 use super::{
     Database, Error, StoreOp,
-    change::{Cancelled, Keep},
+    change::{Cancelled, ENDED, Keep, bind_keep},
+    conflict::{row_exists, without},
     rows::TaskRecord,
     sparse,
 };
 use crate::history::Step;
+
+/// The statement for tasks that have not ended before. See [`super::conflict`].
+pub(super) static CANCEL_NEW: LazyLock<&'static str> =
+    LazyLock::new(|| without(ENDED, statement!("task_cancel_shared")));
 
 /// The task that a request names.
 #[derive(Clone, Debug)]
@@ -91,14 +98,16 @@ impl Database {
     /// Cancels for several callers.
     async fn cancel_jobs(&self, jobs: Vec<CancelJob>) -> Result<Vec<Option<(TaskId, Cancelled)>>, Error> {
         let Some((_, newest)) = jobs.last() else { return Ok(Vec::new()) };
-        let ((queues, kept_ms), count) = (newest.columns(), jobs.len());
-        let cancel = bound(statement!("task_cancel_shared"), &jobs, self.elsewhere())
-            .bind(newest.default_ms)
-            .bind(queues)
-            .bind(kept_ms);
+        let (elsewhere, count) = (self.elsewhere(), jobs.len());
+        let query = |text: &'static str| bind_keep(bound(text, &jobs, elsewhere.clone()), newest);
         let done = self
             .run(StoreOp::TaskCancel, |pool| async move {
-                let rows = cancel.fetch_all(&pool).await?;
+                let rows = match query(*CANCEL_NEW).fetch_all(&pool).await {
+                    Err(error) if row_exists(&error) => {
+                        query(statement!("task_cancel_shared")).fetch_all(&pool).await?
+                    }
+                    rows => rows?,
+                };
                 answers(count, &rows, |row| Ok((super::task_id(row, "id")?, Cancelled::read(row)?)))
             })
             .await?;

@@ -1,5 +1,7 @@
 -- Records what callers did. An entry that exists stays as it is, so a node can send a batch again when its outcome is
 -- unknown.
+-- It first runs without the clause for entries that exist. If there is one, it fails and changes nothing, and runs
+-- again as it stands here (store/conflict.rs).
 -- $1 ids; $2 the age of each entry in ms, from which this database's clock gives its time; $3 who acted; $4 the
 -- actions; $5 targets; $6 addresses; $7 statuses; $8 details; $9 request ids; $10 the node; $11 token ids.
 INSERT INTO duetime.audit (id, at, who, who_id, what, target, address, status, detail, request_id, node)

@@ -3,6 +3,8 @@
 -- locks, so it and a claim never wait for each other in a circle. The caller cancels the skipped tasks one by one.
 -- $1 ids; $2 ms for which a cancelled task is kept, except in the queues $3, which keep it for $4 ms ($3 and
 -- $4 pairwise). See task_expire.sql for the map.
+-- It first runs without the clause for ends that exist. If there is one, it fails and changes nothing, and runs again
+-- as it stands here (store/conflict.rs).
 -- Returns the cancelled tasks.
 WITH free AS MATERIALIZED (
     SELECT t.id

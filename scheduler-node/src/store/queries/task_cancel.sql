@@ -3,6 +3,8 @@
 -- Whether the task was ever claimed, the caller tells from the attempt, which never goes back.
 -- $1 id; $2 ms for which the cancelled task is kept, except in the queues $3, which keep it for $4 ms ($3 and
 -- $4 pairwise). See task_expire.sql for the map.
+-- It first runs without the clause for ends that exist. If there is one, it fails and changes nothing, and runs again
+-- as it stands here (store/conflict.rs).
 -- Returns queue and attempt; no row: the guard did not hold.
 WITH gone AS (
     DELETE FROM duetime.task AS t

@@ -6,7 +6,10 @@ use common::wire::audit::AuditFilter;
 use sqlx::Executor;
 
 use super::{explain::plan, fixture};
-use crate::audit::{AuditAction, AuditEvent, AuditRecord};
+use crate::{
+    audit::{AuditAction, AuditEvent, AuditRecord},
+    store::audit::ADD_NEW,
+};
 
 fn note(caller: &str, action: AuditAction, ago: Duration) -> AuditRecord {
     let event = AuditEvent {
@@ -47,6 +50,20 @@ async fn a_note_that_is_written_again_is_one_and_pages_come_newest_first() {
     assert_eq!(first.who_id, Some(7));
     assert_eq!((first.who.as_str(), first.target.as_str(), first.node.as_str()), ("ops", "mail", "a"));
     assert_eq!((first.address.as_deref(), first.request_id.as_deref()), (Some("127.0.0.1"), Some("r-1")));
+}
+
+#[tokio::test]
+async fn of_a_batch_that_is_written_in_part_the_other_notes_are_added_once() {
+    assert!(!ADD_NEW.contains("ON CONFLICT"), "it fails at a note that exists, and adds none");
+    let test = fixture::database().await;
+    let notes: Vec<AuditRecord> =
+        (0..3).map(|_| note("ops", AuditAction::QueuePause, Duration::from_secs(60))).collect();
+    test.database.audit_add(&notes[..1], "a").await.unwrap();
+    test.database.audit_add(&notes, "b").await.unwrap();
+    let deeds = test.database.audit_list(&AuditFilter::default()).await.unwrap().deeds;
+    let nodes: Vec<&str> = deeds.iter().map(|deed| deed.node.as_str()).collect();
+    assert_eq!(nodes.len(), 3, "{deeds:?}");
+    assert_eq!(nodes.iter().filter(|node| **node == "a").count(), 1, "the first note stays as it is: {deeds:?}");
 }
 
 #[tokio::test]

@@ -5,7 +5,10 @@ use common::ids::ShardId;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use super::{fixture, list_plans::Plan};
-use crate::store::{move_rows::PageCursor, settle::FINISH_NEW};
+use crate::store::{
+    bulk::CANCEL_NEW as BULK_CANCEL_NEW, change::CANCEL_NEW, move_rows::PageCursor, settle::FINISH_NEW,
+    shared_change::CANCEL_NEW as SHARED_CANCEL_NEW,
+};
 
 const ROWS: i64 = 200_000;
 
@@ -111,6 +114,7 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
                 "uuid[], bigint, text[], bigint[]",
                 format!("{ids}, 1, '{{}}', '{{}}'"),
             ),
+            (*BULK_CANCEL_NEW, "uuid[], bigint, text[], bigint[]", format!("{ids}, 1, '{{}}', '{{}}'")),
             (CANCEL_SHARED, CANCEL_SHARED_TYPES, format!("{ids}, '{{}}', '{{}}', '{{}}', '{{}}', 1, '{{}}', '{{}}'")),
             (
                 CHANGE_SHARED,
@@ -323,6 +327,8 @@ async fn the_times_to_keep_are_one_map_for_all_tasks_of_a_batch() {
             "gen_random_uuid(), 1, '{a}', '{1}'",
         ),
         (CANCEL_SHARED, CANCEL_SHARED_TYPES, "'{}', '{}', '{}', '{}', '{}', 1, '{a}', '{1}'"),
+        (*SHARED_CANCEL_NEW, CANCEL_SHARED_TYPES, "'{}', '{}', '{}', '{}', '{}', 1, '{a}', '{1}'"),
+        (*CANCEL_NEW, "uuid, bigint, text[], bigint[]", "gen_random_uuid(), 1, '{a}', '{1}'"),
     ] {
         let plan = plan(&mut connection, sql, types, values).await;
         assert!(plan.contains("InitPlan") && !plan.contains("SubPlan"), "{plan}");

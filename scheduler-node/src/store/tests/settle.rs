@@ -222,7 +222,7 @@ async fn among_very_many_times_to_keep_a_batch_finds_those_of_its_queues() {
     let expired = test.database.task_expire(&[ShardId::new(0)], None, 500, &keep, &[]).await.unwrap();
     assert_eq!(expired.len(), 500);
     let ids: Vec<TaskId> = cancelled.iter().map(|task| task.id).collect();
-    assert_eq!(test.database.cancel_free(StoreOp::BulkCancel, &ids, &keep).await.unwrap().len(), 500);
+    assert_eq!(test.database.bulk_cancel(&ids, &keep).await.unwrap().len(), 500);
     let kept: Vec<(String, i32, i64)> = sqlx::query_as(
         "SELECT state::text, drop_on - (finished_at AT TIME ZONE 'UTC')::date, count(*) FROM duetime.archive GROUP BY 1, 2 ORDER BY 1, 2",
     )

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use common::{
-    ids::{QueueName, ShardId, TaskId},
+    ids::{Attempt, QueueName, ShardId, TaskId},
     task::{BusinessKey, NewTask, OnDuplicate, TaskState},
     time::UnixMicros,
     wire::ValidChange,
@@ -20,9 +20,10 @@ use super::{
 use crate::{
     store::{
         Error, Fault, PoolKind,
-        change::{Cancelled, Guarded, Keep},
+        change::{CANCEL_NEW, Cancelled, Guarded, Keep},
         put::{PutOutcome, Retention},
         rows::TaskRecord,
+        shared_change::CANCEL_NEW as SHARED_CANCEL_NEW,
         submit::Sending,
     },
     supervise::spawn_child,
@@ -316,4 +317,64 @@ async fn a_cancel_by_key_passes_over_a_task_that_another_transaction_holds() {
     assert_eq!(moving_by_key(&test, &task, later(&test, 60).await).await.unwrap().map(|task| task.id), None);
     lock.release().await;
     assert_eq!(cancelling_by_key(&test, &task).await.unwrap(), Some(task.id));
+}
+
+/// Notes an end of a task that still lives, on each day for which a cancel may keep it now.
+async fn end(test: &TestDatabase, id: TaskId) {
+    sqlx::query(
+        "INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, finished_at, drop_on)
+         SELECT id, shard, queue, 'succeeded', wake_at, due_at, payload, content_type, now(), (now() AT TIME ZONE 'UTC')::date + days
+           FROM duetime.task, generate_series(2, 3) AS days
+          WHERE id = $1",
+    )
+    .bind(id.uuid())
+    .execute(&test.pool)
+    .await
+    .unwrap();
+}
+
+/// The states of a task in both tables.
+async fn states(test: &TestDatabase, id: TaskId) -> Vec<String> {
+    let read = "SELECT state::text FROM duetime.task WHERE id = $1
+                UNION ALL SELECT state::text FROM duetime.archive WHERE id = $1";
+    sqlx::query_scalar(read).bind(id.uuid()).fetch_all(&test.pool).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_cancel_leaves_an_earlier_end_of_its_task_alone_and_cancels_its_neighbours() {
+    let test = fixture::database().await;
+    let ids = submitted(&test, 4).await;
+    for id in &ids[1..] {
+        end(&test, *id).await;
+    }
+    // The first try fails at such an end, and changes nothing.
+    let (texts, kept_ms) = (Vec::<String>::new(), Vec::<i64>::new());
+    let shared = sqlx::query(*SHARED_CANCEL_NEW)
+        .bind([ids[0].uuid(), ids[1].uuid()])
+        .bind(&texts)
+        .bind(&texts)
+        .bind(&texts)
+        .bind(Vec::<i32>::new());
+    for first in [shared, sqlx::query(*CANCEL_NEW).bind(ids[1].uuid())] {
+        let first = first.bind(keep().default_ms).bind(&texts).bind(&kept_ms);
+        let failed = first.execute(&test.pool).await.expect_err("an end exists");
+        assert!(failed.as_database_error().is_some_and(|answer| answer.is_unique_violation()), "{failed:?}");
+    }
+    assert_eq!(states(&test, ids[0]).await, ["scheduled"]);
+    assert_eq!(states(&test, ids[1]).await, ["scheduled", "succeeded", "succeeded"]);
+
+    let turn = test.database.cancels.hold().await;
+    let cancels = [0, 1].map(|task: usize| cancelling(&test, ids[task], keep()));
+    until_gathered(&test, 2, 0).await;
+    drop(turn);
+    for cancel in cancels {
+        assert_eq!(word(&cancel.await.unwrap().unwrap()), "done");
+    }
+    let alone = test.database.task_cancel_once(ids[2], &keep()).await.unwrap().expect("it was scheduled");
+    assert_eq!(alone, Cancelled { queue: QueueName::new("orders"), attempt: Attempt::NONE });
+    assert_eq!(test.database.bulk_cancel(&ids[3..], &keep()).await.unwrap().len(), 1);
+    assert_eq!(states(&test, ids[0]).await, ["cancelled"]);
+    for id in &ids[1..] {
+        assert_eq!(states(&test, *id).await, ["succeeded", "succeeded"]);
+    }
 }
