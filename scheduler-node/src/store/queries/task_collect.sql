@@ -4,6 +4,9 @@
 -- another database's inbox in duetime.received, and writes nothing for a row that was noted before.
 -- A row that is leaving, or that was cancelled while its shard was in another database, is noted like a row of another
 -- inbox, even if its shard is here by now.
+-- A row that is not refused is one without `refused_at`, which is set with `error` (a CHECK of the table). From `error`
+-- the planner would prove the predicate of inbox_waiting. It then walks all rows that wait, instead of the ids, while
+-- its statistics say that the inbox is empty.
 -- $1..$16 the columns; $17 the source database (NULL: this one). Returns the ids that this statement wrote.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
@@ -15,7 +18,7 @@ WITH fresh AS MATERIALIZED (
     DELETE FROM duetime.inbox AS i
      WHERE $17::text IS NULL
        AND i.id = ANY(ARRAY(
-           SELECT w.id FROM duetime.inbox AS w WHERE w.id = ANY($1::uuid[]) AND w.error IS NULL AND w.leaving_at IS NULL AND w.cancelled_at IS NULL ORDER BY w.id FOR UPDATE SKIP LOCKED))
+           SELECT w.id FROM duetime.inbox AS w WHERE w.id = ANY($1::uuid[]) AND w.refused_at IS NULL AND w.leaving_at IS NULL AND w.cancelled_at IS NULL ORDER BY w.id FOR UPDATE SKIP LOCKED))
     RETURNING i.id
 ), first AS (
     INSERT INTO duetime.received (id, source)

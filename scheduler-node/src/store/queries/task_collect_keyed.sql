@@ -10,13 +10,14 @@
 -- A shard that has moved to another database fails the statement (DT001).
 -- It locks partitions and keys in their order, as task_put.sql does, so that two batches never wait for each other's
 -- locks.
+-- `refused_at` and not `error`: see task_collect.sql.
 -- $1..$16 the columns; $17 what to do when the key exists; $18 how long a finished task holds its key; $19 how long a
 -- superseded task is kept; $20 the dependencies (JSON array of names); $21 the source database (NULL: this one).
 -- Returns each row's id and its outcome.
 WITH taken AS MATERIALIZED (
-    SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.error IS NULL AND i.leaving_at IS NULL AND i.cancelled_at IS NULL FOR UPDATE SKIP LOCKED
+    SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.refused_at IS NULL AND i.leaving_at IS NULL AND i.cancelled_at IS NULL FOR UPDATE SKIP LOCKED
 ), not_taken AS MATERIALIZED (                              -- locked by another transaction, or on its way elsewhere
-    SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.error IS NULL AND i.id <> ALL(ARRAY(SELECT id FROM taken))
+    SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.refused_at IS NULL AND i.id <> ALL(ARRAY(SELECT id FROM taken))
 ), locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
 ), placed AS MATERIALIZED (

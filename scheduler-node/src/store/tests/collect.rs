@@ -231,6 +231,10 @@ async fn a_row_is_left_to_the_owner_of_its_shard_at_first_and_what_cannot_be_rea
     }
 }
 
+/// The types of the columns with which a row is collected, and a row.
+const COLUMNS: &str = "uuid[], int[], text[], timestamptz[], smallint[], bytea[], text[], text[], text[], int[], bigint[], text[], timestamptz[], text[], bigint[], boolean[]";
+const ROW: &str = "ARRAY[gen_random_uuid()], '{1}', '{a}', '{now}', '{3}', '{a}', '{a}', '{a}', '{a}', '{1}', '{1}', '{a}', '{now}', '{a}', '{1}', '{f}'";
+
 #[tokio::test]
 async fn an_inbox_of_many_rows_is_read_by_its_index() {
     let test = fixture::database().await;
@@ -245,8 +249,6 @@ async fn an_inbox_of_many_rows_is_read_by_its_index() {
     .unwrap();
     let mut connection = test.pool.acquire().await.unwrap();
     let shards = super::explain::shards();
-    let columns = "uuid[], int[], text[], timestamptz[], smallint[], bytea[], text[], text[], text[], int[], bigint[], text[], timestamptz[], text[], bigint[], boolean[]";
-    let row = "ARRAY[gen_random_uuid()], '{1}', '{a}', '{now}', '{3}', '{a}', '{a}', '{a}', '{a}', '{1}', '{1}', '{a}', '{now}', '{a}', '{1}', '{f}'";
     for (sql, types, values, index) in [
         (
             include_str!("../queries/inbox_read.sql"),
@@ -263,14 +265,14 @@ async fn an_inbox_of_many_rows_is_read_by_its_index() {
         (include_str!("../queries/inbox_forget.sql"), "interval, bigint", "'1 d', 1000".to_owned(), "inbox_refused"),
         (
             include_str!("../queries/task_collect.sql"),
-            &format!("{columns}, text"),
-            format!("{row}, NULL"),
+            &format!("{COLUMNS}, text"),
+            format!("{ROW}, NULL"),
             "inbox_pkey",
         ),
         (
             include_str!("../queries/task_collect_keyed.sql"),
-            &format!("{columns}, text[], bigint[], bigint[], text[], text"),
-            format!("{row}, '{{keep}}', '{{1}}', '{{1}}', '{{NULL}}', NULL"),
+            &format!("{COLUMNS}, text[], bigint[], bigint[], text[], text"),
+            format!("{ROW}, '{{keep}}', '{{1}}', '{{1}}', '{{NULL}}', NULL"),
             "inbox_pkey",
         ),
         (include_str!("../queries/inbox_leave.sql"), "uuid[]", "ARRAY[gen_random_uuid()]".to_owned(), "inbox_pkey"),
@@ -283,6 +285,31 @@ async fn an_inbox_of_many_rows_is_read_by_its_index() {
     ] {
         let plan = super::explain::plan(&mut connection, sql, types, &values).await;
         assert!(plan.contains(index) && !plan.contains("Seq Scan on inbox"), "{plan}");
+    }
+}
+
+/// Otherwise a batch reads all rows that wait: 105 ms beside 100,000 of them, instead of 6.
+#[tokio::test]
+async fn rows_of_an_inbox_are_found_by_their_ids_even_while_the_statistics_say_that_it_is_empty() {
+    let test = fixture::database().await;
+    let mut connection = fixture::planned(&test.pool).await;
+    sqlx::raw_sql("ANALYZE duetime.inbox").execute(&test.pool).await.unwrap();
+    for (sql, types, values) in [
+        (include_str!("../queries/inbox_leave.sql"), "uuid[]", "ARRAY[gen_random_uuid()]".to_owned()),
+        (
+            include_str!("../queries/inbox_refuse.sql"),
+            "uuid[], text[], boolean",
+            "ARRAY[gen_random_uuid()], '{a}', true".to_owned(),
+        ),
+        (include_str!("../queries/task_collect.sql"), &format!("{COLUMNS}, text"), format!("{ROW}, NULL")),
+        (
+            include_str!("../queries/task_collect_keyed.sql"),
+            &format!("{COLUMNS}, text[], bigint[], bigint[], text[], text"),
+            format!("{ROW}, '{{keep}}', '{{1}}', '{{1}}', '{{NULL}}', NULL"),
+        ),
+    ] {
+        let plan = super::explain::plan(&mut connection, sql, types, &values).await;
+        assert!(plan.contains("inbox_pkey") && !plan.contains("inbox_waiting"), "{plan}");
     }
 }
 
