@@ -9,7 +9,6 @@ use common::{
 
 use super::{claim, fixture, new_task, own, state_of, submitted};
 use crate::store::{
-    StoreOp,
     change::Keep,
     settle::{Deliver, Extend, Finish, Report, Retry},
     submit::Sending,
