@@ -50,9 +50,9 @@ use crate::{
 /// of most attempts. Each of them may come again at once.
 const AWAY_LONGEST: Duration = Duration::from_secs(10);
 
-/// The longest time that a report which another transaction holds up stays here without an ack, and one that counts
-/// without a value before the quarantine has it. RabbitMQ closes the channel of a consumer that has not acked a message
-/// for half an hour (`consumer_timeout`).
+/// The longest time that a report which another transaction or a closed shard holds up stays here without an ack, and
+/// one that counts without a value before the quarantine has it. RabbitMQ closes the channel of a consumer that has not
+/// acked a message for half an hour (`consumer_timeout`).
 const HELD_LONGEST: Duration = Duration::from_secs(600);
 
 /// The most looks at an event that another write overtakes between the look and the write.

@@ -5,6 +5,9 @@
 //! fails alone with what looks like a bug waits with them. One that counts without a value is acked once the quarantine
 //! has it whole, beside the line.
 //!
+//! A report on a closed shard waits with them too: its move has come to the last part, and no database takes writes for
+//! it. One such report has the database refuse all that are written with it, so those are written again without it.
+//!
 //! In an outage of the database the reports go back to the broker after a while: another node may reach the database.
 //! While none does, or none can write to it, the node holds more of them than usual, so that reports on tasks of other
 //! databases come too.
@@ -68,8 +71,10 @@ struct Answers {
 
 /// What a batch leaves.
 struct Pass {
-    /// The reports that another transaction holds up.
+    /// The reports that another transaction or a closed shard holds up.
     held: Vec<ReadReport>,
+    /// The reports that were refused together with one on a closed shard. That one is in `held` now.
+    again: Vec<ReadReport>,
     /// Whether the database is away, and reports went back to the broker.
     is_away: bool,
 }
@@ -80,8 +85,10 @@ enum Fate {
     Settled { is_kept: bool },
     /// No database takes it, because a shard is moving, or its database is away.
     Untaken,
-    /// Another transaction holds its row, or it is in doubt. It is tried again.
+    /// Another transaction holds its row, its shard is closed, or it is in doubt. It is tried again.
     Held,
+    /// It was refused together with one on a closed shard.
+    Again,
     /// The database refuses its values. Its outcome is still to be written by this event without them. `is_kept`: the
     /// quarantine has the report.
     Open { bare: AttemptEvent, is_kept: bool },
@@ -121,6 +128,8 @@ impl<S: Statements> Reporter<S> {
             }
             let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete)).await;
             held.extend(pass.held);
+            // Each time, reports on a closed shard have left the batch.
+            batch.extend(pass.again);
             if pass.is_away {
                 self.databases[index].leave_messages();
                 return_old(&mut line, &mut batch).await;
@@ -149,6 +158,7 @@ impl<S: Statements> Reporter<S> {
         (aside, incomplete): (&mpsc::Sender<ToQuarantine>, &mpsc::Sender<ToQuarantine>),
     ) -> Pass {
         let database = &self.databases[index];
+        let closed = reports.extract_if(.., |report| self.is_closed(report)).collect();
         let id = |report: &ReadReport| report.id;
         let first_suspect = database.suspects.put_last(StoreOp::TaskStanding, &mut reports, id);
         for (place, report) in reports.iter_mut().enumerate() {
@@ -165,7 +175,7 @@ impl<S: Statements> Reporter<S> {
             .suspects
             .try_known(StoreOp::TaskStanding, done, known, id, |answers| finished(answers), write)
             .await;
-        let mut pass = Pass { held: Vec::new(), is_away: !done.away.is_empty() };
+        let mut pass = Pass { held: closed, again: Vec::new(), is_away: !done.away.is_empty() };
         let failed_alone: HashSet<TaskId> = done.doubtful.iter().filter_map(|(part, _)| alone(part)).collect();
         let mut answers = self.answers(database, &reports, done).await;
         // The broker delivers no more unacked messages than each channel holds, so nothing waits for room there.
@@ -184,6 +194,7 @@ impl<S: Statements> Reporter<S> {
                 }
                 Fate::Untaken => report.message.ack.requeue().await,
                 Fate::Held => pass.held.push(report),
+                Fate::Again => pass.again.push(report),
                 Fate::Open { bare, is_kept } => {
                     (report.event, report.is_kept) = (bare, is_kept);
                     pass.held.push(report);
@@ -201,6 +212,11 @@ impl<S: Statements> Reporter<S> {
         pass
     }
 
+    /// Whether no database takes writes for the report's shard, as far as this node knows.
+    fn is_closed(&self, report: &ReadReport) -> bool {
+        self.databases.places().of(report.id.shard()).is_none_or(|place| !place.status.is_open())
+    }
+
     /// Sorts the answers to `reports`, and sets aside what the database refuses.
     async fn answers(
         &self,
@@ -208,8 +224,15 @@ impl<S: Statements> Reporter<S> {
         reports: &[ReadReport],
         done: Done<'_, ReadReport, Vec<(TaskId, Reported)>>,
     ) -> Answers {
-        if !done.moved.is_empty() {
-            tracing::warn!(reports = done.moved.len(), "no database takes these reports, because a shard is moving");
+        // The refusal had the places read again.
+        let (closed, moved): (Vec<_>, Vec<_>) = done.moved.into_iter().partition(|report| self.is_closed(report));
+        if !closed.is_empty() {
+            tracing::warn!(
+                reports = closed.len(),
+                "a shard is in the last part of its move; trying the reports on its tasks again at intervals"
+            );
+        } else if !moved.is_empty() {
+            tracing::warn!(reports = moved.len(), "no database takes these reports, because a shard is moving");
         }
         if !done.held.is_empty() {
             let database = database.name();
@@ -221,10 +244,12 @@ impl<S: Statements> Reporter<S> {
         }
         let place_of = |report: &ReadReport| reports.iter().position(|one| std::ptr::eq(one, report));
         let mut answers = Answers::default();
-        let untaken = done.moved.into_iter().chain(done.away).filter_map(place_of);
-        answers.fates.extend(untaken.map(|place| (place, Fate::Untaken)));
+        let is_beside_closed = !closed.is_empty();
+        let of_moved = |place| (place, if is_beside_closed { Fate::Again } else { Fate::Untaken });
+        answers.fates.extend(moved.into_iter().filter_map(place_of).map(of_moved));
+        answers.fates.extend(done.away.into_iter().filter_map(place_of).map(|place| (place, Fate::Untaken)));
         let doubtful = done.doubtful.into_iter().flat_map(|(part, _)| part);
-        let held = done.held.into_iter().chain(doubtful).filter_map(place_of);
+        let held = done.held.into_iter().chain(doubtful).chain(closed).filter_map(place_of);
         answers.fates.extend(held.map(|place| (place, Fate::Held)));
         for Refused { item, error } in done.refused {
             let fate = self.refused(database, item, &error).await;

@@ -21,8 +21,13 @@ use super::*;
 use crate::{
     audit::AuditMetrics,
     broker::{Incoming, tests::bench},
+    desk::tests::claim,
     loops::tests::{LONG, Loops, POISON, until},
-    store::{Places, tests::fixture},
+    store::{
+        Places,
+        submit::Sending,
+        tests::{fixture, new_task},
+    },
     supervise::spawn_child,
     working_set::failures::tests::Log,
 };
@@ -138,30 +143,72 @@ async fn next_of(bench: &mut bench::Bench, count: usize) -> Vec<Incoming> {
     messages
 }
 
-/// Applies a success beside a report of `status` on a task that another transaction holds, until the latter has put its
-/// task into `state`.
-async fn success_beside_a_locked_task(status: ReportStatus, state: &str) -> Loops {
-    let loops = Loops::new().await;
-    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
-    let (hand, lock) = (bench.hand().await, loops.test.lock_row(ids[2]).await);
-    // Both are there before the line begins, so they are one batch.
-    let (line, end) = mpsc::channel(2);
-    for (id, status) in [(ids[0], ReportStatus::Succeeded), (ids[2], status)] {
-        hand.publish(RESULTS, b"", about(id)).await;
-        let body = Box::new(ResultBody::new(status));
+/// Starts the line of the first database, which has these reports as its first batch. It goes on until the returned
+/// end is dropped.
+async fn start_line(
+    loops: &Loops,
+    bench: &mut bench::Bench,
+    reports: &[(TaskId, ReportStatus)],
+) -> mpsc::Sender<incoming::ReadReport> {
+    let (hand, (line, end)) = (bench.hand().await, mpsc::channel(reports.len()));
+    for (id, status) in reports {
+        hand.publish(RESULTS, b"", about(*id)).await;
+        let body = Box::new(ResultBody::new(*status));
         let event = AttemptEvent::Reported { attempt: Attempt::new(1), body, from: None };
-        let report = incoming::ReadReport { id, event, message: bench.next().await, is_kept: false, left_out: None };
+        let message = bench.next().await;
+        let report = incoming::ReadReport { id: *id, event, message, is_kept: false, left_out: None };
         line.send(report).await.expect("the line has room");
     }
     let reporter = loops.reporter();
     spawn_child(
         async move { reporter.apply_all(DatabaseIndex::HOME, end, (mpsc::channel(1).0, mpsc::channel(1).0)).await },
     );
+    line
+}
+
+/// Applies a success beside a report of `status` on a task that another transaction holds, until the latter has put its
+/// task into `state`.
+async fn success_beside_a_locked_task(status: ReportStatus, state: &str) -> Loops {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    let lock = loops.test.lock_row(ids[2]).await;
+    let _line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Succeeded), (ids[2], status)]).await;
     until_unacked(&bench, 1).await;
     assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("succeeded"));
     lock.release().await;
     until(|| async { loops.test.state_of(ids[2]).await.as_deref() == Some(state) }).await;
     loops
+}
+
+/// In the last part of its move, no database takes writes for a shard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_on_a_closed_shard_waits_until_it_is_open_and_reports_on_other_shards_are_applied_and_acked() {
+    const CLOSED: ShardId = ShardId::new(1);
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    let id = fixture::fresh_id_of(CLOSED);
+    loops.test.database.task_submit(&[new_task(id)], Sending::First).await.unwrap();
+    claim(&loops.counter, id).await;
+    let set = async |status: &str| {
+        let update = "UPDATE duetime.shard SET status = $2::duetime.shard_status, epoch = epoch + 1 WHERE id = $1";
+        let update = sqlx::query(update).bind(i32::from(CLOSED.number())).bind(status.to_owned());
+        update.execute(&loops.test.pool).await.unwrap();
+    };
+    // The node does not know it yet.
+    set("gone").await;
+    let reports = [id, ids[0], ids[2]].map(|id| (id, ReportStatus::Succeeded));
+    let _line = start_line(&loops, &mut bench, &reports).await;
+    for id in [ids[0], ids[2]] {
+        until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
+    }
+    until_unacked(&bench, 1).await;
+    let places = loops.counter.databases.places();
+    assert!(places.of(CLOSED).is_some_and(|place| !place.status.is_open()));
+
+    set("here").await;
+    places.refresh().await.unwrap();
+    until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
+    until_unacked(&bench, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
