@@ -60,6 +60,10 @@ impl<S: Statements> Nudger<S> {
         Self { inner: Arc::new(Inner { databases, horizon, wanted: Notify::new() }) }
     }
 
+    pub fn databases(&self) -> &NodeDatabases<S> {
+        &self.inner.databases
+    }
+
     /// Notes a written row that must be looked at by `wake_at`.
     pub fn written(&self, id: TaskId, wake_at: UnixMicros) {
         self.written_all([(id, wake_at)]);

@@ -1,7 +1,9 @@
 //! Tasks that depend on others: releases them when those have succeeded, and lists their dependencies.
 
+use std::collections::BTreeSet;
+
 use common::{
-    ids::{QueueName, TaskId},
+    ids::{QueueName, ShardId, TaskId},
     task::TaskState,
     time::UnixMicros,
     wire::DependencyView,
@@ -21,6 +23,8 @@ pub struct Succeeded {
     /// The name, in the form of [`common::task::Dependency::name`].
     pub name: String,
     pub partition_key: Option<String>,
+    /// The shard of the task, and of those that wait for it (see [`common::task::dependency::check_colocated`]).
+    pub shard: ShardId,
 }
 
 /// The result of a check of waiting tasks.
@@ -69,6 +73,8 @@ impl Database {
         let (ids, after) = (super::uuids(ids), after.map_or(uuid::Uuid::nil(), TaskId::uuid));
         let (names, partition_keys): (Vec<&str>, Vec<Option<&str>>) =
             succeeded.iter().map(|one| (one.name.as_str(), one.partition_key.as_deref())).unzip();
+        let shards: BTreeSet<ShardId> = succeeded.iter().map(|one| one.shard).collect();
+        let shards = super::numbers(&shards.into_iter().collect::<Vec<_>>());
         let elsewhere = self.elsewhere();
         self.run(StoreOp::TaskRelease, |pool| async move {
             let rows = sqlx::query(statement!("task_release"))
@@ -78,6 +84,7 @@ impl Database {
                 .bind(elsewhere)
                 .bind(after)
                 .bind(i64::from(most))
+                .bind(shards)
                 .fetch_all(&pool)
                 .await?;
             let mut looked = ReleaseCheck::default();

@@ -158,9 +158,11 @@ impl Database {
             };
             let mut finished = Finished::default();
             for row in &rows {
-                finished.ids.push(super::task_id(row, "id")?);
+                let id = super::task_id(row, "id")?;
+                finished.ids.push(id);
                 if let Some(name) = row.try_get("name")? {
-                    finished.succeeded.push(Succeeded { name, partition_key: row.try_get("partition_key")? });
+                    let (partition_key, shard) = (row.try_get("partition_key")?, id.shard());
+                    finished.succeeded.push(Succeeded { name, partition_key, shard });
                 }
             }
             Ok(finished)

@@ -1,10 +1,15 @@
 //! Requests while shards move from one database to another, with a map that is up to date and with an old one.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use common::{
     ids::{Attempt, DatabaseIndex, DatabaseName, QueueName, ShardId, TaskId},
-    task::{NewTask, TaskState, report::ResultBody, state::CancelOutcome, verdict::AfterConfirm},
+    task::{
+        NewTask, TaskState,
+        report::ResultBody,
+        state::CancelOutcome,
+        verdict::{AfterConfirm, CONFIRMED_FROM},
+    },
     wire::{BulkRequest, ListFilter, Problem, TaskFilter, shard::MoveRequest},
 };
 use futures::TryStreamExt;
@@ -12,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Counter, claim, request, with_two_databases, with_two_of_three_databases};
 use crate::{
+    coordination::tests::soon,
     loops::{
         outcome::{
             releaser::Releaser,
@@ -19,7 +25,11 @@ use crate::{
         },
         submit::submitter::Accepted,
     },
-    store::tests::{fixture::TestDatabase, new_task},
+    store::{
+        depend::Succeeded,
+        settle::{Finish, Report},
+        tests::{fixture::TestDatabase, new_task},
+    },
 };
 
 /// Refuses writes to shards that are not here, as the gate of a move does.
@@ -284,6 +294,63 @@ async fn a_confirm_is_written_where_its_shard_is_by_then() {
     settler.run(confirms, CancellationToken::new()).await;
     assert_eq!(tests[1].state_of(id).await.as_deref(), Some("succeeded"));
     assert_eq!(tests[0].state_of(id).await.as_deref(), Some("dispatching"), "it is left over there");
+}
+
+/// Two tasks of one of the shards 0 to 63 other than `other`: the first has a key, and the second waits for it.
+async fn dependency(counter: &Counter, name: &str, other: Option<ShardId>) -> [TaskId; 2] {
+    for nth in 0..100 {
+        let more = format!(r#""queue":"q","partition_key":"{name}{nth}""#);
+        let first = submitted(counter, &format!(r#"{{{more},"key":"first"}}"#)).await;
+        if first.shard().number() < 64 && Some(first.shard()) != other {
+            return [first, submitted(counter, &format!(r#"{{{more},"depends_on":["first"]}}"#)).await];
+        }
+    }
+    panic!("no partition of a hundred is in the first database");
+}
+
+/// Ends a task with a success.
+async fn succeed(counter: &Counter, id: TaskId) -> Vec<Succeeded> {
+    let finish = Finish {
+        id,
+        attempt: claim(counter, id).await,
+        final_state: TaskState::Succeeded,
+        was: CONFIRMED_FROM,
+        keep_ms: 60_000,
+        report: Report::default(),
+        at_deadline: false,
+        entry: None,
+    };
+    let database = counter.store.of(id.shard()).expect("shards exist");
+    database.task_finish(&[finish]).await.expect("written").succeeded
+}
+
+#[tokio::test]
+async fn what_waits_for_a_success_is_released_where_its_shard_is_by_then_and_so_is_what_stays() {
+    let (counter, tests) = with_two_databases().await;
+    let moving = dependency(&counter, "a", None).await;
+    let staying = dependency(&counter, "b", Some(moving[0].shard())).await;
+    let mut succeeded = succeed(&counter, moving[0]).await;
+    succeeded.extend(succeed(&counter, staying[0]).await);
+    begin(&tests).await;
+    copy(&tests).await;
+    for (test, cut) in [
+        (&tests[0], "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1 WHERE id = $1"),
+        (&tests[1], "UPDATE duetime.shard SET status = 'here', epoch = 50 WHERE id = $1"),
+    ] {
+        let cut = sqlx::query(cut).bind(i32::from(moving[0].shard().number()));
+        cut.execute(&test.pool).await.expect("the statement runs");
+    }
+    let releaser = Releaser::new(counter.desk.parts().nudger.clone());
+    releaser.succeeded(counter.databases.home(), &succeeded).await;
+    let released = async {
+        for (test, id) in [(&tests[1], moving[1]), (&tests[0], staying[1])] {
+            while test.state_of(id).await.as_deref() != Some("scheduled") {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    };
+    soon("both are released", released).await;
+    assert_eq!(tests[0].state_of(moving[1]).await.as_deref(), Some("waiting"), "it is left over there");
 }
 
 /// Has the lower half of the shards leave the first of three databases for the third, which cannot be read. Returns the

@@ -3,6 +3,9 @@
 //! The writer of a success looks for tasks that wait for it. The writer of a waiting task looks whether it must
 //! still wait. Each looks after its commit, so one of the two sees the other. If a node dies in between, the task
 //! is looked at again at its own `wake_at`, at most six hours later. A success is kept for a day at least.
+//!
+//! A task waits for others of its own shard only. The shard may move between the success and the look. Its former place
+//! then refuses the look, and the tasks are released in the new one.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::ids::{DatabaseName, TaskId};
+use common::ids::{DatabaseName, ShardId, TaskId};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
@@ -18,7 +21,7 @@ use crate::{
     clock,
     loops::nudger::Nudger,
     store::{
-        Database, Error, Fault, Statements, StoreOp,
+        Database, Error, Fault, Patience, Statements, StoreOp,
         depend::{DEPENDENTS_AT_ONCE, ReleaseCheck, Released, Succeeded},
     },
     supervise::spawn_child,
@@ -84,21 +87,38 @@ struct Dependents {
     after: Option<TaskId>,
     /// The most that one statement checks.
     most: u16,
+    /// How often they were refused because the one shard of these successes has moved. 0: they are looked for in the
+    /// database in which the successes were written.
+    refusals: u32,
 }
 
 impl Dependents {
-    /// The same tasks in smaller parts, because these ran out of their time. Those of several successes are halved, and
-    /// a statement checks fewer of those of a single one. Empty: they cannot be smaller.
-    fn smaller(succeeded: &[Succeeded], after: Option<TaskId>, most: u16) -> Vec<Self> {
-        let fewer = (most / FEWER_DEPENDENTS).max(FEWEST_DEPENDENTS);
-        match succeeded {
-            [_] if fewer == most => Vec::new(),
-            [_] => vec![Self { succeeded: succeeded.to_vec(), after, most: fewer }],
-            _ => {
-                let half = |half: &[Succeeded]| Self { succeeded: half.to_vec(), after, most };
-                succeeded.chunks(succeeded.len().div_ceil(2)).map(half).collect()
-            }
+    /// Those of some of the successes.
+    fn of(&self, succeeded: &[Succeeded]) -> Self {
+        let Self { after, most, refusals, .. } = *self;
+        Self { succeeded: succeeded.to_vec(), after, most, refusals }
+    }
+
+    /// The tasks of a part that ran out of its time, in smaller parts. Those of several successes are halved, and a
+    /// statement checks fewer of those of a single one. Empty: they cannot be smaller.
+    fn smaller(&self, part: &[Succeeded]) -> Vec<Self> {
+        let fewer = (self.most / FEWER_DEPENDENTS).max(FEWEST_DEPENDENTS);
+        match part {
+            [_] if fewer == self.most => Vec::new(),
+            [_] => vec![Self { most: fewer, ..self.of(part) }],
+            _ => part.chunks(part.len().div_ceil(2)).map(|half| self.of(half)).collect(),
         }
+    }
+
+    /// The tasks of a part that was refused because one of its shards has moved. Those of each shard are a part of
+    /// their own, so that the others go on in their place.
+    fn by_shard(&self, part: &[Succeeded]) -> Vec<Self> {
+        let mut shards: BTreeMap<ShardId, Vec<Succeeded>> = BTreeMap::new();
+        for one in part {
+            shards.entry(one.shard).or_default().push(one.clone());
+        }
+        let refusals = if shards.len() == 1 { self.refusals + 1 } else { self.refusals };
+        shards.into_values().map(|of_one| Self { refusals, ..self.of(&of_one) }).collect()
     }
 }
 
@@ -107,13 +127,15 @@ impl<S: Statements> Releaser<S> {
         Self { nudger, rests: Arc::default() }
     }
 
-    /// Releases the tasks that wait for these successes. If they are many, it returns after the first, for confirms and
-    /// reports wait for it, and releases the others meanwhile.
+    /// Releases the tasks that wait for these successes, which `database` has. If they are many, or in a shard that has
+    /// moved since, it returns after the first statement, for confirms and reports wait for it. It releases the others
+    /// meanwhile.
     pub async fn succeeded(&self, database: &NodeDatabase<S>, succeeded: &[Succeeded]) {
         if succeeded.is_empty() {
             return;
         }
-        let first = Dependents { succeeded: succeeded.to_vec(), after: None, most: DEPENDENTS_AT_ONCE };
+        let succeeded = succeeded.to_vec();
+        let first = Dependents { succeeded, after: None, most: DEPENDENTS_AT_ONCE, refusals: 0 };
         let rest = self.release_dependents(database, &first).await;
         if rest.is_empty() {
             return;
@@ -136,15 +158,34 @@ impl<S: Statements> Releaser<S> {
         while clock::instant() < end
             && let Some(part) = parts.pop_front()
         {
+            let Some(database) = self.place_of(&part, database).await else {
+                tracing::debug!(
+                    "no database has the shard of tasks that waited for a success; their next check finds them"
+                );
+                continue;
+            };
             // For one page only, so that a success with many dependents does not keep others from theirs.
             let Ok(_place) = places.acquire().await else { return };
             parts.extend(self.release_dependents(database, &part).await);
         }
     }
 
-    /// Releases the first of these tasks. Returns those that are left, in smaller parts if these ran out of their time.
+    /// The database in which these tasks are: the one in which the successes were `written`, or after a refusal the
+    /// place of their shard. `None`: no place has taken them in time.
+    async fn place_of<'a>(&'a self, part: &Dependents, written: &'a NodeDatabase<S>) -> Option<&'a NodeDatabase<S>> {
+        let Some(refusals) = part.refusals.checked_sub(1) else { return Some(written) };
+        let databases = self.nudger.databases();
+        // Other parts had their turn since the first refusal: only tries count.
+        if !databases.places().reread_after_move(refusals, clock::instant(), Patience::Long).await {
+            return None;
+        }
+        databases.of(part.succeeded.first()?.shard).map(|(_, database)| database)
+    }
+
+    /// Releases the first of these tasks. Returns those that are left: in smaller parts if these ran out of their time,
+    /// and by their shards if one has moved.
     async fn release_dependents(&self, database: &NodeDatabase<S>, dependents: &Dependents) -> Vec<Dependents> {
-        let Dependents { succeeded, after, most } = dependents;
+        let Dependents { succeeded, after, most, refusals } = dependents;
         let write = |part| async move {
             database.sql.task_release_dependents(part, *after, *most).await.map(|check: ReleaseCheck| (part, check))
         };
@@ -152,16 +193,24 @@ impl<S: Statements> Releaser<S> {
         let tried = try_each(succeeded, write).await;
         let (mut rest, mut checks) = (Vec::new(), Vec::new());
         for (part, check) in tried.answers {
-            let more = |id| Dependents { succeeded: part.to_vec(), after: Some(id), most: *most };
+            // They are in this place, so the next ones need no wait for another.
+            let refusals = (*refusals).min(1);
+            let more = |id| Dependents { after: Some(id), refusals, ..dependents.of(part) };
             rest.extend(check.more_after.map(more));
             checks.push(check);
         }
         for (part, error) in tried.left {
-            let smaller = if error.is_out_of_time() { Dependents::smaller(part, *after, *most) } else { Vec::new() };
-            if smaller.is_empty() {
+            let parts = if error.is_moved() {
+                dependents.by_shard(part)
+            } else if error.is_out_of_time() {
+                dependents.smaller(part)
+            } else {
+                Vec::new()
+            };
+            if parts.is_empty() {
                 tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check tasks that waited for a success; their next check finds them");
             }
-            rest.extend(smaller);
+            rest.extend(parts);
         }
         self.note(database, checks);
         rest

@@ -197,11 +197,12 @@ impl<S: Statements> Settler<S> {
         ids.extend(unfinished);
         fail::fail_point!("after_settle", |_| std::process::abort());
         let (held, ended): (Vec<&Confirmed>, Vec<_>) = batch.iter().partition(|confirmed| ids.contains(&confirmed.id));
-        for (_, database) in self.databases.indexed() {
-            database.owned_shards.end(ended.iter().map(|confirmed| confirmed.id));
-        }
+        // While these tasks are in flight, their shards do not leave this database, which has what waits for them.
         for (index, succeeded) in succeeded {
             self.releaser.succeeded(&self.databases[index], &succeeded).await;
+        }
+        for (_, database) in self.databases.indexed() {
+            database.owned_shards.end(ended.iter().map(|confirmed| confirmed.id));
         }
         held.into_iter().cloned().collect()
     }

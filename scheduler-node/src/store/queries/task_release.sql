@@ -18,7 +18,9 @@
 -- Checks the first $6 dependents after $5, by their ids, for a statement has five seconds. The caller asks for more.
 -- $1 ids; $2 names and $3 partition keys (pairwise) of tasks that succeeded, whose dependents are checked too;
 -- $4 shards whose dependents are left out, because their place is another database; $5 the id after which dependents
--- are checked; $6 the limit of dependents that are checked.
+-- are checked; $6 the limit of dependents that are checked; $7 the shards of those that succeeded, where their
+-- dependents are too. A shard of these that has moved to another database fails the statement (DT001): what is left
+-- here of a success would let no task go.
 -- Returns the tasks that are scheduled now, the tasks that it skipped (`held`), and the last of $6 dependents
 -- (`is_page_end`).
 WITH common AS MATERIALIZED (
@@ -41,6 +43,7 @@ WITH common AS MATERIALIZED (
                      FROM duetime.task AS t
                     WHERE c.tasks > 0 AND t.partition_key = d.partition_key AND t.state = 'waiting'
                     LIMIT 10001) AS waiting) AS few ON true
+     WHERE (SELECT duetime.require_place($7::int[]))
 ), waits_for AS MATERIALIZED (
     SELECT t.id, t.seen
       FROM done AS d

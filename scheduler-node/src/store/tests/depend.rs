@@ -80,15 +80,15 @@ async fn state(test: &TestDatabase, id: TaskId) -> String {
 #[tokio::test]
 async fn a_task_is_let_go_by_the_last_success_it_waits_for() {
     let test = database().await;
-    let [first, second] = [written(&test, "a", &[]).await, written(&test, "b", &[]).await];
+    let [one, other] = [written(&test, "a", &[]).await, written(&test, "b", &[]).await];
     let (keyed, plain) = (written(&test, "c", &["a", "b"]).await, written(&test, "-", &["b", "a"]).await);
-    let of_first = end(&test, first, TaskState::Succeeded).await.succeeded;
-    assert_eq!(of_first, [Succeeded { name: "orders a".into(), partition_key: Some("p".into()) }]);
-    assert!(test.database.task_release(&[], &of_first).await.unwrap().released.is_empty());
+    let of_one = end(&test, one, TaskState::Succeeded).await.succeeded;
+    assert_eq!(of_one, [Succeeded { name: "orders a".into(), partition_key: Some("p".into()), shard: one.shard() }]);
+    assert!(test.database.task_release(&[], &of_one).await.unwrap().released.is_empty());
     assert_eq!([state(&test, keyed).await, state(&test, plain).await], ["waiting", "waiting"]);
-    let of_second = end(&test, second, TaskState::Succeeded).await.succeeded;
+    let of_other = end(&test, other, TaskState::Succeeded).await.succeeded;
     let mut released: Vec<TaskId> =
-        test.database.task_release(&[], &of_second).await.unwrap().released.into_iter().map(|task| task.id).collect();
+        test.database.task_release(&[], &of_other).await.unwrap().released.into_iter().map(|task| task.id).collect();
     released.sort_unstable();
     let mut both = [keyed, plain];
     both.sort_unstable();
@@ -474,7 +474,7 @@ async fn written_during_a_look(statement: &str) -> (String, bool) {
     let looking = spawn_child(async move {
         let look = sqlx::query(AssertSqlSafe(statement)).bind(vec![waiting.uuid()]).bind(Vec::<String>::new());
         let look = look.bind(Vec::<Option<String>>::new()).bind(Vec::<i32>::new()).bind(uuid::Uuid::nil());
-        let rows = look.bind(i64::from(DEPENDENTS_AT_ONCE)).fetch_all(&pool).await.unwrap();
+        let rows = look.bind(i64::from(DEPENDENTS_AT_ONCE)).bind(Vec::<i32>::new()).fetch_all(&pool).await.unwrap();
         rows.iter().any(|row| row.get("held"))
     });
     until_waiting(&test.pool, 1).await;

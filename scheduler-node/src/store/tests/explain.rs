@@ -363,14 +363,14 @@ async fn what_waits_for_a_success_is_found_by_its_partition_or_its_name() {
     let mut connection = test.pool.acquire().await.unwrap();
     for n in [0, 1, 500] {
         let values = format!(
-            "{}, array_fill('q k5'::text, ARRAY[{n}]), array_fill('p5'::text, ARRAY[{n}]), '{{}}', '{}', 500",
+            "{}, array_fill('q k5'::text, ARRAY[{n}]), array_fill('p5'::text, ARRAY[{n}]), '{{}}', '{}', 500, '{{5}}'",
             ids(&mut connection, n).await,
             uuid::Uuid::nil()
         );
         let plan = plan(
             &mut connection,
             include_str!("../queries/task_release.sql"),
-            "uuid[], text[], text[], int[], uuid, bigint",
+            "uuid[], text[], text[], int[], uuid, bigint, int[]",
             &values,
         )
         .await;

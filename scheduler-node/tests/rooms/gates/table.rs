@@ -241,6 +241,7 @@ const UNCLAIMED_ONLY: &[Gate] = &[
             guard("whose dependencies have all succeeded", In("judged", "free <- cardinality(rest.names) = 0")),
             guard("skips a row that another transaction locks", Locked("looked", "t.id = c.id")),
             guard("not written since the snapshot", Locked("looked", "t.xmin::TEXT = c.seen")),
+            guard("fails the statement (DT001)", In("done", "(SELECT duetime.require_place($7::INT[]))")),
         ],
     ),
 ];

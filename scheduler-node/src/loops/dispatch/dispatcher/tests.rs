@@ -329,7 +329,8 @@ async fn dependents(loops: &Loops, keys: &[String]) -> Vec<Succeeded> {
                     FROM unnest($1::uuid[], $2::text[]) AS made (id, key)";
     sqlx::query(insert).bind(ids).bind(keys).execute(&loops.test.pool).await.unwrap();
     let names: BTreeSet<String> = keys.iter().map(|key| format!("orders {key}")).collect();
-    names.into_iter().map(|name| Succeeded { name, partition_key: Some("p".to_owned()) }).collect()
+    let success = |name| Succeeded { name, partition_key: Some("p".to_owned()), shard: ShardId::new(0) };
+    names.into_iter().map(success).collect()
 }
 
 async fn does_none_wait(loops: &Loops) -> bool {

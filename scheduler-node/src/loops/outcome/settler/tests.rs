@@ -1,11 +1,13 @@
 use std::{collections::BTreeSet, time::Instant};
 
+use common::ids::ShardId;
 use futures::FutureExt;
 
 use super::*;
 use crate::{
     clock,
     loops::tests::{DELIVER, LONG, Loops, SUCCEED, confirmed, until},
+    store::{PoolKind, tests::fixture},
     supervise::{LoopKind, Pulse, spawn_child},
 };
 
@@ -148,4 +150,40 @@ async fn a_settler_that_is_stopped_waits_for_no_other_transaction() {
     stop.cancel();
     tokio::time::timeout(LONG, settling).await.expect("it ends").unwrap();
     assert_eq!(loops.test.state_of(ids[1]).await.as_deref(), Some("dispatching"));
+}
+
+/// A shard may leave its database once none of its tasks is in flight.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_is_in_flight_until_those_that_wait_for_it_are_released() {
+    let loops = Loops::new().await;
+    let (id, waiting) = (loops.claimed().await[0], fixture::fresh_id_of(ShardId::new(0)));
+    let name = sqlx::query("UPDATE duetime.task SET key = 'first', partition_key = 'p' WHERE id = $1").bind(id.uuid());
+    name.execute(&loops.test.pool).await.unwrap();
+    let insert = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, depends_on)
+                  VALUES ($1, 0, 'orders', 'waiting', now() + interval '1 h', now(), '', 'x', 'p', ARRAY['orders first'])";
+    sqlx::query(insert).bind(waiting.uuid()).execute(&loops.test.pool).await.unwrap();
+    // The release is the only statement here that updates tasks.
+    let gate = "CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN
+                    PERFORM pg_advisory_xact_lock(7);
+                    RETURN NULL;
+                END $$;
+                CREATE TRIGGER gate AFTER UPDATE ON duetime.task FOR EACH STATEMENT EXECUTE FUNCTION public.gate()";
+    sqlx::raw_sql(gate).execute(&loops.test.pool).await.unwrap();
+    loops.test.be_patient(PoolKind::Fire).await;
+    let mut holder = loops.test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("SELECT pg_advisory_lock(7)").execute(&mut *holder).await.unwrap();
+
+    let owned_shards = &loops.database().owned_shards;
+    owned_shards.begin([id]);
+    let (settler, mut held, work) = (loops.settler(100, &Arc::default()), Vec::new(), at_work());
+    let meanwhile = async {
+        loops.test.until_waiting(1).await;
+        assert_eq!(loops.test.state_of(id).await.as_deref(), Some("succeeded"));
+        assert!(owned_shards.is_in_flight(id));
+        sqlx::raw_sql("SELECT pg_advisory_unlock(7)").execute(&mut *holder).await.unwrap();
+    };
+    tokio::join!(settler.settle_all(vec![confirmed(id, SUCCEED)], &mut held, false, &work), meanwhile);
+    assert_eq!(loops.test.state_of(waiting).await.as_deref(), Some("scheduled"));
+    assert_eq!(owned_shards.in_flight(), 0);
 }
