@@ -69,8 +69,15 @@ impl Reading {
             };
         }
         if !holds_more && let Some(extra) = self.extra.take() {
-            // It ends when the last of its messages is answered. If that fails, the connection is lost.
-            self.ending = Some(spawn_child(async move { drop(extra.end().await) }));
+            // It ends when the last of its messages is answered. While the broker does not answer to its end, it may
+            // have sent messages that this node has not handed over.
+            let link = Arc::clone(&self.link);
+            self.ending = Some(spawn_child(async move {
+                tokio::select! {
+                    () = extra.end_once_answered() => {}
+                    _ = link.over() => {}
+                }
+            }));
         }
         Ok(())
     }

@@ -89,9 +89,25 @@ impl Subscription {
     /// Ends in order: the broker sends no more, and what has arrived and was not handed over goes back to the queue.
     /// Messages that were handed over are answered on the channel. It stays open for a while behind the last answer:
     /// RabbitMQ passes 32 answers at a time on to a quorum queue, and with the channel it forgets the others.
-    pub(super) async fn end(mut self) -> Result<(), Error> {
-        let cancel = self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default());
-        answer(|| format!("stop consuming from `{}`", self.queue), ANSWER_WITHIN, cancel).await?;
+    pub(super) async fn end(self) -> Result<(), Error> {
+        answer(|| format!("stop consuming from `{}`", self.queue), ANSWER_WITHIN, self.cancel()).await?;
+        self.give_up().await
+    }
+
+    /// The same, however late the broker answers: a queue without a leader keeps silent. It returns too when the
+    /// channel or the connection is over. Then all that has no answer goes back to the queue.
+    pub(super) async fn end_once_answered(self) {
+        if self.cancel().await.is_ok() {
+            drop(self.give_up().await);
+        }
+    }
+
+    fn cancel(&self) -> impl Future<Output = lapin::Result<()>> {
+        self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default())
+    }
+
+    /// Gives back what was not handed over, and waits for the answers to the rest. The broker sends no more.
+    async fn give_up(mut self) -> Result<(), Error> {
         while let Some(delivery) = self.consumer.next().await {
             let delivery = delivery.map_err(|error| Error::Lost { reason: error.to_string() })?;
             if let Some(arrived) = self.read(delivery) {

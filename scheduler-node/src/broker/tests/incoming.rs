@@ -19,7 +19,11 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::{
-    super::{Incoming, Source, consumer::PREFETCH},
+    super::{
+        Incoming, Source,
+        connection::ANSWER_WITHIN,
+        consumer::{INCOMING, PREFETCH},
+    },
     bench::{Bench, Hand, LONG, batch, outgoing, route},
 };
 use crate::failures::tests::Log;
@@ -190,22 +194,22 @@ async fn acks_right_before_an_orderly_close_are_not_forgotten() {
 /// The messages that a node of these tests holds beyond the usual ones.
 const MORE: usize = 100;
 
-/// Makes the node hold as many messages as usual, while [`MORE`] wait at the broker.
-async fn hold_usual(bench: &mut Bench, hand: &Hand) -> Vec<Incoming> {
-    for number in 0..usize::from(PREFETCH) + MORE {
+/// Makes the node hold as many messages as usual, while so many more wait at the broker.
+async fn hold_usual(bench: &mut Bench, hand: &Hand, more: usize) -> Vec<Incoming> {
+    for number in 0..usize::from(PREFETCH) + more {
         hand.publish(RESULTS, b"{}", report(&format!("task-{number}"), AMQPValue::LongInt(1))).await;
     }
     let mut held = Vec::new();
     for _ in 0..PREFETCH {
         held.push(bench.next().await);
     }
-    until_listed(bench, &READY_AND_HELD, &format!("{MORE}\t{PREFETCH}")).await;
+    until_listed(bench, &READY_AND_HELD, &format!("{more}\t{PREFETCH}")).await;
     held
 }
 
 /// Makes the node hold as many messages as usual, and then [`MORE`], which come by the second consumer.
 async fn hold_more(bench: &mut Bench, hand: &Hand) -> Vec<Incoming> {
-    let mut held = hold_usual(bench, hand).await;
+    let mut held = hold_usual(bench, hand, MORE).await;
     bench.broker.hold_more(true);
     for _ in 0..MORE {
         held.push(bench.next().await);
@@ -255,6 +259,11 @@ async fn the_second_consumer_comes_again_once_the_messages_of_the_last_one_are_a
     assert_eq!(bench.next().await.correlation_id.as_deref(), Some("last"));
 }
 
+/// Suspends or resumes the queue of results, which is then as one without a leader.
+async fn leader(bench: &Bench, verb: &str) {
+    bench.rabbit.eval(&[format!("sys:{verb}('{}_{RESULTS}')", bench.vhost)]).await.unwrap();
+}
+
 /// RabbitMQ and a database may fail together, so the queue answers at some time of the database's outage.
 ///
 /// On one thread, because only the log of this thread shows that the node has given up its first try.
@@ -262,10 +271,8 @@ async fn the_second_consumer_comes_again_once_the_messages_of_the_last_one_are_a
 async fn a_queue_that_kept_silent_is_asked_for_more_again() {
     let (log, mut bench) = (Log::keep(), Bench::new().await);
     let hand = bench.hand().await;
-    let mut held = hold_usual(&mut bench, &hand).await;
-    // As if the queue had no leader.
-    let process = |verb: &str| [format!("sys:{verb}('{}_{RESULTS}')", bench.vhost)];
-    bench.rabbit.eval(&process("suspend")).await.unwrap();
+    let mut held = hold_usual(&mut bench, &hand, MORE).await;
+    leader(&bench, "suspend").await;
     bench.broker.hold_more(true);
     let given_up = async {
         while log.count("more of a queue cannot be read") == 0 {
@@ -273,10 +280,45 @@ async fn a_queue_that_kept_silent_is_asked_for_more_again() {
         }
     };
     timeout(LONG, given_up).await.expect("the node gives up its first try");
-    bench.rabbit.eval(&process("resume")).await.unwrap();
+    leader(&bench, "resume").await;
     for _ in 0..MORE {
         held.push(bench.next().await);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_second_consumer_has_not_handed_over_comes_again_however_late_its_end_is_answered() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    // More than the node hands over while these tests take none.
+    let more = INCOMING + MORE;
+    let mut usual = hold_usual(&mut bench, &hand, more).await;
+    bench.broker.hold_more(true);
+    until_listed(&bench, &READY_AND_HELD, &format!("0\t{}", usize::from(PREFETCH) + more)).await;
+    let handed_over = async {
+        while bench.incoming.len() < INCOMING {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(LONG, handed_over).await.expect("the second consumer is read");
+    leader(&bench, "suspend").await;
+    bench.broker.hold_more(false);
+    // The node goes on to end the second consumer. As long as this message has no answer, its channel is open.
+    let kept = bench.next().await;
+    tokio::time::sleep(ANSWER_WITHIN + Duration::from_secs(1)).await;
+    leader(&bench, "resume").await;
+
+    let mut ids: HashSet<Option<String>> = HashSet::from([kept.correlation_id.clone()]);
+    while ids.len() < usize::from(PREFETCH) + more {
+        let message = match usual.pop() {
+            Some(message) => message,
+            None => bench.next().await,
+        };
+        ids.insert(message.correlation_id.clone());
+        message.ack.ack().await;
+    }
+    kept.ack.ack().await;
+    until_listed(&bench, &["messages"], "0").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
