@@ -73,9 +73,10 @@ impl Socket {
 
 impl Link {
     /// Connects and shakes hands. The broker lists the connection under `name`; `hold` bounds the messages that
-    /// it brings.
+    /// it brings. `failures` counts those of this login before: see [`addresses_of`].
     pub(super) async fn open(
         login: &Login,
+        failures: usize,
         name: &str,
         hold: MemoryHold,
     ) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
@@ -83,7 +84,7 @@ impl Link {
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
         let (user, request) = (login::user(&uri), CertificateRequest::default());
         let (socket, hold) = (Socket::default(), Arc::new(hold));
-        let connect = Self::shake_hands(uri, (&login.tls, &request), name, &socket, &hold);
+        let connect = Self::shake_hands((uri, failures), (&login.tls, &request), name, &socket, &hold);
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect)
             .await
             .unwrap_or_else(|_| Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN }));
@@ -99,7 +100,7 @@ impl Link {
     /// Connects the socket here rather than in the client. The client leaves a thread's worth of memory behind
     /// for every failed attempt, and sometimes never answers.
     async fn shake_hands(
-        uri: AMQPUri,
+        (uri, failures): (AMQPUri, usize),
         (tls, request): (&Tls, &CertificateRequest),
         name: &str,
         socket: &Socket,
@@ -108,7 +109,7 @@ impl Link {
         let beneath = Runtime::new(Tokio::current());
         let host = uri.authority.host.clone();
         let connecting = async {
-            let addresses: Vec<_> = tokio::net::lookup_host((host.as_str(), uri.authority.port)).await?.collect();
+            let addresses = addresses_of(&host, uri.authority.port, failures).await?;
             let stream =
                 first_to_answer(&addresses, |address| AsyncTcpStream::connect(&beneath, vec![address])).await?;
             if let AsyncTcpStream::Plain(plain) = &stream {
@@ -226,6 +227,23 @@ impl Drop for Link {
     }
 }
 
+/// The addresses of a host. Each failure before has another one first. The broker behind one may be frozen: its kernel
+/// takes a connection, and then the handshake uses up all of the time.
+async fn addresses_of(host: &str, port: u16, failures: usize) -> io::Result<Vec<SocketAddr>> {
+    let mut addresses = look_up(host, port).await?;
+    let first = failures.checked_rem(addresses.len()).unwrap_or_default();
+    addresses.rotate_left(first);
+    Ok(addresses)
+}
+
+async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    #[cfg(test)]
+    if let Some(addresses) = tests::named(host) {
+        return Ok(addresses);
+    }
+    Ok(tokio::net::lookup_host((host, port)).await?.collect())
+}
+
 /// Connects to the first of a host's addresses that answers. All but the last have half of the time together, so that
 /// one that keeps silent leaves time for the others.
 async fn first_to_answer<T, F>(addresses: &[SocketAddr], connect: impl Fn(SocketAddr) -> F) -> io::Result<T>
@@ -246,8 +264,20 @@ where
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// The names that tests have made, with their addresses.
+    static NAMES: Mutex<Vec<(&str, Vec<SocketAddr>)>> = Mutex::new(Vec::new());
+
+    /// Makes a name that is looked up here before anywhere else.
+    pub(in crate::broker) fn make_name(host: &'static str, addresses: Vec<SocketAddr>) {
+        NAMES.lock().push((host, addresses));
+    }
+
+    pub(super) fn named(host: &str) -> Option<Vec<SocketAddr>> {
+        NAMES.lock().iter().find(|(name, _)| *name == host).map(|(_, addresses)| addresses.clone())
+    }
 
     #[tokio::test(start_paused = true)]
     async fn addresses_that_keep_silent_leave_time_for_the_others() {

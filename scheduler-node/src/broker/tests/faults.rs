@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, Outgoing, Published, Received, Route,
-        lost::DOUBTED_AFTER,
+        connection::tests::make_name, lost::DOUBTED_AFTER,
     },
     bench::{Bench, Hand, LONG, Tally, batch, route, server, tally},
     refused::forward,
@@ -359,6 +359,26 @@ async fn a_broker_that_is_not_there_is_down_with_a_reason_that_holds_no_password
         broker.close().await;
         keeper.await.unwrap();
     }
+}
+
+/// The kernel of a frozen broker takes connections.
+#[tokio::test]
+async fn a_frozen_broker_behind_the_first_address_of_a_name_hides_no_other_address() {
+    let frozen = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (_share, rabbit) = server().await;
+    let url = rabbit.url("/");
+    let port = Login::new(url.clone().into()).uri().unwrap().authority.port;
+    make_name("first-frozen", vec![frozen.local_addr().unwrap(), ([127, 0, 0, 1], port).into()]);
+    let login = Login::new(url.replace("@127.0.0.1:", "@first-frozen:").into());
+    let settings = AmqpSettings { login, consume: false, delay_exchanges: Vec::new(), cluster: None };
+    let metrics = BrokerMetrics::register(&prometheus::Registry::new()).unwrap();
+    let (broker, keeper) = Broker::new(settings, metrics.into());
+    let keeper = crate::supervise::spawn_child(keeper);
+    let mut state = broker.state();
+    let up = state.wait_for(|state| matches!(state, BrokerState::Up { .. }));
+    timeout(LONG, up).await.expect("it is found behind the second address").unwrap();
+    broker.close().await;
+    keeper.await.unwrap();
 }
 
 #[tokio::test]
