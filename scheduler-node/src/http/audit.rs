@@ -16,17 +16,39 @@ use axum::{
 };
 use common::{
     access::Caller,
+    ids::TaskId,
     wire::{
         AuditList, BatchAnswer, BatchResult, ListAnswer, ScheduleView, TaskView, TokenView,
         shard::{MoveAnswer, MoveGroup, RebalanceAnswer},
     },
 };
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use super::{ROUTES, Route, Scoped, query, refusal::Refusal};
 use crate::audit::{Audit, AuditAction, AuditEvent, UNANSWERED};
 
 /// The header by which a client finds its request in the audit.
 const REQUEST_ID: &str = "x-request-id";
+
+/// The bytes of a target that are percent-encoded: all that RFC 3986 does not allow in a part of a path as they are.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'!')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'\'')
+    .remove(b'(')
+    .remove(b')')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b',')
+    .remove(b';')
+    .remove(b'=')
+    .remove(b':')
+    .remove(b'@');
 
 const UNANSWERED_DETAIL: &str =
     "the request ended without an answer, as when the client hangs up; the change may have taken effect";
@@ -282,10 +304,21 @@ fn text(request_id: Option<&HeaderValue>) -> Option<String> {
     Some(request_id?.to_str().ok()?.to_owned())
 }
 
-/// The variable parts of a path, as they were written in it.
+/// The variable parts of a path. Each has one spelling, however the request spelled it: a look for a target must find
+/// all that was done to it.
 fn target(route: &str, path: &str) -> String {
     let parts = route.split('/').zip(path.split('/')).filter(|(pattern, _)| pattern.starts_with('{'));
-    parts.map(|(_, part)| part).collect::<Vec<&str>>().join("/")
+    parts.map(|(pattern, part)| one_spelling(pattern, part)).collect::<Vec<String>>().join("/")
+}
+
+/// A part of a path, which the router decodes before its handler reads it. `{id}` is that of a task.
+fn one_spelling(pattern: &str, part: &str) -> String {
+    // The router refuses what is no UTF-8.
+    let Ok(name) = percent_decode_str(part).decode_utf8() else { return part.to_owned() };
+    match name.parse::<TaskId>() {
+        Ok(id) if pattern == "{id}" => id.to_string(),
+        _ => utf8_percent_encode(&name, ENCODED).to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -309,5 +342,37 @@ mod tests {
         assert_eq!(target("/v1/queues/{queue}/keys/{key}", "/v1/queues/mail/keys/a%2Fb"), "mail/a%2Fb");
         assert_eq!(target("/v1/schedules/{name}/pause", "/v1/schedules/nightly/pause"), "nightly");
         assert_eq!(target("/v1/tasks/bulk", "/v1/tasks/bulk"), "");
+    }
+
+    #[test]
+    fn a_target_has_one_spelling_however_the_request_spells_it() {
+        let queue = |part: &str| target("/v1/queues/{queue}", &format!("/v1/queues/{part}"));
+        assert_eq!(["mails", "%6Dails", "%6d%61%69%6C%73"].map(queue), ["mails"; 3]);
+        let key = |parts: &str| target("/v1/queues/{queue}/keys/{key}", &format!("/v1/queues/{parts}"));
+        for (spelled, noted) in [
+            ("%6Dails/keys/%6F1", "mails/o1"),
+            ("mails/keys/a%2fb%25", "mails/a%2Fb%25"),
+            ("mails/keys/nightly%402030-01-31T09%3A00:00Z", "mails/nightly@2030-01-31T09:00:00Z"),
+            ("mails/keys/o%20%c3%bc", "mails/o%20%C3%BC"),
+            ("mails/keys/%ff", "mails/%ff"),
+        ] {
+            assert_eq!(key(spelled), noted);
+            assert_eq!(key(&noted.replace('/', "/keys/")), noted, "a note is spelled as it would be noted");
+        }
+        let id = "0198a3f0-5c1e-7d2a-8f00-00112233abcd";
+        let task = |part: &str| target("/v1/tasks/{id}/stop", &format!("/v1/tasks/{part}/stop"));
+        let plain = id.replace('-', "");
+        for spelled in [
+            id,
+            &id.to_uppercase(),
+            &plain,
+            &format!("urn:uuid:{id}"),
+            &format!("%7B{id}%7d"),
+            &id.replacen('1', "%31", 1),
+        ] {
+            assert_eq!(task(spelled), id);
+        }
+        assert_eq!(queue(&plain), plain, "a queue's name is no id");
+        assert_eq!(task("no%20id%1B"), "no%20id%1B");
     }
 }

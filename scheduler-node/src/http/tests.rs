@@ -289,11 +289,11 @@ async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not()
     for (token, method, path, body) in [
         (&api.mine, Method::GET, format!("/v1/tasks/{id}"), ""),
         (&api.mine, Method::DELETE, format!("/v1/tasks/{id}"), ""),
-        (&api.mine, Method::PUT, "/v1/queues/theirs".to_owned(), "{}"),
+        (&api.mine, Method::PUT, "/v1/queues/%74heirs".to_owned(), "{}"),
         (&api.mine, Method::GET, "/v1/audit".to_owned(), ""),
         (&api.all, Method::POST, "/v1/tasks/bulk".to_owned(), r#"{"action":"cancel","filter":{"queue":"mine"}}"#),
         (&api.all, Method::POST, "/v1/tokens".to_owned(), r#"{"name":"third","role":"viewer"}"#),
-        (&"nobody".to_owned(), Method::DELETE, format!("/v1/tasks/{id}"), ""),
+        (&"nobody".to_owned(), Method::DELETE, format!("/v1/tasks/{}", id.to_uppercase()), ""),
         (&api.all, Method::GET, "/v1/tasks/export?queue=mine".to_owned(), ""),
         (
             &api.mine,
