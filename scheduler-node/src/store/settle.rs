@@ -73,6 +73,10 @@ pub struct Report {
     pub result: Option<String>,
     pub status_code: Option<i64>,
     pub status_msg: Option<String>,
+    /// The progress in per cent. `None`: that of the row stays.
+    pub progress: Option<i16>,
+    /// The name of the worker. `None`: that of the row stays.
+    pub worker: Option<String>,
 }
 
 /// A failed attempt of a task that has attempts left.
@@ -356,6 +360,8 @@ pub(super) fn finish_query(text: &'static str, tasks: &[Finish]) -> Query<'stati
     let deadlines = uniform(tasks.iter().map(|task| task.at_deadline).collect());
     let messages = sparse(tasks.iter().map(|task| task.report.status_msg.clone()));
     let entries = sparse(tasks.iter().map(|task| task.entry.clone()));
+    let progress = sparse(tasks.iter().map(|task| task.report.progress));
+    let workers = sparse(tasks.iter().map(|task| task.report.worker.clone()));
     sqlx::query(text)
         .bind(ids)
         .bind(attempts)
@@ -367,4 +373,6 @@ pub(super) fn finish_query(text: &'static str, tasks: &[Finish]) -> Query<'stati
         .bind(codes)
         .bind(messages)
         .bind(deadlines)
+        .bind(progress)
+        .bind(workers)
 }

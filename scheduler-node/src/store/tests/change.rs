@@ -468,6 +468,8 @@ async fn a_cancel_that_waited_for_the_end_of_a_task_says_how_it_ended() {
         .bind(vec![None::<i64>])
         .bind(vec![None::<String>])
         .bind(vec![false])
+        .bind(vec![None::<i16>])
+        .bind(vec![None::<String>])
         .execute(&mut *ending)
         .await
         .unwrap();

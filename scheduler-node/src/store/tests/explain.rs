@@ -90,16 +90,16 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
             ),
             (
                 include_str!("../queries/task_finish.sql"),
-                "uuid[], int[], text[], text[], bigint[], text[], text[], bigint[], text[], boolean[]",
+                "uuid[], int[], text[], text[], bigint[], text[], text[], bigint[], text[], boolean[], smallint[], text[]",
                 format!(
-                    "{ids}, {attempts}, {texts}, {texts}, {longs}, {texts}, {texts}, {longs}, {texts}, array_fill(false, ARRAY[{n}])"
+                    "{ids}, {attempts}, {texts}, {texts}, {longs}, {texts}, {texts}, {longs}, {texts}, array_fill(false, ARRAY[{n}]), array_fill(9::smallint, ARRAY[{n}]), {texts}"
                 ),
             ),
             (
                 *FINISH_NEW,
-                "uuid[], int[], text[], text[], bigint[], text[], text[], bigint[], text[], boolean[]",
+                "uuid[], int[], text[], text[], bigint[], text[], text[], bigint[], text[], boolean[], smallint[], text[]",
                 format!(
-                    "{ids}, {attempts}, {texts}, {texts}, {longs}, '{{}}', '{{}}', '{{}}', '{{}}', array_fill(false, ARRAY[{n}])"
+                    "{ids}, {attempts}, {texts}, {texts}, {longs}, '{{}}', '{{}}', '{{}}', '{{}}', array_fill(false, ARRAY[{n}]), '{{}}', '{{}}'"
                 ),
             ),
             (

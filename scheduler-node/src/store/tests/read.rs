@@ -55,6 +55,7 @@ async fn a_finished_task_is_read_with_its_attempts_and_its_result() {
             result: Some("{\"n\": 1e400}".into()),
             status_code: Some(200),
             status_msg: Some("done".into()),
+            ..Report::default()
         },
         entry: None,
         at_deadline: false,

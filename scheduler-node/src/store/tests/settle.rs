@@ -25,6 +25,7 @@ pub(super) fn finish(id: TaskId, attempt: i32, final_state: TaskState) -> Finish
             result: Some(r#"{"a": 1e400, "b":"\u0000"}"#.into()),
             status_code: Some(7),
             status_msg: Some("fine".into()),
+            ..Report::default()
         },
         entry: None,
         at_deadline: false,
@@ -64,6 +65,35 @@ async fn a_batch_of_ends_stores_what_they_share_and_what_differs() {
                  GROUP BY 1, 2 ORDER BY 1, 2";
     let kept: Vec<(String, i32, i64)> = sqlx::query_as(kept).fetch_all(&test.pool).await.unwrap();
     assert_eq!(kept, [("dead".to_owned(), 4, 1), ("succeeded".to_owned(), 2, 3)]);
+}
+
+#[tokio::test]
+async fn an_end_keeps_the_progress_and_worker_of_its_report_or_else_those_of_the_last_one() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 4).await;
+    claim(&test, &ids, &fences).await;
+    let (attempt, timeout_ms) = (Attempt::new(1), 60_000);
+    let worker = Some("first".to_owned());
+    let running = |id| Extend { id, attempt, timeout_ms, progress: Some(40), worker: worker.clone() };
+    assert_eq!(test.database.task_extend(&[ids[0], ids[1], ids[3]].map(running)).await.unwrap().len(), 3);
+    let ended = |id, progress, worker: Option<&str>| {
+        let report = Report { progress, worker: worker.map(str::to_owned), ..Report::default() };
+        Finish { report, ..finish(id, 1, TaskState::Succeeded) }
+    };
+    let ends =
+        [ended(ids[0], Some(100), Some("last")), ended(ids[1], None, Some("last")), ended(ids[2], Some(7), None)];
+    assert_eq!(test.database.task_finish(&ends).await.unwrap().ids.len(), 3);
+    assert_eq!(test.database.task_finish(&[ended(ids[3], None, None)]).await.unwrap().ids.len(), 1);
+    for (id, progress, worker) in [
+        (ids[0], Some(100), Some("last")),
+        (ids[1], Some(40), Some("last")),
+        (ids[2], Some(7), None),
+        (ids[3], Some(40), Some("first")),
+    ] {
+        let read = test.database.task_read(id).await.unwrap().expect("it is kept for a day");
+        assert_eq!((read.state, read.progress, read.worker.as_deref()), (TaskState::Succeeded, progress, worker));
+    }
 }
 
 #[tokio::test]

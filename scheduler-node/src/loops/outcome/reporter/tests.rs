@@ -64,6 +64,28 @@ async fn an_attempt_that_is_retried_shows_nothing_of_the_archive() {
     assert_eq!(finished(&answers), [ids[2]]);
 }
 
+#[tokio::test]
+async fn the_progress_and_worker_of_a_last_report_stay_with_the_finished_task() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let report = |status: &str, progress: u8, worker: &str| {
+        let body = format!(r#"{{"status":"{status}","progress":{progress},"worker":"{worker}"}}"#);
+        let body = Box::new(ResultBody::parse(&body).unwrap());
+        AttemptEvent::Reported { attempt: Attempt::new(1), body, from: None }
+    };
+    let events = vec![
+        (ids[0], report("running", 40, "w1")),
+        (ids[0], report("succeeded", 100, "w2")),
+        (ids[2], report("discard", 7, "w3")),
+    ];
+    loops.reporter().apply_in_place(events, Patience::Long).await.unwrap();
+    for (id, state, progress, worker) in [(ids[0], TaskState::Succeeded, 100, "w2"), (ids[2], TaskState::Dead, 7, "w3")]
+    {
+        let read = loops.test.database.task_read(id).await.unwrap().expect("it is kept");
+        assert_eq!((read.state, read.progress, read.worker.as_deref()), (state, Some(progress), Some(worker)));
+    }
+}
+
 /// Where a confirm or silence has ended a task, its consumer may still be at work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_whose_task_has_ended_is_told_to_stop_where_reports_end_tasks() {

@@ -159,6 +159,8 @@ fn report_of(event: &AttemptEvent) -> Report {
             result: body.result.as_ref().map(|result| result.get().to_owned()),
             status_code: body.status_code,
             status_msg: body.status_msg.clone(),
+            progress: body.progress,
+            worker: body.worker.clone(),
         },
         // A dropped task has no failed attempt that could hold the reason.
         AttemptEvent::Returned { rule: Unroutable::Drop, why, .. } => {
