@@ -29,7 +29,8 @@ pub(super) async fn undrain(scoped: Scoped, PathPart(name): PathPart, _: NoInput
     Ok(Json(scoped.desk.node_drain(&name, false, &scoped.caller.name).await?))
 }
 
-/// Says that the process answers. A liveness probe must ask no more, because a restart heals nothing else.
+/// Says that the process answers. A liveness probe must ask no more, because a restart heals nothing else. It and
+/// [`ready`] take any query: a refusal would restart the node, or take it out of service.
 pub(super) async fn alive() -> Json<serde_json::Value> {
     Json(json!({ "status": "alive" }))
 }
@@ -49,7 +50,7 @@ pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Respons
 }
 
 /// The metrics name every queue, so the caller must be allowed all of them.
-pub(super) async fn metrics(scoped: Scoped, State(api): State<Api>) -> Result<Response, Refusal> {
+pub(super) async fn metrics(scoped: Scoped, State(api): State<Api>, _: NoQuery) -> Result<Response, Refusal> {
     scoped.desk.require_all_queues()?;
     let text = TextEncoder::new()
         .encode_to_string(&api.registry.gather())

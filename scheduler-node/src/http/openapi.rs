@@ -8,9 +8,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
+use super::extract::NoQuery;
+
 const DOCUMENT: &str = include_str!("openapi.json");
 
-pub(super) async fn show() -> Response {
+pub(super) async fn show(_: NoQuery) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
