@@ -223,12 +223,19 @@ fn the_names_of_the_plugins_successors_count_too() {
     assert_eq!((at.due_at, at.due_now), (after_ms(700), false), "it may not have passed");
     let after = delayed(&[("x-opt-delivery-delay", Field::I64(700))]).unwrap();
     assert_eq!(after.due_at, after_ms(700));
+    let negated = Some(vec![("x-opt-delivery-delay".into(), Field::I64(-700))]);
+    assert_eq!(after.envelope.unwrap().properties.headers, negated);
     let both = delayed(&[("x-opt-delivery-delay", Field::I64(9)), ("x-delay", Field::I64(700))]).unwrap();
     assert_eq!(both.due_at, after_ms(700));
     let moment = Field::Time(NOW.millis().unsigned_abs() / 1_000 + 60);
     assert_eq!(delayed(&[("x-opt-delivery-time", moment)]).unwrap().due_at, after_ms(60_000));
     let void = delayed(&[("x-opt-delivery-time", Field::Void), ("x-opt-delivery-delay", Field::I64(700))]).unwrap();
     assert_eq!(void.due_at, after_ms(700));
+    // The first header with a value counts, also when it asks for no delay.
+    for (field, due_now) in [(Field::Bool(true), false), (Field::I32(0), true), (Field::I32(-5), true)] {
+        let task = delayed(&[("x-delay", field), ("x-opt-delivery-delay", Field::I64(700))]).unwrap();
+        assert_eq!(task.due_now, due_now);
+    }
 }
 
 #[test]

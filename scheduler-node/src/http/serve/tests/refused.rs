@@ -67,6 +67,20 @@ async fn a_client_whose_request_is_refused_can_send_it_to_its_end_and_sees_the_a
 }
 
 #[tokio::test]
+async fn what_is_no_request_and_too_large_a_head_get_a_bare_status() {
+    let server = running(generous(), LONG).await;
+    let head = |headers: &str| format!("GET / HTTP/1.1\r\nHost: x\r\n{headers}\r\n");
+    // The server has read all of it when it refuses. With unread bytes the connection would be reset.
+    let large = head(&format!("X-Much: {}\r\n", "x".repeat(64 << 10)));
+    let many = head(&"X-Many: x\r\n".repeat(100));
+    for (sent, status) in [("no request at all\r\n\r\n", "400"), (&large[..64 << 10], "431"), (many.as_str(), "431")] {
+        let answer = rest(&mut server.sent(sent.as_bytes()).await).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{status}: {answer:.200}");
+        assert!(answer.ends_with("\r\n\r\n") && !answer.contains("problem"), "{status}: {answer:.200}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_sends_much_to_a_wrong_place_sees_the_answer() {
     let server = running(generous(), LONG).await;
     let body = vec![b'x'; 4 << 20];
