@@ -7,13 +7,16 @@
 -- A success that it has noted stays noted where nothing else is known of that name by now, as after a day. A dead task
 -- is kept for longer than that, so one that is all that is known may be older than the success.
 -- A task whose expiry has passed does not hold its key: a submission that finds it moves it to the archive first.
+-- What a move left behind of a shard, or copies of one that arrives, counts nowhere. Yet no second row can have its key
+-- and version. A submission that needs them is answered `busy` until the move has deleted that row.
 -- Behind a submission that is answered `busy`, later ones of its batch with its key are busy too.
 -- Locks: none that another session waits for; a function. Its move to the archive locks the task's row, as that of a
 -- superseded task does; a sweep of expired tasks passes over the row meanwhile.
 
 -- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new, and so are the move of
 -- an expired one, the note of a busy key, `v_wake_at`, `v_met` and `v_rest`. A batch comes in the order of its keys, so
--- one note is enough.
+-- one note is enough. The insert came last; it comes before the end of older versions now, so that a busy submission
+-- ends none.
 
 CREATE OR REPLACE FUNCTION duetime.task_put(
     p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
@@ -103,15 +106,18 @@ BEGIN
             WHEN v_found.live THEN 'replaced'
         END;
         EXIT WHEN outcome IS NULL;                                      -- that version failed: make a new task
-        -- The requested version may be that of an older task in flight.
+        -- The requested version may be that of an older task in flight, or of a row that is not here.
         IF outcome = 'replaced' AND p_version <> v_found.version THEN
-            SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live INTO v_other
+            SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live, duetime.is_here(t.shard) AS is_here INTO v_other
               FROM duetime.task AS t
-             WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
+             WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '')
                AND t.version = p_version;
-            IF FOUND THEN
+            IF FOUND AND v_other.is_here THEN
                 v_found := v_other;
                 outcome := 'refused';
+            ELSIF FOUND THEN
+                PERFORM set_config('duetime.busy_key', v_name, true);
+                outcome := 'busy';
             END IF;
         END IF;
         IF outcome = 'replaced' AND v_loop IS NOT NULL THEN
@@ -164,6 +170,21 @@ BEGIN
             RETURN QUERY SELECT 'busy'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
             RETURN;
         END IF;
+    END IF;
+
+    INSERT INTO duetime.task (
+        id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers, partition_key, max_attempts,
+        timeout_ms, retry, expires_at, key, version, depends_on)
+    VALUES (p_id, p_shard, p_queue, v_state, v_wake_at, v_due_at, p_priority, p_payload, p_content_type, p_headers,
+            p_partition_key, p_max_attempts, p_timeout_ms, p_retry, p_expires_at, p_key, p_version, p_depends_on)
+        ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN                                                   -- a row that is not here has the key
+        PERFORM set_config('duetime.busy_key', v_name, true);
+        RETURN QUERY SELECT 'busy'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
+        RETURN;
+    END IF;
+
+    IF p_on_duplicate = 'version' THEN
         WITH gone AS (
             DELETE FROM duetime.task AS t
              WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
@@ -188,12 +209,6 @@ BEGIN
          WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '') AND duetime.is_here(t.shard)
            AND t.version < p_version;
     END IF;
-
-    INSERT INTO duetime.task (
-        id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers, partition_key, max_attempts,
-        timeout_ms, retry, expires_at, key, version, depends_on)
-    VALUES (p_id, p_shard, p_queue, v_state, v_wake_at, v_due_at, p_priority, p_payload, p_content_type, p_headers,
-            p_partition_key, p_max_attempts, p_timeout_ms, p_retry, p_expires_at, p_key, p_version, p_depends_on);
     RETURN QUERY SELECT 'created'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, v_superseded;
 END
 $$;

@@ -62,7 +62,8 @@ pub enum PutOutcome {
     Cycle,
     /// Too many tasks stand before this one to check whether it would wait for itself.
     Deep,
-    /// Another transaction holds a task with this key. Nothing was done, and the task can be sent again.
+    /// Another transaction holds a task with this key, or a move has left a row with it. Nothing was done, and the task
+    /// can be sent again.
     Busy,
     /// The queue's rules for submissions have changed since the task was admitted. Nothing was done.
     RulesChanged,

@@ -322,10 +322,12 @@ const fn lets_later_ones_pass(answer: &Result<Put, SubmitError>) -> bool {
     }
 }
 
-/// Turns a put into an answer. A task that another transaction blocks is not stored, and its neighbours are.
+/// Turns a put into an answer. A task whose key is not free at the moment is not stored, and its neighbours are.
 fn keyed_answer(put: Put) -> Result<Accepted, SubmitError> {
     if put.outcome == PutOutcome::Busy {
-        return Err(SubmitError::Unavailable("another transaction holds a task with this key".to_owned()));
+        return Err(SubmitError::Unavailable(
+            "another transaction, or the move of a shard, holds a task with this key".to_owned(),
+        ));
     }
     Ok(Accepted::Keyed(put))
 }

@@ -4,7 +4,8 @@
 -- order of their keys, so that two batches never wait for each other's locks. Before any key it locks, in their order
 -- too, the partitions in which a task is to wait for others. So two tasks that would wait for each other cannot come
 -- in unseen at one moment.
--- When another transaction holds a task with the same key, the answer is `busy`, and the other tasks go in.
+-- When another transaction holds a task with the same key, or a move has left a row with it, the answer is `busy`, and
+-- the other tasks go in.
 -- A shard that has moved to another database fails the statement (DT001), also where it would write nothing.
 -- An id that exists already was sent before, and is answered `created`.
 -- $1..$16 the columns; $17 what to do when the key exists; $18 how long a finished task holds its key; $19 how long a

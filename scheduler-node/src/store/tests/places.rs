@@ -1,20 +1,26 @@
-//! The map of the shards, read from the fence rows of two databases.
+//! The map of the shards, read from the fence rows of two databases, and what counts of a shard that is elsewhere.
 
 use std::{sync::Arc, time::Duration};
 
 use common::{
     ids::{DatabaseIndex, ShardId, TaskId},
     shard::ShardStatus,
+    task::{BusinessKey, NewTask, OnDuplicate},
 };
 use futures::FutureExt;
 
 use super::{
+    changed,
     fixture::{self, TestDatabase},
-    node,
+    new_task, node, until_waiting,
 };
 use crate::{
     clock,
-    store::{Patience, Store},
+    store::{
+        Patience, PoolKind, Store,
+        put::{PutOutcome, Retention},
+    },
+    supervise::spawn_child,
 };
 
 const EAST: DatabaseIndex = DatabaseIndex::new(0);
@@ -170,7 +176,82 @@ async fn a_submission_in_sql_goes_to_a_shard_that_is_here() {
     assert_eq!((cancelled.as_str(), marked), ("cancelled", true));
     // When the shard comes back, the row is no ordinary row of this database.
     set(&test, "<= 3", "here").await;
-    let task = super::new_task(here);
+    let task = new_task(here);
     assert_eq!(test.database.task_collect(std::slice::from_ref(&task), None).await.unwrap(), []);
     assert_eq!(test.state_of(here).await, None, "it is cancelled, and not a task");
+}
+
+const HOLD: Retention = Retention { window_ms: 3_600_000, keep_ms: 3_600_000 };
+
+/// The shard of the tasks since their queue, which had none any more, was placed anew.
+const PLACED_ANEW: ShardId = ShardId::new(5);
+
+/// A task with the key `k`.
+fn keyed(shard: ShardId, on_duplicate: OnDuplicate, version: i64) -> NewTask {
+    let key = BusinessKey { key: "k".to_owned(), version, on_duplicate };
+    changed(new_task(fixture::fresh_id_of(shard)), |task| task.keyed = Some(key))
+}
+
+async fn put(test: &TestDatabase, task: NewTask) -> PutOutcome {
+    test.database.task_put(&[task], &[HOLD]).await.unwrap().remove(0).outcome
+}
+
+/// Deletes what a move left of the shard, as its clean-up does.
+async fn clean_up(test: &TestDatabase) {
+    sqlx::raw_sql("DELETE FROM duetime.task WHERE shard = 3").execute(&test.pool).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_is_busy_while_a_row_that_a_move_left_has_it_and_free_from_then_on() {
+    for status in ["gone", "arriving"] {
+        let test = fixture::database().await;
+        assert_eq!(put(&test, keyed(SHARD, OnDuplicate::Keep, 0)).await, PutOutcome::Created);
+        set(&test, "= 3", status).await;
+        for mode in [OnDuplicate::Keep, OnDuplicate::Reject, OnDuplicate::Replace, OnDuplicate::Version] {
+            let mut batch = [keyed(PLACED_ANEW, mode, 0), keyed(PLACED_ANEW, mode, 0)];
+            batch[1].keyed.as_mut().expect("a key").key = mode.text().to_owned();
+            let puts = test.database.task_put(&batch, &[HOLD; 2]).await.unwrap();
+            let outcomes: Vec<PutOutcome> = puts.iter().map(|put| put.outcome).collect();
+            assert_eq!(outcomes, [PutOutcome::Busy, PutOutcome::Created], "{status}, {mode:?}");
+        }
+        clean_up(&test).await;
+        assert_eq!(put(&test, keyed(PLACED_ANEW, OnDuplicate::Keep, 0)).await, PutOutcome::Created);
+    }
+}
+
+#[tokio::test]
+async fn a_busy_submission_of_a_version_that_a_move_left_neither_replaces_nor_supersedes_another() {
+    let test = fixture::database().await;
+    assert_eq!(put(&test, keyed(SHARD, OnDuplicate::Keep, 2)).await, PutOutcome::Created);
+    set(&test, "= 3", "gone").await;
+    assert_eq!(put(&test, keyed(PLACED_ANEW, OnDuplicate::Keep, 1)).await, PutOutcome::Created);
+    for mode in [OnDuplicate::Replace, OnDuplicate::Version] {
+        assert_eq!(put(&test, keyed(PLACED_ANEW, mode, 2)).await, PutOutcome::Busy, "{mode:?}");
+    }
+    let found = sqlx::query_as("SELECT version, state::text FROM duetime.task WHERE shard = 5");
+    let found: (i64, String) = found.fetch_one(&test.pool).await.unwrap();
+    assert_eq!(found, (1, "scheduled".to_owned()));
+    clean_up(&test).await;
+    let superseding = keyed(PLACED_ANEW, OnDuplicate::Version, 2);
+    let put = test.database.task_put(&[superseding], &[HOLD]).await.unwrap().remove(0);
+    assert_eq!((put.outcome, put.superseded), (PutOutcome::Created, 1));
+}
+
+/// A page of the copy may be older than the end of the task in its source.
+#[tokio::test]
+async fn a_key_that_the_copy_of_a_move_takes_at_the_same_moment_is_busy() {
+    let test = fixture::database().await;
+    set(&test, "= 3", "arriving").await;
+    test.be_patient(PoolKind::Write).await;
+    let mut copying = test.pool.acquire().await.unwrap();
+    let copy = "BEGIN;
+                INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key)
+                VALUES (gen_random_uuid(), 3, 'orders', 'scheduled', now(), now(), '', 'x', 'k')";
+    sqlx::raw_sql(copy).execute(&mut *copying).await.unwrap();
+    let database = Arc::clone(&test.database);
+    let submitted = keyed(PLACED_ANEW, OnDuplicate::Keep, 0);
+    let putting = spawn_child(async move { database.task_put(&[submitted], &[HOLD]).await });
+    until_waiting(&test.pool, 1).await;
+    sqlx::query("COMMIT").execute(&mut *copying).await.unwrap();
+    assert_eq!(putting.await.unwrap().unwrap().remove(0).outcome, PutOutcome::Busy);
 }

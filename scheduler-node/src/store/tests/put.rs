@@ -297,8 +297,8 @@ async fn a_started_task_of_an_ordered_lane_that_is_replaced_by_one_due_later_let
 const LOCK: &str = "PERFORM pg_advisory_xact_lock";
 
 /// Submits two tasks with one key, the second while the first is not committed. `locked: false` removes the lock.
-/// Returns the second's outcome, or `None` if it failed.
-async fn second_during_first(locked: bool) -> Option<PutOutcome> {
+/// Returns the second's outcome, and whether it names the first.
+async fn second_during_first(locked: bool) -> (PutOutcome, bool) {
     let test = database().await;
     if !locked {
         let source: String = sqlx::query_scalar("SELECT pg_get_functiondef('duetime.task_put'::regproc)")
@@ -323,19 +323,18 @@ async fn second_during_first(locked: bool) -> Option<PutOutcome> {
     let waiting = spawn_child(async move { database.task_put(&[second], &[HOLD]).await });
     until_waiting(&test.pool, 1).await;
     sqlx::query("COMMIT").execute(&mut *connection).await.unwrap();
-    let answer = waiting.await.unwrap().ok()?.remove(0);
-    assert_eq!(answer.id, first.id);
-    Some(answer.outcome)
+    let answer = waiting.await.unwrap().unwrap().remove(0);
+    (answer.outcome, answer.id == first.id)
 }
 
 #[tokio::test]
 async fn the_second_of_two_at_one_moment_is_answered_with_the_first() {
-    assert_eq!(second_during_first(true).await, Some(PutOutcome::Existing));
+    assert_eq!(second_during_first(true).await, (PutOutcome::Existing, true));
 }
 
 #[tokio::test]
-async fn without_the_lock_the_second_of_two_at_one_moment_would_fail() {
-    assert_eq!(second_during_first(false).await, None);
+async fn without_the_lock_the_second_of_two_at_one_moment_would_be_busy() {
+    assert_eq!(second_during_first(false).await, (PutOutcome::Busy, false));
 }
 
 #[tokio::test]

@@ -73,7 +73,17 @@ const KEYED: &[Gate] = &[
             OUT_OF_TIME,
         ],
     ),
-    gate("duetime.task_put", "INSERT duetime.task", NEW_ROW, &[KEY_LOCK, WINDOW, OUT_OF_TIME]),
+    gate(
+        "duetime.task_put",
+        "INSERT duetime.task",
+        NEW_ROW,
+        &[
+            guard("no second row can have its key and version", Itself("ON CONFLICT DO NOTHING")),
+            KEY_LOCK,
+            WINDOW,
+            OUT_OF_TIME,
+        ],
+    ),
     gate(
         "duetime.task_revive",
         "DELETE duetime.archive",
