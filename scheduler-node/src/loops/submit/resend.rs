@@ -36,7 +36,8 @@ pub(super) enum Known<T> {
 /// How far a part of a batch is.
 enum Progress<T> {
     Answered(Result<T, Error>),
-    /// It shares a key with an earlier part, which is not done. The error is that of the part that both were.
+    /// It shares a key with an earlier part, which is not done. The error is that of the part that both were. If the
+    /// earlier part is to be sent elsewhere, this one goes with it, unsent: the cut may be undone by now.
     WaitsItsTurn(Error),
 }
 
@@ -61,20 +62,15 @@ where
     // The first part is the last of the list.
     let mut parts = vec![(tasks, first, window, Progress::Answered(Err(error)))];
     while let Some((part, sending, mut window, progress)) = parts.pop() {
-        let answer = match progress {
-            Progress::Answered(answer) => answer,
+        let result = match progress {
+            Progress::Answered(answer) => known_of(answer, sending),
+            Progress::WaitsItsTurn(_) if is_behind_moved(&known, part) => Ok(Known::Elsewhere(sending)),
             Progress::WaitsItsTurn(error) => {
                 window = next_window(window, &error, sending, database);
-                send(part, sending, window).await
+                known_of(send(part, sending, window).await, sending)
             }
         };
-        let error = match answer {
-            Err(error) if !error.is_moved() => error,
-            stored_or_moved => {
-                known.push((part, stored_or_moved.map_or(Known::Elsewhere(sending), Known::Stored)));
-                continue;
-            }
-        };
+        let Err(error) = result.map(|result| known.push((part, result))) else { continue };
         let refused = error.fault() == Fault::Data;
         let is_doubt = error.puts_rows_in_doubt() && error.effect == Effect::None;
         let others_pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)))
@@ -129,6 +125,20 @@ fn next_window(window: Window, error: &Error, sending: Sending, database: &Datab
 fn share_a_key(earlier: &[NewTask], later: &[NewTask]) -> bool {
     let keys: BTreeSet<_> = earlier.iter().filter_map(|task| task.full_key()).collect();
     later.iter().filter_map(|task| task.full_key()).any(|key| keys.contains(&key))
+}
+
+/// Whether a part has a task of a key of an earlier part that is to be sent elsewhere.
+fn is_behind_moved<T>(known: &[(&[NewTask], Known<T>)], part: &[NewTask]) -> bool {
+    known.iter().any(|(earlier, known)| matches!(known, Known::Elsewhere(_)) && share_a_key(earlier, part))
+}
+
+/// What an answer makes known of a part. An error: it is to be sent again, or it failed.
+fn known_of<T>(answer: Result<T, Error>, sending: Sending) -> Result<Known<T>, Error> {
+    match answer {
+        Ok(stored) => Ok(Known::Stored(stored)),
+        Err(error) if error.is_moved() => Ok(Known::Elsewhere(sending)),
+        Err(error) => Err(error),
+    }
 }
 
 /// Tells the tasks in doubt whether others of the batch passed.
@@ -196,6 +206,7 @@ pub(super) fn refused<S: Statements, T>(database: &NodeDatabase<S>, part: &[NewT
 mod tests {
     use common::{
         ids::{DatabaseName, ShardId},
+        task::{BusinessKey, OnDuplicate},
         time::UnixMicros,
     };
 
@@ -204,6 +215,7 @@ mod tests {
         desk::tests::fresh,
         store::{
             StoreOp,
+            put::Retention,
             tests::{fixture, new_task},
         },
     };
@@ -244,6 +256,30 @@ mod tests {
         let known = known.await;
         assert!(known.iter().all(|(_, known)| matches!(known, Known::Stored(_))), "{known:?}");
         assert_eq!(known.len(), tasks.len());
+    }
+
+    /// The cut that the first half met is undone before the second half would be sent.
+    #[tokio::test]
+    async fn the_second_half_of_a_batch_goes_elsewhere_with_the_first_if_they_share_a_key() {
+        let (counter, _test) = fresh().await;
+        let database = counter.databases.home();
+        let mut tasks = [0, 0].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
+        let (over, error) = too_late(database, &tasks).await;
+        for task in &mut tasks {
+            task.keyed = Some(BusinessKey { key: "k".to_owned(), version: 0, on_duplicate: OnDuplicate::default() });
+        }
+        let elsewhere = new_task(fixture::fresh_id_of(ShardId::new(fixture::SHARDS)));
+        let hold = Retention { window_ms: 1, keep_ms: 1 };
+        let moved = database.sql.task_put(&[elsewhere], &[hold]).await.expect_err("its shard is not here");
+        assert!(moved.is_moved(), "{moved:?}");
+        let sent = std::cell::Cell::new(0);
+        let known = until_known(database, &tasks, Sending::First, (over, error), |_, _, _| {
+            sent.set(sent.get() + 1);
+            std::future::ready(if sent.get() == 1 { Err(moved.clone()) } else { Ok(()) })
+        });
+        let known = known.await;
+        assert!(matches!(known.as_slice(), [(_, Known::Elsewhere(_)), (_, Known::Elsewhere(_))]), "{known:?}");
+        assert_eq!(sent.get(), 1, "the second half is not sent");
     }
 
     #[tokio::test]

@@ -245,7 +245,7 @@ impl Submitter {
 
     /// Sends tasks to a database's loop of keyed writes, in jobs of a bounded size, each after the answer to the one
     /// before. Returns the answers with their positions. A job that finds no room is left out, and all behind it. The
-    /// tasks of several jobs have one key: where one of them may come again, those behind its job must not go first.
+    /// tasks of several jobs have one key: where one of them may come again, those behind its job are not sent.
     async fn put_one_by_one(
         &self,
         index: DatabaseIndex,
@@ -262,12 +262,10 @@ impl Submitter {
                 break;
             }
             let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
-            let is_in_order = given.iter().all(lets_later_ones_pass);
-            answers.extend(places.into_iter().zip(given));
-            if !is_in_order {
-                let why = SubmitError::Unavailable(BEHIND_ANOTHER.to_owned());
-                answers.extend(left.by_ref().map(|(place, _)| (place, Err(why.clone()))));
+            if let Some(first) = first_to_come_again(&given) {
+                answers.extend(left.by_ref().map(|(place, task)| (place, Err(behind(first, task)))));
             }
+            answers.extend(places.into_iter().zip(given));
         }
         answers
     }
@@ -311,14 +309,27 @@ fn handed_back(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<Ne
     answers.iter().enumerate().filter_map(handed_back).unzip()
 }
 
-/// Whether later tasks with the key of this one may be written. A task that is handed back is not overtaken: those
-/// behind it are handed back for the same reason, and all are sent again in their order.
-const fn lets_later_ones_pass(answer: &Result<Put, SubmitError>) -> bool {
-    match answer {
-        Ok(put) => !matches!(put.outcome, PutOutcome::Busy),
-        Err(error) => {
-            matches!(error, SubmitError::Refused(_) | SubmitError::RulesChanged(_) | SubmitError::Elsewhere(_))
-        }
+/// The answer to a task that comes again, or may come again, so that no later one with its key may be written before.
+/// One that only its caller can send again goes before one that is handed back.
+fn first_to_come_again(answers: &[Result<Put, SubmitError>]) -> Option<&Result<Put, SubmitError>> {
+    let may_come_again = |answer: &&Result<Put, SubmitError>| match answer {
+        Ok(put) => put.outcome == PutOutcome::Busy,
+        Err(error) => !matches!(error, SubmitError::Refused(_)),
+    };
+    let is_handed_back = |answer: &&Result<Put, SubmitError>| {
+        matches!(answer, Err(SubmitError::Elsewhere(_) | SubmitError::RulesChanged(_)))
+    };
+    answers.iter().filter(may_come_again).min_by_key(is_handed_back)
+}
+
+/// The answer for a task that is not sent, because one with its key has this answer. Behind one that is handed back, it
+/// is handed back as well, and both are sent again in their order. Sent now, it could be stored: a cut may be undone
+/// between the two jobs, and the first may have shared its statement with a task that was admitted by older rules.
+fn behind(first: &Result<Put, SubmitError>, task: NewTask) -> SubmitError {
+    match first {
+        Err(SubmitError::Elsewhere(_)) => SubmitError::Elsewhere(Box::new(task)),
+        Err(SubmitError::RulesChanged(_)) => SubmitError::RulesChanged(Box::new(task)),
+        _ => SubmitError::Unavailable(BEHIND_ANOTHER.to_owned()),
     }
 }
 
@@ -349,8 +360,11 @@ mod tests {
         store::tests::{fixture, new_task},
     };
 
-    #[tokio::test]
-    async fn a_task_is_not_stored_before_an_earlier_job_with_its_key_that_is_to_come_again() {
+    /// Writes one task more than a job takes, all with one key. `answer_to` answers a task of the job with this number.
+    /// Returns the lengths of the jobs, and the answers.
+    async fn written(
+        answer_to: impl Fn(usize, &NewTask) -> Result<Put, SubmitError>,
+    ) -> (Vec<usize>, Vec<Result<Accepted, SubmitError>>) {
         let (counter, _test) = fresh().await;
         let fitness = watch::channel(NodeFitness::default()).1;
         let (databases, books) = (counter.databases.clone(), Arc::clone(&counter.books));
@@ -358,22 +372,55 @@ mod tests {
         let SubmitJobs { jobs: _jobs, mut puts } = submitter.add_line();
         let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
         task.keyed = Some(BusinessKey { key: "k".to_owned(), version: 0, on_duplicate: OnDuplicate::default() });
-        let (id, now) = (task.id, UnixMicros::new(0));
-        let (outcome, state) = (PutOutcome::Busy, TaskState::Scheduled);
-        let busy = Put { outcome, id, state, due_at: now, created_at: now, version: 0, superseded: 0 };
         let mut lengths = Vec::new();
         let answering = async {
             while let Some(PutJob { tasks, answer, .. }) = puts.recv().await {
+                let given = tasks.iter().map(|task| answer_to(lengths.len(), task)).collect();
                 lengths.push(tasks.len());
-                answer.send(vec![Ok(busy.clone()); tasks.len()]).expect("the submitter waits for it");
+                answer.send(given).expect("the submitter waits for it");
             }
         };
         let answers = tokio::select! {
             answers = submitter.write(vec![task; TASKS_PER_PUT + 1], "http") => answers,
             () = answering => unreachable!("the line is open"),
         };
+        assert_eq!(answers.len(), TASKS_PER_PUT + 1);
+        (lengths, answers)
+    }
+
+    fn put(outcome: PutOutcome, task: &NewTask) -> Put {
+        let (id, state, now) = (task.id, TaskState::Scheduled, UnixMicros::new(0));
+        Put { outcome, id, state, due_at: now, created_at: now, version: 0, superseded: 0 }
+    }
+
+    #[tokio::test]
+    async fn a_task_is_not_stored_before_an_earlier_job_with_its_key_that_is_to_come_again() {
+        let (lengths, answers) = written(|_, task| Ok(put(PutOutcome::Busy, task))).await;
         assert_eq!(lengths, [TASKS_PER_PUT], "the last task is not sent");
         assert_eq!(answers.last(), Some(&Err(SubmitError::Unavailable(BEHIND_ANOTHER.to_owned()))));
-        assert_eq!(answers.len(), TASKS_PER_PUT + 1);
+    }
+
+    /// The cut that the first job met is undone before the next one would be sent.
+    #[tokio::test]
+    async fn a_task_is_not_sent_before_an_earlier_job_with_its_key_whose_shard_has_moved() {
+        let (lengths, answers) = written(|job, task| match job {
+            0 => Err(SubmitError::Elsewhere(Box::new(task.clone()))),
+            _ => Ok(put(PutOutcome::Existing, task)),
+        })
+        .await;
+        assert_eq!(lengths, [TASKS_PER_PUT, TASKS_PER_PUT, 1], "all are sent again in their order");
+        assert!(answers.iter().all(Result::is_ok));
+    }
+
+    /// The first job has shared its statement with a task that was admitted by older rules.
+    #[tokio::test]
+    async fn a_task_is_not_sent_before_an_earlier_job_with_its_key_that_met_other_rules() {
+        let (lengths, answers) = written(|job, task| match job {
+            0 => Err(SubmitError::RulesChanged(Box::new(task.clone()))),
+            _ => Ok(put(PutOutcome::Existing, task)),
+        })
+        .await;
+        assert_eq!(lengths, [TASKS_PER_PUT], "the last task is not sent");
+        assert_eq!(rules_changed(&answers).count(), TASKS_PER_PUT + 1, "all go back to be admitted again");
     }
 }
