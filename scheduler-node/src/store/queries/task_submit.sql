@@ -21,7 +21,7 @@
 -- revision of the routes. An array of an optional column, or of epochs, may be empty: NULL for each row. Each of $3,
 -- $4, $5, $7, $15 and $16 may have one value for all rows: `unnest` fills it up with NULL, which none of them contains.
 -- Returns "now", the time, the fences held, the queues that have turned, and those whose rules have changed.
-WITH fresh AS MATERIALIZED (
+WITH fresh AS (                                                       -- MATERIALIZED would copy the payloads
     SELECT a.id, a.shard, coalesce(a.queue, ($3::text[])[1]) AS queue, coalesce(a.due_at, ($4::timestamptz[])[1]) AS due_at,
            coalesce(a.priority, ($5::smallint[])[1]) AS priority, a.payload, coalesce(a.content_type, ($7::text[])[1]) AS content_type,
            a.headers, a.partition_key, a.max_attempts, a.timeout_ms, a.retry, a.expires_at, a.key,
@@ -39,13 +39,15 @@ WITH fresh AS MATERIALIZED (
 ), fence AS MATERIALIZED (
     SELECT s.id
       FROM duetime.shard AS s
-      JOIN (SELECT DISTINCT shard, epoch FROM fresh WHERE epoch IS NOT NULL) AS mine ON s.id = mine.shard AND s.epoch = mine.epoch
+      JOIN (SELECT DISTINCT p.shard, p.epoch
+              FROM unnest($2::int[], $18::bigint[]) AS p (shard, epoch)
+             WHERE p.epoch IS NOT NULL) AS mine ON s.id = mine.shard AND s.epoch = mine.epoch
      ORDER BY s.id
        FOR SHARE OF s
 ), finished AS MATERIALIZED (                                         -- a function: the archive is opened only if $17
     SELECT a.id FROM duetime.finished_among($1::uuid[]) AS a (id) WHERE $17
 ), gated AS (
-    SELECT f.*, f.epoch IS NOT NULL AND f.shard = ANY(ARRAY(SELECT id FROM fence))
+    SELECT f.*, f.epoch IS NOT NULL AND f.shard IN (SELECT id FROM fence)         -- a hash table
                 AND f.queue <> ALL(ARRAY(SELECT queue FROM turned)) AS claimed
       FROM fresh AS f
     OFFSET 0                                                        -- so `claimed` is worked out once a row

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 use super::{fixture, list_plans::Plan};
 use crate::store::{
     bulk::CANCEL_NEW as BULK_CANCEL_NEW, change::CANCEL_NEW, move_rows::PageCursor, settle::FINISH_NEW,
-    shared_change::CANCEL_NEW as SHARED_CANCEL_NEW,
+    shared_change::CANCEL_NEW as SHARED_CANCEL_NEW, submit::SUBMIT_NEW,
 };
 
 const ROWS: i64 = 200_000;
@@ -194,6 +194,27 @@ async fn a_claim_looks_its_queues_up_in_a_hash_table_of_those_that_are_not_claim
     let plan = rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n");
     assert!(plan.contains("hashed SubPlan"), "{plan}");
     assert!(!plan.contains("queue = ANY"), "a linear search: {plan}");
+}
+
+/// Otherwise each row of a submission is compared with each of the shards, and its payload is copied.
+#[tokio::test]
+async fn a_submission_looks_its_fences_up_in_a_hash_table_and_reads_its_rows_once() {
+    let test = fixture::database().await;
+    let mut connection = fixture::planned(&test.pool).await;
+    let types = "uuid[], int[], text[], timestamptz[], smallint[], bytea[], text[], text[], text[], int[], bigint[],
+                 text[], timestamptz[], text[], bigint[], boolean[], boolean, bigint[], interval, text[], bigint,
+                 timestamptz, timestamptz, bigint";
+    let values = format!("{}, false, '{{}}', '45 s', '{{}}', 0, NULL, 'infinity', 0", ["'{}'"; 16].join(", "));
+    for submit in [include_str!("../queries/task_submit.sql"), *SUBMIT_NEW] {
+        connection.execute(AssertSqlSafe(format!("PREPARE submit ({types}) AS {submit}"))).await.unwrap();
+        let explain = format!("EXPLAIN (VERBOSE) EXECUTE submit ({values})");
+        let rows = connection.fetch_all(AssertSqlSafe(explain)).await.unwrap();
+        connection.execute("DEALLOCATE submit").await.unwrap();
+        let plan = rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n");
+        assert!(plan.contains("hashed SubPlan") && !plan.contains("shard = ANY"), "a linear search: {plan}");
+        assert!(!plan.contains("CTE fresh"), "{plan}");
+        assert!(plan.contains("shard_pkey"), "{plan}");
+    }
 }
 
 #[tokio::test]

@@ -87,10 +87,7 @@ const CLAIMS: &[Gate] = &[
             guard("held under it (locked FOR SHARE", SHARD),
             guard("held under it (locked FOR SHARE", EPOCH),
             guard("Where $18 presents an epoch", In("gated", "claimed <- f.epoch IS NOT NULL")),
-            guard(
-                "the fence of the shard is held",
-                In("gated", "claimed <- f.shard = ANY(ARRAY(SELECT id FROM fence))"),
-            ),
+            guard("the fence of the shard is held", In("gated", "claimed <- f.shard IN (SELECT id FROM fence)")),
             guard(
                 "when its queue has turned",
                 In("gated", "claimed <- f.queue <> ALL(ARRAY(SELECT queue FROM turned))"),
