@@ -112,6 +112,8 @@ pub(super) mod code {
     pub(crate) const RESOURCE_EXHAUSTED: i32 = 8;
     pub(crate) const FAILED_PRECONDITION: i32 = 9;
     pub(crate) const OUT_OF_RANGE: i32 = 11;
+    /// The data of etcd's members differ: each of them refuses writes and answers reads.
+    pub(crate) const DATA_LOSS: i32 = 15;
     pub(crate) const UNAUTHENTICATED: i32 = 16;
 }
 
@@ -137,13 +139,14 @@ fn says(error: &etcd_client::Error, code: i32, words: &str) -> bool {
 
 /// Whether etcd has understood and refused the request, so that the next endpoint would refuse it too.
 pub(super) fn is_refusal(error: &etcd_client::Error) -> bool {
-    const REFUSALS: [i32; 7] = [
+    const REFUSALS: [i32; 8] = [
         code::INVALID_ARGUMENT,
         code::NOT_FOUND,
         code::PERMISSION_DENIED,
         code::RESOURCE_EXHAUSTED,
         code::FAILED_PRECONDITION,
         code::OUT_OF_RANGE,
+        code::DATA_LOSS,
         code::UNAUTHENTICATED,
     ];
     matches!(error, etcd_client::Error::LeaseKeepAliveError(_))

@@ -8,6 +8,10 @@ use serde_json::json;
 use super::{Etcd, program};
 use crate::sandbox::process;
 
+/// The alarms of etcd, as it spells them.
+const NO_SPACE: &str = "NOSPACE";
+const CORRUPT: &str = "CORRUPT";
+
 impl Etcd {
     /// Makes another member the leader, when all run.
     pub async fn move_leader(&self) -> Result<()> {
@@ -37,7 +41,7 @@ impl Etcd {
 
     /// Raises the alarm that a member raises when its quota is used up: from then on all members refuse to write.
     pub async fn raise_no_space(&self) -> Result<()> {
-        self.set_alarm("ACTIVATE").await
+        self.set_alarm("ACTIVATE", NO_SPACE).await
     }
 
     /// Compacts and defragments all members, then disarms the alarm.
@@ -46,13 +50,23 @@ impl Etcd {
         for member in &self.members {
             member.post("maintenance/defragment", &json!({})).await?;
         }
-        self.set_alarm("DEACTIVATE").await
+        self.set_alarm("DEACTIVATE", NO_SPACE).await
     }
 
-    async fn set_alarm(&self, action: &str) -> Result<()> {
+    /// Raises the alarm that is raised when the data of members differ: from then on all members refuse to write and to
+    /// compact.
+    pub async fn raise_corrupt(&self) -> Result<()> {
+        self.set_alarm("ACTIVATE", CORRUPT).await
+    }
+
+    pub async fn clear_corrupt(&self) -> Result<()> {
+        self.set_alarm("DEACTIVATE", CORRUPT).await
+    }
+
+    async fn set_alarm(&self, action: &str, alarm: &str) -> Result<()> {
         let status = self.members[0].status().await?;
         let member = &status["header"]["member_id"];
-        let request = json!({ "action": action, "memberID": member, "alarm": "NOSPACE" });
+        let request = json!({ "action": action, "memberID": member, "alarm": alarm });
         self.members[0].post("maintenance/alarm", &request).await.map(drop)
     }
 

@@ -233,3 +233,24 @@ async fn a_probe_finds_out_whether_etcd_takes_writes_and_writes_nothing() {
     soon("etcd does not answer", silent).await;
     assert_eq!(writable(), 1, "an etcd that is away is not said to refuse writes");
 }
+
+#[tokio::test]
+async fn an_etcd_whose_members_differ_is_one_that_refuses_writes_and_answers_reads() {
+    let (etcd, _) = own_etcd(1).await;
+    let coordination = coordination(&etcd.endpoints(), "/duetime").await;
+    let writable = || coordination.metrics().etcd_writable.get();
+    let taken = || async {
+        while coordination.write_probe().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("etcd takes writes", taken()).await;
+    etcd.raise_corrupt().await.unwrap();
+    let refused = async { while !matches!(coordination.write_probe().await, Err(Error::Refused { .. })) {} };
+    soon("etcd refuses writes", refused).await;
+    assert_eq!(writable(), 0);
+    coordination.record_read(EtcdOp::RealmRead, &coordination.keys.realm()).await.unwrap();
+    etcd.clear_corrupt().await.unwrap();
+    soon("etcd takes writes again", taken()).await;
+    assert_eq!(writable(), 1);
+}
