@@ -1,6 +1,6 @@
 //! `duetime cluster drain` and `undrain`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use common::{
@@ -20,6 +20,10 @@ use crate::cli::{
 
 /// Shards move within a second or two; this interval lets a person watch them go.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A drain counts as ended once no look has shown it for this long. Another node than the one that wrote it may answer,
+/// with an older view: one whose watch of etcd is stuck lists etcd again after 5 s, and waits 2 s for each endpoint.
+const UNDRAINED_FOR: Duration = Duration::from_secs(10);
 
 /// One node.
 #[derive(Debug, Args)]
@@ -76,17 +80,35 @@ fn shown(node: &NodeReport) -> String {
 
 /// Waits until the node has no shard left, and returns its last report.
 async fn emptied(client: &Client, node: NodeReport, progress: &ProgressBar) -> Result<NodeReport, Error> {
+    emptied_unless_undrained_for(UNDRAINED_FOR, client, node, progress).await
+}
+
+async fn emptied_unless_undrained_for(
+    longest: Duration,
+    client: &Client,
+    node: NodeReport,
+    progress: &ProgressBar,
+) -> Result<NodeReport, Error> {
+    let mut undrained_since: Option<Instant> = None;
     loop {
         let report: ClusterReport = answered(client, &Request::get(&["v1", "cluster"]), LOOK_INTERVAL).await?;
-        match remaining(&report, &node) {
+        let left = remaining(&report, &node);
+        if left != Remaining::Undrained {
+            undrained_since = None;
+        }
+        let has_ended = match left {
             Remaining::Nothing => return Ok(NodeReport { shards_owned: 0, ..node }),
-            Remaining::Shards(count) => progress.set_position(count),
-            Remaining::Unknown => {}
-            Remaining::Undrained => {
-                let detail =
-                    format!("{} is no longer drained: it has restarted, or an operator undrained it", node.name);
-                return Err(Error::Refused(detail));
+            Remaining::Shards(count) => {
+                progress.set_position(count);
+                false
             }
+            Remaining::Unknown => false,
+            Remaining::Undrained => undrained_since.get_or_insert_with(Instant::now).elapsed() >= longest,
+            Remaining::Restarted => true,
+        };
+        if has_ended {
+            let detail = format!("{} is no longer drained: it has restarted, or an operator undrained it", node.name);
+            return Err(Error::Refused(detail));
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
@@ -100,14 +122,19 @@ enum Remaining {
     Shards(u64),
     /// A database or etcd could not be read, so some shards may be the node's.
     Unknown,
-    /// The node has been undrained.
+    /// The node has been undrained, or the view is from before the drain.
     Undrained,
+    /// The node has started again, which ends its drain.
+    Restarted,
 }
 
 fn remaining(report: &ClusterReport, node: &NodeReport) -> Remaining {
     let is_it = |name: &Option<NodeName>| name.as_ref() == Some(&node.name);
     let found = report.nodes.iter().find(|other| other.name == node.name);
-    if found.is_some_and(|found| !found.drained || found.incarnation != node.incarnation) {
+    if found.is_some_and(|found| found.incarnation != node.incarnation) {
+        return Remaining::Restarted;
+    }
+    if found.is_some_and(|found| !found.drained) {
         return Remaining::Undrained;
     }
     match report.shards.iter().filter(|shard| is_it(&shard.owner) || is_it(&shard.assigned)).count() {
@@ -157,6 +184,25 @@ mod tests {
         assert_eq!(emptied.expect("it is empty").shards_owned, 0);
     }
 
+    #[tokio::test]
+    async fn a_wait_for_a_drain_outlasts_a_look_at_an_older_view() {
+        let look = |shows_drain: bool, owner: &str| Some((200, report(&[node(1, shows_drain)], ("b", owner), &[])));
+        // Also one of them after a look that has shown the drain, and one without a shard.
+        let client = client_of(vec![look(false, "a"), look(true, "a"), look(false, "b"), look(true, "b")]).await;
+        let emptied = emptied(&client, drained(), &ProgressBar::hidden()).await;
+        assert_eq!(emptied.expect("it is empty").shards_owned, 0);
+    }
+
+    #[tokio::test]
+    async fn a_wait_ends_when_the_drain_is_gone_for_long_or_the_node_has_started_again() {
+        for (incarnation, longest) in [(1, Duration::ZERO), (2, UNDRAINED_FOR)] {
+            let client = client_of(vec![Some((200, report(&[node(incarnation, false)], ("b", "b"), &[])))]).await;
+            let hidden = ProgressBar::hidden();
+            let emptied = emptied_unless_undrained_for(longest, &client, drained(), &hidden).await;
+            assert!(matches!(emptied, Err(Error::Refused(_))), "{emptied:?}");
+        }
+    }
+
     #[test]
     fn a_node_is_empty_when_nothing_is_with_it_or_meant_for_it_and_everybody_tells() {
         let there = [node(1, true)];
@@ -178,6 +224,7 @@ mod tests {
     #[test]
     fn a_node_that_was_put_back_or_has_started_again_is_not_waited_for() {
         assert_eq!(remaining_in(&[node(1, false)], ("b", "a"), &[]), Remaining::Undrained);
-        assert_eq!(remaining_in(&[node(2, false)], ("b", "b"), &[]), Remaining::Undrained);
+        assert_eq!(remaining_in(&[node(2, false)], ("b", "b"), &[]), Remaining::Restarted);
+        assert_eq!(remaining_in(&[node(2, true)], ("b", "b"), &[]), Remaining::Restarted);
     }
 }
