@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::{extract::State, response::Response};
 use common::wire::{BatchAnswer, BatchRequest, BatchResult, Problem, TaskRequest};
+use serde_json::value::RawValue;
 
 use super::{
     Api, Reservation, Scoped, audit,
@@ -12,8 +13,9 @@ use super::{
     tasks::{stored, upstream},
 };
 
-/// Yields after parsing this many tasks of a batch, so that parsing never delays due tasks.
+/// Yields after parsing this many tasks of a batch, or this much of its text, so that parsing never delays due tasks.
 const READ_AT_A_TIME: usize = 64;
+const READ_BYTES_AT_A_TIME: usize = 1 << 20;
 
 /// What a header or a dependency takes beside its text: its place in a map or list with spare room, and its
 /// allocations. An estimate.
@@ -44,11 +46,17 @@ async fn read_batch(
     task_limit_bytes: usize,
     reserved: &mut Reservation,
 ) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
+    // The split passes over the whole text, and so did the check for UTF-8 before it. The first tasks come after it.
+    tokio::task::yield_now().await;
     let batch = BatchRequest::split(text)?;
+    tokio::task::yield_now().await;
     let mut taken_bytes = text.len() + batch.tasks.len() * size_of::<Result<TaskRequest, Problem>>();
     reserved.grow_to(taken_bytes).await?;
     let mut tasks = Vec::with_capacity(batch.tasks.len());
-    for some in batch.tasks.chunks(READ_AT_A_TIME) {
+    let mut unread = batch.tasks.as_slice();
+    while !unread.is_empty() {
+        let (some, others) = unread.split_at(at_once(unread));
+        unread = others;
         for raw in some {
             let task = read_task(raw.get(), task_limit_bytes);
             taken_bytes += task.as_ref().map_or(0, entries) * ENTRY_BYTES;
@@ -58,6 +66,17 @@ async fn read_batch(
         tokio::task::yield_now().await;
     }
     Ok(tasks)
+}
+
+/// How many of the tasks are parsed before the next yield, at least one.
+fn at_once(tasks: &[&RawValue]) -> usize {
+    let mut bytes = 0;
+    let is_next = |raw: &&&RawValue| {
+        let has_room = bytes < READ_BYTES_AT_A_TIME;
+        bytes += raw.get().len();
+        has_room
+    };
+    tasks.iter().take(READ_AT_A_TIME).take_while(is_next).count()
 }
 
 /// The headers and dependencies of a task.
@@ -77,7 +96,7 @@ fn read_task(raw: &str, task_limit_bytes: usize) -> Result<TaskRequest, Problem>
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{future::poll_fn, pin::pin, sync::Arc};
 
     use super::*;
     use crate::http::memory::BodyMemory;
@@ -101,6 +120,25 @@ mod tests {
         let mut others = of_caller();
         others.grow_to((4 << 20) - text.len() - tasks_bytes + 1).await.expect("room");
         assert_eq!(read_batch(text, 100, &mut of_caller()).await.expect_err("refused").status, 429);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_read_in_small_parts_with_other_work_between_them() {
+        let memory = Arc::new(BodyMemory::new(64 << 20));
+        for (tasks, payload_bytes, parts) in [(8, 700 << 10, 4), (130, 1, 3)] {
+            let task = format!(r#"{{"queue":"a","payload":"{}"}}"#, "x".repeat(payload_bytes));
+            let text = format!("[{}]", vec![task; tasks].join(","));
+            let mut reserved = Reservation::none(&memory, "ops".into());
+            let mut reading = pin!(read_batch(&text, text.len(), &mut reserved));
+            let mut polls = 0;
+            let read = poll_fn(|cx| {
+                polls += 1;
+                reading.as_mut().poll(cx)
+            });
+            assert_eq!(read.await.expect("a batch").len(), tasks);
+            // It yields before and after the split, and after each part.
+            assert_eq!(polls, 2 + parts + 1, "{tasks} tasks");
+        }
     }
 
     #[tokio::test]
