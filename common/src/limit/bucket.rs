@@ -21,6 +21,14 @@ impl Bucket {
         passes
     }
 
+    /// Gives a request back that was taken and is not made.
+    pub fn give_back(&mut self) {
+        if let Some((left, _)) = &mut self.left {
+            // The next request finds no more than the bucket holds.
+            *left += 1.0;
+        }
+    }
+
     /// Whether the bucket is as full as a new one.
     pub fn is_full(&self, now: Instant) -> bool {
         self.left.is_none_or(|(_, at)| now.saturating_duration_since(at).as_secs_f64() >= 1.0)

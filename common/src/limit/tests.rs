@@ -193,6 +193,18 @@ fn a_bucket_holds_the_requests_of_one_second() {
 }
 
 #[test]
+fn a_bucket_takes_back_a_request_that_is_not_made_and_holds_no_more_for_it() {
+    let (mut bucket, now) = (Bucket::default(), start());
+    bucket.give_back();
+    assert!((0..2).all(|_| bucket.take(2, now)) && !bucket.take(2, now));
+    bucket.give_back();
+    assert!(bucket.take(2, now) && !bucket.take(2, now));
+    bucket.give_back();
+    let later = now + ms(60_000);
+    assert!((0..2).all(|_| bucket.take(2, later)) && !bucket.take(2, later));
+}
+
+#[test]
 fn limits_of_a_token_are_checked_and_read_back() {
     let limits = TokenLimits { requests_per_second: Some(5), pending: Some(0), ..TokenLimits::NONE };
     assert_eq!(limits.validate(), Ok(()));

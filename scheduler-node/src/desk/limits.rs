@@ -119,7 +119,7 @@ impl Desk {
         limited: AppliedLimits,
         admission: &mut Admission,
     ) -> Vec<(usize, LimitVerdict)> {
-        let (mut cases, mut rooms) = (self.cases(tasks, book, limited), KeyRooms::default());
+        let (mut cases, mut rooms) = (self.cases(tasks, book, limited, admission), KeyRooms::default());
         let mut ruled_at = Instant::now();
         let to_count = self.rule(&mut cases, &mut rooms, admission, ruled_at, false);
         if !to_count.is_empty() {
@@ -141,6 +141,7 @@ impl Desk {
         tasks: &'a [Result<ValidTask, Problem>],
         book: &QueueBook,
         limited: AppliedLimits,
+        admission: &mut Admission,
     ) -> Vec<LimitedTask<'a>> {
         let now = Instant::now();
         let of_token = self.token_bound(now);
@@ -157,7 +158,11 @@ impl Desk {
                 Some((bound, most)) if !bound.meter.may_submit(most, now) => {
                     LimitVerdict::Refused(Some(Limit::QueueSubmits), too_fast(&task.queue, most))
                 }
-                _ => LimitVerdict::Open,
+                Some((bound, _)) => {
+                    admission.add_submit(place, &bound.meter);
+                    LimitVerdict::Open
+                }
+                None => LimitVerdict::Open,
             };
             let of_queue = of_queue.as_ref().map(|(bound, _)| bound).filter(|bound| !bound.most.is_none());
             let bounds: Vec<LimitBound> = of_queue.into_iter().chain(&of_token).cloned().collect();
@@ -226,7 +231,7 @@ impl Desk {
                 }
             }
             if taken.len() == bounds.len() {
-                taken.into_iter().for_each(|bound| admission.add(&bound.meter, more));
+                taken.into_iter().for_each(|bound| admission.add(case.place, &bound.meter, more));
                 rooms.took(at, case, more);
                 case.verdict = LimitVerdict::Admitted;
             } else {

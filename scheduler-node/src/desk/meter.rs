@@ -120,6 +120,10 @@ impl Meter {
         self.state.lock().submits.take(per_second, now)
     }
 
+    fn give_back_submit(&self) {
+        self.state.lock().submits.give_back();
+    }
+
     /// Counts the tasks, unless a count is under way. The receiver changes when the count ends. The count goes
     /// on when its first caller has gone, because others wait for it too.
     pub(super) fn count(self: &Arc<Self>, desk: &Desk, most: PendingLimits) -> watch::Receiver<()> {
@@ -228,39 +232,139 @@ async fn counted_in<'a>(
     Ok(walk)
 }
 
-/// Tasks that were admitted and are not answered yet. Once dropped, they count as stored until the next count.
+/// What tasks have taken that were admitted and are not answered yet. Once dropped, they count as stored until the next
+/// count.
 #[derive(Default)]
 #[must_use]
-pub(crate) struct Admission(Vec<(Arc<Meter>, Usage)>);
+pub(crate) struct Admission {
+    /// The room that each task has taken, with the index of the task in its request.
+    rooms: Vec<(usize, Arc<Meter>, Usage)>,
+    /// The tasks that a rate has let pass.
+    submits: Vec<(usize, Arc<Meter>)>,
+}
 
 impl std::fmt::Debug for Admission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(meter, usage)| (&meter.subject, usage))).finish()
+        f.debug_list().entries(self.rooms.iter().map(|(place, meter, room)| (place, &meter.subject, room))).finish()
     }
 }
 
 impl Admission {
-    /// Adds room that the meter has already taken.
-    pub(super) fn add(&mut self, meter: &Arc<Meter>, taken: Usage) {
-        match self.0.iter_mut().find(|(of, _)| Arc::ptr_eq(of, meter)) {
-            Some((_, sum)) => *sum = sum.plus(taken),
-            None => self.0.push((Arc::clone(meter), taken)),
+    /// Adds room that the task at `place` has already taken from the meter.
+    pub(super) fn add(&mut self, place: usize, meter: &Arc<Meter>, taken: Usage) {
+        self.rooms.push((place, Arc::clone(meter), taken));
+    }
+
+    /// Adds the task at `place`, which the meter's rate has let pass.
+    pub(super) fn add_submit(&mut self, place: usize, meter: &Arc<Meter>) {
+        self.submits.push((place, Arc::clone(meter)));
+    }
+
+    /// Gives room back that the tasks at `places` have taken together and do not need. `places` ascend.
+    pub(super) fn give_back(&mut self, places: &[usize], meter: &Arc<Meter>, spare: Usage) {
+        let mut left = spare;
+        for (place, of, room) in &mut self.rooms {
+            if Arc::ptr_eq(of, meter) && places.binary_search(place).is_ok() {
+                let part = Usage { tasks: left.tasks.min(room.tasks), bytes: left.bytes.min(room.bytes) };
+                (*room, left) = (room.minus(part), left.minus(part));
+            }
+        }
+        meter.withdraw(spare.minus(left));
+    }
+
+    /// Gives back all that the tasks at `places` have taken: they are not stored. `places` ascend.
+    pub(super) fn give_up(&mut self, places: &[usize]) {
+        let is_one = |place: usize| places.binary_search(&place).is_ok();
+        for (_, meter, room) in self.rooms.extract_if(.., |(place, _, _)| is_one(*place)) {
+            meter.withdraw(room);
+        }
+        for (_, meter) in self.submits.extract_if(.., |(place, _)| is_one(*place)) {
+            meter.give_back_submit();
         }
     }
 
-    /// Gives room back that was added and is not needed.
-    pub(super) fn give_back(&mut self, meter: &Arc<Meter>, spare: Usage) {
-        if let Some((_, sum)) = self.0.iter_mut().find(|(of, _)| Arc::ptr_eq(of, meter)) {
-            *sum = sum.minus(spare);
-            meter.withdraw(spare);
-        }
+    /// Adds what tasks of the same request have taken that came in again, with `places` for their indices.
+    pub(super) fn absorb(&mut self, mut again: Self, places: &[usize]) {
+        self.rooms.extend(again.rooms.drain(..).map(|(at, meter, room)| (places[at], meter, room)));
+        self.submits.extend(again.submits.drain(..).map(|(at, meter)| (places[at], meter)));
     }
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        for (meter, taken) in &self.0 {
-            meter.state.lock().tally.answered(*taken);
+        for (_, meter, room) in &self.rooms {
+            meter.state.lock().tally.answered(*room);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::limit::Excess;
+
+    use super::*;
+
+    const ONE: Usage = Usage { tasks: 1, bytes: 0 };
+
+    /// A meter that has counted no task.
+    fn meter() -> Arc<Meter> {
+        let now = Instant::now();
+        let meter = Meter::new(MeteredSubject::Queue(QueueName::new("mail")), now);
+        let mut state = meter.state.lock();
+        state.tally.count_begins(now);
+        // As if it had just ended, however slow the machine is.
+        state.tally.counted(Usage::default(), CountCoverage { whole: true, bytes: true }, now + IDLE);
+        drop(state);
+        Arc::new(meter)
+    }
+
+    /// Admits tasks at these places until one finds no room. Returns the number of those that do.
+    fn fill(admission: &mut Admission, meter: &Arc<Meter>, places: std::ops::Range<usize>) -> usize {
+        let most = PendingLimits { tasks: Some(4), bytes: None };
+        let mut admitted = 0;
+        for place in places {
+            match meter.admit(most, ONE, Instant::now(), true) {
+                LimitDecision::Fits => admission.add(place, meter, ONE),
+                LimitDecision::Exceeds(Excess { most: 4, used: 4, .. }) => break,
+                decision => panic!("{decision:?}"),
+            }
+            admitted += 1;
+        }
+        admitted
+    }
+
+    #[test]
+    fn tasks_that_are_not_stored_give_their_room_back_and_no_others_do() {
+        let (meter, mut admission) = (meter(), Admission::default());
+        assert_eq!(fill(&mut admission, &meter, 0..9), 4);
+        admission.give_up(&[1, 3]);
+        let mut again = Admission::default();
+        assert_eq!(fill(&mut again, &meter, 0..9), 2, "two have come in again");
+        admission.absorb(again, &[1, 3]);
+        admission.give_up(&[3]);
+        assert_eq!(fill(&mut admission, &meter, 9..19), 1, "the one that was handed back once more");
+        drop(admission);
+        assert_eq!(fill(&mut Admission::default(), &meter, 0..1), 0, "what is answered counts as stored");
+    }
+
+    #[test]
+    fn spare_room_is_given_back_once() {
+        let (meter, mut admission) = (meter(), Admission::default());
+        assert_eq!(fill(&mut admission, &meter, 0..9), 4);
+        admission.give_back(&[0, 2], &meter, ONE);
+        admission.give_up(&[0, 2]);
+        assert_eq!(fill(&mut admission, &meter, 4..9), 2);
+    }
+
+    #[test]
+    fn a_task_that_is_not_stored_does_not_count_towards_the_rate() {
+        let (meter, mut admission, now) = (meter(), Admission::default(), Instant::now());
+        for place in 0..2 {
+            assert!(meter.may_submit(2, now));
+            admission.add_submit(place, &meter);
+        }
+        assert!(!meter.may_submit(2, now));
+        admission.give_up(&[1]);
+        assert!(meter.may_submit(2, now) && !meter.may_submit(2, now));
     }
 }

@@ -358,7 +358,7 @@ impl Desk {
     /// Reads the queues that changed into this node's book.
     pub(super) async fn read_anew(&self) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
-        self.read_alone().await
+        self.catch_up().await
     }
 
     /// Reads the queues if they have changed, because `missing` are not in the book.
@@ -369,7 +369,7 @@ impl Desk {
         if missing.iter().all(|queue| book.find(queue).is_some()) {
             return Ok(());
         }
-        self.read_alone().await
+        self.catch_up().await
     }
 
     /// Creates those of `missing` that do not exist, as far as there is room.
@@ -388,10 +388,11 @@ impl Desk {
         for some in missing.chunks(CREATED_AT_ONCE) {
             parts.store.home().queue_add(some, &QueuePolicy::default(), Some(quota)).await?;
         }
-        if missing.is_empty() { Ok(()) } else { self.read_alone().await }
+        if missing.is_empty() { Ok(()) } else { self.catch_up().await }
     }
 
-    async fn read_alone(&self) -> Result<(), Error> {
+    /// Reads the queues that changed. Other requests may do so at the same time.
+    pub(super) async fn catch_up(&self) -> Result<(), Error> {
         catch_up(self.parts().store.home(), &self.parts().books).await
     }
 

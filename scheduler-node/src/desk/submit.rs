@@ -14,17 +14,24 @@ use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
 use crate::{
     loops::submit::submitter::{Accepted, Stored, SubmitError},
     store::put::{Put, PutOutcome},
-    traces::Way,
+    traces::{Hop, Way},
 };
 
 /// The label of this source in the metrics.
 const SOURCE: &str = "http";
+
+/// The most attempts with a task whose queue gets other rules meanwhile. Each knows all rules that were answered before
+/// it began, so a task is refused only if they change each time.
+const TRIES: u32 = 3;
 
 /// Queues that are not in this node's book and that the first database does not show. Each may exist, with any policy.
 pub(super) type Unread = BTreeSet<QueueName>;
 
 /// The submitter's answer for a task, and the task's queue.
 pub(super) type Answered = (QueueName, Result<Accepted, SubmitError>);
+
+/// The submitter's answer for a task, or the reason why the task was not admitted.
+pub(super) type Outcome = Result<Result<Accepted, SubmitError>, Problem>;
 
 impl Desk {
     /// Answers once the task is durable. The answer comes from the values that were written, as far as they say all.
@@ -36,14 +43,14 @@ impl Desk {
 
     pub(super) async fn store_one(&self, task: ValidTask, limited: AppliedLimits) -> Result<TaskView, Problem> {
         let revision = self.parts().books.load().revision();
-        let (mut admitted, _room) = self.admit_all(vec![Ok(task)], limited).await;
+        let (mut admitted, room) = self.admit_all(vec![Ok(task)], limited).await;
         let mut task = admitted.pop().expect("one task, one answer")?;
         let hop = self.parts().traces.submitting(&mut task);
         let shown = task.clone();
-        let (mut answers, without_room) = self.send_admitted(vec![task], SOURCE, revision).await;
-        let answer = answers.pop().expect("one task, one answer");
-        self.trace(hop, &shown.queue, Way::Http, &answer);
-        let put = match self.explained(answer, &without_room)?? {
+        let outcomes = self.send_admitted(vec![Ok(task)], room, SOURCE, revision, limited).await;
+        let outcome = outcomes.into_iter().next().expect("one task, one answer");
+        self.trace(hop, &shown.queue, Way::Http, &outcome);
+        let put = match outcome?? {
             Accepted::Stored(stored) => return Ok(self.new_view(&stored, shown)),
             Accepted::Keyed(put) => refusal::put(put)?,
         };
@@ -104,93 +111,66 @@ impl Desk {
         source: &'static str,
     ) -> Vec<Result<Answered, Problem>> {
         let revision = self.parts().books.load().revision();
-        let (tasks, _room) = self.admit_all(tasks, AppliedLimits::All).await;
-        let mut admitted = Vec::with_capacity(tasks.len());
-        let mut send = |task: Result<ValidTask, Problem>| {
-            let mut task = task?;
-            let sent = (self.parts().traces.submitting(&mut task), task.queue.clone());
-            admitted.push(task);
-            Ok(sent)
+        let (mut tasks, room) = self.admit_all(tasks, AppliedLimits::All).await;
+        let mut sent: Vec<Option<(Option<Hop>, QueueName)>> = Vec::with_capacity(tasks.len());
+        for task in &mut tasks {
+            let task = task.as_mut().ok();
+            sent.push(task.map(|task| (self.parts().traces.submitting(task), task.queue.clone())));
+        }
+        let outcomes = self.send_admitted(tasks, room, source, revision, AppliedLimits::All).await;
+        let answered = |(sent, outcome): (Option<(Option<Hop>, QueueName)>, Outcome)| {
+            let Some((hop, queue)) = sent else {
+                return Err(outcome.expect_err("a task that was not admitted has its problem"));
+            };
+            self.trace(hop, &queue, way, &outcome);
+            Ok((queue, outcome?))
         };
-        let sent: Vec<Result<_, Problem>> = tasks.into_iter().map(&mut send).collect();
-        let (answers, without_room) = self.send_admitted(admitted, source, revision).await;
-        let mut answers = answers.into_iter();
-        let answered = |sent: Result<_, Problem>| {
-            let (hop, queue) = sent?;
-            let answer = answers.next().expect("every task has its answer");
-            self.trace(hop, &queue, way, &answer);
-            Ok((queue, self.explained(answer, &without_room)?))
-        };
-        sent.into_iter().map(answered).collect()
+        sent.into_iter().zip(outcomes).map(answered).collect()
     }
 
-    /// Submits tasks that were admitted by the queues as of `revision`, or by a newer one. A queue that was deleted
-    /// meanwhile is created again before its tasks are sent again, as by their first use. Also returns the queues for
-    /// which there was no room then.
+    /// Sends the tasks that were admitted by the queues as of `revision`, or by newer ones, to the submitter. A task
+    /// whose queue has other rules by now is handed back. It gives back what it has taken of the limits and comes in
+    /// once more, as if it were new: by the queues as this node reads them then, and by their limits. So a queue that
+    /// was deleted meanwhile is created again. Returns one answer for each task, in their order.
     async fn send_admitted(
         &self,
-        tasks: Vec<ValidTask>,
+        tasks: Vec<Result<ValidTask, Problem>>,
+        mut room: Admission,
         source: &'static str,
         revision: i64,
-    ) -> (Vec<Result<Accepted, SubmitError>>, BTreeSet<QueueName>) {
-        let submitter = &self.parts().submitter;
-        let admits = |task: &ValidTask| self.admit_again(task).is_ok() && !self.lacks_queue(task);
-        let mut answers = submitter.submit(tasks, source, revision, admits).await;
-        let mut deleted = BTreeSet::new();
-        for task in answers.iter().filter_map(rules_changed) {
-            if self.lacks_queue(task) && self.admit_again(task).is_ok() {
-                deleted.insert(task.queue.clone());
+        limited: AppliedLimits,
+    ) -> Vec<Outcome> {
+        let mut outcomes = self.send(tasks, source, revision).await;
+        for _ in 1..TRIES {
+            let (places, tasks) = handed_back(&outcomes);
+            if places.is_empty() {
+                break;
+            }
+            room.give_up(&places);
+            if let Err(error) = self.catch_up().await {
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "could not read the queues whose rules changed"
+                );
+                break;
+            }
+            let revision = self.parts().books.load().revision();
+            let (tasks, again) = self.admit_all(tasks.into_iter().map(Ok).collect(), limited).await;
+            room.absorb(again, &places);
+            for (place, outcome) in places.into_iter().zip(self.send(tasks, source, revision).await) {
+                outcomes[place] = outcome;
             }
         }
-        if deleted.is_empty() {
-            return (answers, BTreeSet::new());
-        }
-        let refused = self.create_unknown(&deleted).await;
-        let revision = self.parts().books.load().revision();
-        let (mut places, mut left) = (Vec::new(), Vec::new());
-        for (place, answer) in answers.iter().enumerate() {
-            let Some(task) = rules_changed(answer) else { continue };
-            let has_queue = deleted.contains(&task.queue) && !refused.contains(&task.queue);
-            if has_queue && self.admit_again(task).is_ok() {
-                places.push(place);
-                left.push(task.clone());
-            }
-        }
-        let again = submitter.submit(left, source, revision, admits).await;
-        for (place, answer) in places.into_iter().zip(again) {
-            answers[place] = answer;
-        }
-        (answers, refused)
+        outcomes
     }
 
-    /// Judges a task again that was admitted by former rules of its queue. This node has read the queues since.
-    fn admit_again(&self, task: &ValidTask) -> Result<(), Problem> {
-        match task.envelope {
-            None => self.admit(task, &Unread::new()),
-            Some(_) => Ok(()),
-        }
-    }
-
-    /// Whether the task needs a queue that this node does not know. A message on its way to another exchange needs no
-    /// queue.
-    fn lacks_queue(&self, task: &ValidTask) -> bool {
-        task.envelope.is_none() && self.parts().books.load().find(&task.queue).is_none()
-    }
-
-    /// Gives the reason for which a task was handed back: the present rules of its queue refuse it, or its queue was
-    /// deleted and is one of those without room.
-    fn explained(
-        &self,
-        answer: Result<Accepted, SubmitError>,
-        without_room: &BTreeSet<QueueName>,
-    ) -> Result<Result<Accepted, SubmitError>, Problem> {
-        if let Some(task) = rules_changed(&answer) {
-            self.admit_again(task)?;
-            if without_room.contains(&task.queue) {
-                return Err(self.no_queue_more(&task.queue));
-            }
-        }
-        Ok(answer)
+    /// Sends the tasks that were admitted to the submitter. Returns one answer for each task, in their order.
+    async fn send(&self, tasks: Vec<Result<ValidTask, Problem>>, source: &'static str, revision: i64) -> Vec<Outcome> {
+        let mut admitted = Vec::with_capacity(tasks.len());
+        let sent: Vec<Result<(), Problem>> =
+            tasks.into_iter().map(|task| task.map(|task| admitted.push(task))).collect();
+        let mut answers = self.parts().submitter.submit(admitted, source, revision).await.into_iter();
+        sent.into_iter().map(|sent| sent.map(|()| answers.next().expect("every task has its answer"))).collect()
     }
 
     fn checked(&self, request: TaskRequest, now: Present, limits: &Limits) -> Result<ValidTask, Problem> {
@@ -299,12 +279,13 @@ impl Desk {
     }
 }
 
-/// The task that was handed back, because its queue has other rules by now.
-fn rules_changed(answer: &Result<Accepted, SubmitError>) -> Option<&ValidTask> {
-    match answer {
-        Err(SubmitError::RulesChanged(task)) => Some(&task.task),
+/// The tasks that were handed back because their queues have other rules by now, with their positions.
+fn handed_back(outcomes: &[Outcome]) -> (Vec<usize>, Vec<ValidTask>) {
+    let handed_back = |(place, outcome): (usize, &Outcome)| match outcome {
+        Ok(Err(SubmitError::RulesChanged(task))) => Some((place, task.task.clone())),
         _ => None,
-    }
+    };
+    outcomes.iter().enumerate().filter_map(handed_back).unzip()
 }
 
 /// The queues that a task names: its own and those of its dependencies.

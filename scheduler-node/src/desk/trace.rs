@@ -6,9 +6,9 @@ use common::{
     wire::{Problem, TaskReceipt, TaskRequest},
 };
 
-use super::Desk;
+use super::{Desk, submit::Outcome};
 use crate::{
-    loops::submit::submitter::{Accepted, SubmitError},
+    loops::submit::submitter::Accepted,
     traces::{Batch, Done, Hop, Step, Submitted, Way},
 };
 
@@ -46,12 +46,13 @@ impl Desk {
     }
 
     /// Records the outcome of a submission whose trace is recorded.
-    pub(super) fn trace(&self, hop: Option<Hop>, queue: &QueueName, way: Way, answer: &Result<Accepted, SubmitError>) {
+    pub(super) fn trace(&self, hop: Option<Hop>, queue: &QueueName, way: Way, outcome: &Outcome) {
         let Some(hop) = hop else { return };
-        let outcome = match answer {
-            Ok(Accepted::Stored(stored)) => Ok(stored.id),
-            Ok(Accepted::Keyed(put)) => Ok(put.id),
-            Err(error) => Err(error.to_string()),
+        let outcome = match outcome {
+            Ok(Ok(Accepted::Stored(stored))) => Ok(stored.id),
+            Ok(Ok(Accepted::Keyed(put))) => Ok(put.id),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(problem) => Err(problem.to_string()),
         };
         let done = Done::Submitted(Submitted { way, outcome });
         self.parts().traces.record(&hop, Step { queue: Some(queue), done });

@@ -62,8 +62,8 @@ pub struct QueueRevisions {
     /// The revision of the policy. A claim that knows the queues as of this revision or
     /// a later one knows the policy.
     pub revision: i64,
-    /// The revision of the placement, the format, the deduplication window, or the deletion of the queue. Tasks that
-    /// were admitted or given their shards by an older revision are not written.
+    /// The revision of the placement, the format, the deduplication window, the limits of submissions, or the deletion
+    /// of the queue. Tasks that were admitted or given their shards by an older revision are not written.
     pub placed: i64,
     /// When its `settle` last became `result`.
     pub reports_since: Option<DateTime<Utc>>,

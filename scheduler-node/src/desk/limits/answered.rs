@@ -36,8 +36,8 @@ pub(super) struct KeyRooms<'a> {
 }
 
 enum KeyRoom {
-    /// The room of a new task. `first`: the index of the first admitted case; `bytes`: those of the largest.
-    New { first: usize, bytes: i64 },
+    /// The room of a new task. `takers`: the indices of the admitted cases; `bytes`: those of the largest.
+    New { takers: BTreeSet<usize>, bytes: i64 },
     /// The room of a stored task, and the bytes by which admitted ones make it larger.
     Stored { task: StoredTask, more: i64 },
 }
@@ -56,7 +56,9 @@ impl<'a> KeyRooms<'a> {
     pub(super) fn needed(&self, at: usize, case: &LimitedTask<'a>) -> Usage {
         let growth = match case.task.full_key().and_then(|key| self.rooms.get(&key)) {
             // It is written before the one that has the room, whatever its own rule for a duplicate.
-            Some(KeyRoom::New { first, bytes }) if at < *first => Some(case.size.bytes - bytes),
+            Some(KeyRoom::New { takers, bytes }) if takers.first().is_some_and(|first| at < *first) => {
+                Some(case.size.bytes - bytes)
+            }
             Some(KeyRoom::New { bytes, .. }) => Some(growth_beyond(*bytes, case.task)),
             Some(KeyRoom::Stored { task, more }) => task.growth(case.task).map(|growth| growth - more),
             None => None,
@@ -68,13 +70,13 @@ impl<'a> KeyRooms<'a> {
     pub(super) fn took(&mut self, at: usize, case: &LimitedTask<'a>, taken: Usage) {
         let Some(key) = case.task.full_key() else { return };
         match self.rooms.get_mut(&key) {
-            Some(KeyRoom::New { first, bytes }) => {
-                *first = at.min(*first);
+            Some(KeyRoom::New { takers, bytes }) => {
+                takers.insert(at);
                 *bytes += taken.bytes;
             }
             Some(KeyRoom::Stored { more, .. }) if taken.tasks == 0 => *more += taken.bytes,
             _ => {
-                self.rooms.insert(key, KeyRoom::New { first: at, bytes: taken.bytes });
+                self.rooms.insert(key, KeyRoom::New { takers: BTreeSet::from([at]), bytes: taken.bytes });
             }
         }
     }
@@ -118,9 +120,13 @@ impl Desk {
         let grown = growth_by_admitted(cases, &found);
         for (key, task) in found {
             let more = match (rooms.rooms.get(&key), grown.get(&key).copied().flatten()) {
-                (Some(KeyRoom::New { first, bytes }), Some(grown)) => {
+                (Some(KeyRoom::New { takers, bytes }), Some(grown)) => {
                     let spare = Usage { tasks: 1, bytes: bytes - grown };
-                    cases[*first].bounds.iter().for_each(|bound| admission.give_back(&bound.meter, spare));
+                    let places: Vec<usize> = takers.iter().map(|at| cases[*at].place).collect();
+                    // All tasks of a key have the same limits.
+                    for bound in takers.first().into_iter().flat_map(|at| &cases[*at].bounds) {
+                        admission.give_back(&places, &bound.meter, spare);
+                    }
                     grown
                 }
                 // An admitted task is a new one beside the stored one.

@@ -24,7 +24,7 @@ use crate::{
     supervise::spawn_child,
 };
 
-async fn put_queue(counter: &Counter, name: &str, policy: Value) {
+pub(super) async fn put_queue(counter: &Counter, name: &str, policy: Value) {
     let request = QueueRequest::parse(&policy.to_string()).expect("a queue");
     counter.desk.queue_put(QueueName::new(name), request).await.expect("set");
 }
@@ -35,21 +35,21 @@ fn tenant(counter: &Counter, queues: &[&str], limits: TokenLimits) -> Desk {
     counter.desk.of(&Caller { id: None, name: "tenant".into(), role: Role::Operator, queues, limits })
 }
 
-fn task(queue: &str) -> Value {
+pub(super) fn task(queue: &str) -> Value {
     json!({ "queue": queue, "delay_ms": 60_000, "payload": "12345678" })
 }
 
-async fn batch(desk: &Desk, tasks: impl IntoIterator<Item = Value>) -> Vec<Result<TaskReceipt, Problem>> {
+pub(super) async fn batch(desk: &Desk, tasks: impl IntoIterator<Item = Value>) -> Vec<Result<TaskReceipt, Problem>> {
     desk.submit_batch(tasks.into_iter().map(|task| Ok(request(&task.to_string()))).collect()).await
 }
 
-fn statuses(answers: &[Result<TaskReceipt, Problem>]) -> Vec<u16> {
+pub(super) fn statuses(answers: &[Result<TaskReceipt, Problem>]) -> Vec<u16> {
     answers.iter().map(|answer| answer.as_ref().map_or_else(|problem| problem.status, |_| 200)).collect()
 }
 
 /// Counts the tasks of the queue `mail`, however slow the machine is. A submission waits two seconds for the first
 /// count, and is accepted without one.
-async fn count_mail(counter: &Counter, most: i64) {
+pub(super) async fn count_mail(counter: &Counter, most: i64) {
     let meter = counter.desk.meters().of(MeteredSubject::Queue(QueueName::new("mail")), Instant::now());
     let mut counted = meter.count(&counter.desk, PendingLimits { tasks: Some(most), bytes: None });
     counted.changed().await.expect("a count of no task");

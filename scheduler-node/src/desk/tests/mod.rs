@@ -1,6 +1,7 @@
 //! A desk with real databases, without a cluster or a broker.
 
 mod bulk;
+mod changed_limits;
 mod collect;
 pub(crate) mod drain;
 mod firer;

@@ -27,10 +27,7 @@ use super::{
 use crate::{
     by_database::ByDatabase,
     clock,
-    loops::upkeep::{
-        prober::NodeFitness,
-        queue_reader::{Books, catch_up},
-    },
+    loops::upkeep::{prober::NodeFitness, queue_reader::Books},
     store::{
         Patience,
         put::{Put, PutOutcome},
@@ -40,10 +37,6 @@ use crate::{
 
 /// The most submissions that wait for an insert in one database. Further callers must come back later.
 const WAITING_JOBS: usize = 1_024;
-
-/// The most attempts with a task whose queue gets other rules meanwhile. Each knows all rules that were answered before
-/// it began, so a task is refused only if they change each time.
-const TRIES: u32 = 3;
 
 /// No database that this node uses has the shard, for longer than a cut takes.
 const NO_PLACE: &str = "its shard is moving to another database, or is in one that this node does not use yet";
@@ -116,42 +109,19 @@ impl Submitter {
 
     /// Submits tasks that were admitted by the queues as of revision `admitted`, or by a newer one. Returns one answer
     /// for each, in their order. `Ok` means that the task, or the one that has its key, is durable. A task whose queue
-    /// has other rules by now is submitted by these if `admits` says so, and handed back otherwise.
+    /// has other rules by now is handed back.
     pub async fn submit(
         &self,
         tasks: Vec<ValidTask>,
         source: &'static str,
         admitted: i64,
-        admits: impl Fn(&ValidTask) -> bool,
     ) -> Vec<Result<Accepted, SubmitError>> {
         let Some(shard_count) = self.routes.databases.places().known().await else {
             let why = || Err(SubmitError::Unavailable("no database has told the shards of the cluster yet".to_owned()));
             return tasks.iter().map(|_| why()).collect();
         };
         let (placed, routed) = self.routes.place(tasks, shard_count);
-        let mut answers = self.write_routed(placed, source, routed.min(admitted), Patience::Long).await;
-        for _ in 1..TRIES {
-            if rules_changed(&answers).next().is_none() || !self.knows_again().await {
-                break;
-            }
-            let admitted = self.routes.books.load().revision();
-            let (places, admitted_again): (Vec<usize>, Vec<ValidTask>) =
-                rules_changed(&answers).filter(|(_, task)| admits(task)).unzip();
-            if admitted_again.is_empty() {
-                break;
-            }
-            let (placed, routed) = self.routes.place(admitted_again, shard_count);
-            let again = self.write_routed(placed, source, routed.min(admitted), Patience::Long).await;
-            for (place, answer) in places.into_iter().zip(again) {
-                answers[place] = answer;
-            }
-        }
-        answers
-    }
-
-    /// Reads the changed queues. Returns whether that succeeded.
-    async fn knows_again(&self) -> bool {
-        catch_up(&self.routes.databases.home().sql, &self.routes.books).await.is_ok()
+        self.write_routed(placed, source, routed.min(admitted), Patience::Long).await
     }
 
     /// Writes tasks that have ids already and come again. They stay on their shards, even if their queue has been
@@ -290,14 +260,6 @@ fn in_lines(mut tasks: Vec<(usize, NewTask)>) -> Vec<Vec<(usize, NewTask)>> {
         }
     }
     lines
-}
-
-/// The tasks whose queues have other rules by now, with their positions.
-fn rules_changed(answers: &[Result<Accepted, SubmitError>]) -> impl Iterator<Item = (usize, ValidTask)> {
-    answers.iter().enumerate().filter_map(|(place, answer)| match answer {
-        Err(SubmitError::RulesChanged(task)) => Some((place, task.task.clone())),
-        _ => None,
-    })
 }
 
 /// The tasks whose shards may be in another database by now, with their positions.

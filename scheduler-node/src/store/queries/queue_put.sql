@@ -6,9 +6,9 @@
 -- $1 name; $2 policy; $3 paused; $4 the limit of queues in all; $5 whether the queue must be as the caller saw it: last
 -- changed at $6, or absent if $6 is NULL; $7 the policy of a queue that does not exist.
 -- Returns the queue as it is now and the revision; `created`: the queue did not exist before; `placed`: the revision
--- at which its rules for submissions last changed (placement, format, deduplication window); `reports_since`: when its
--- `settle` last became `result`, NULL: never. No row: the queue does not exist, and there is no room for another; or it
--- is not as the caller saw it.
+-- at which its rules for submissions last changed (placement, format, deduplication window, limits of submissions);
+-- `reports_since`: when its `settle` last became `result`, NULL: never. No row: the queue does not exist, and there is
+-- no room for another; or it is not as the caller saw it.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), before AS MATERIALIZED (
@@ -31,8 +31,12 @@ WITH waited AS MATERIALIZED (
 ), turned AS (
     INSERT INTO duetime.queue_turn AS q (queue, revision, placed, reports_since)
     SELECT $1, n.revision,
-           CASE WHEN ARRAY[b.policy -> 'placement', b.policy -> 'format', b.policy -> 'dedup_window_ms']
-                     = ARRAY[$2::jsonb -> 'placement', $2::jsonb -> 'format', $2::jsonb -> 'dedup_window_ms'] THEN 0 ELSE n.revision END,
+           -- NULLs in an array are equal: a limit that is absent before and after has not changed.
+           CASE WHEN ARRAY[b.policy -> 'placement', b.policy -> 'format', b.policy -> 'dedup_window_ms',
+                           b.policy -> 'max_pending', b.policy -> 'max_pending_bytes', b.policy -> 'max_submits_per_second']
+                     = ARRAY[$2::jsonb -> 'placement', $2::jsonb -> 'format', $2::jsonb -> 'dedup_window_ms',
+                             $2::jsonb -> 'max_pending', $2::jsonb -> 'max_pending_bytes', $2::jsonb -> 'max_submits_per_second']
+                THEN 0 ELSE n.revision END,
            CASE WHEN b.policy ->> 'settle' IS DISTINCT FROM 'result' AND $2::jsonb ->> 'settle' = 'result' THEN clock_timestamp() END
       FROM noticed AS n CROSS JOIN before AS b
         ON CONFLICT (queue) DO UPDATE

@@ -225,6 +225,11 @@ async fn only_a_change_of_the_rules_for_submissions_counts_as_one_and_every_late
     let rules = [
         QueuePolicy { dedup_window_ms: 5, ..other.clone() },
         QueuePolicy { format: Format::CloudEvents, dedup_window_ms: 5, ..other.clone() },
+        QueuePolicy { max_pending: Some(0), ..other.clone() },
+        QueuePolicy { max_pending: Some(5), ..other.clone() },
+        QueuePolicy { max_pending_bytes: Some(5), ..other.clone() },
+        QueuePolicy { max_submits_per_second: Some(5), ..other.clone() },
+        other.clone(),
     ];
     let put = async |policy: &QueuePolicy| {
         test.database.queue_put(&orders(), policy, None, 10).await.unwrap().expect("there is room").turn
@@ -234,8 +239,13 @@ async fn only_a_change_of_the_rules_for_submissions_counts_as_one_and_every_late
         let turn = put(&policy).await;
         assert_eq!(turn.placed, turn.revision, "{policy:?}");
     }
+    let last = put(&other).await.placed;
+    let schedules = QueuePolicy { max_schedules: Some(5), ..other.clone() };
+    assert_eq!(put(&schedules).await.placed, last, "no rule for submissions");
     let gone = test.database.queue_delete(&orders()).await.unwrap().unwrap();
     assert_eq!(gone.placed, gone.revision, "submissions may not create it");
+    let limited = put(&QueuePolicy { max_pending: Some(5), ..QueuePolicy::default() }).await;
+    assert_eq!(limited.placed, limited.revision, "a queue without a policy has no limit");
 }
 
 /// Claims a task of [`submitted`], and notes its confirm.

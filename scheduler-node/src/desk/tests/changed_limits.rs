@@ -1,0 +1,141 @@
+//! Limits of a queue that another node has changed.
+
+use std::sync::Arc;
+
+use common::{
+    ids::{QueueName, ScheduleName},
+    task::envelope::{Field, Properties},
+    wire::{Message, Problem, ScheduleRequest},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Counter, PLAIN, counter, fresh,
+    limits::{batch, count_mail, put_queue, statuses, task},
+    request,
+};
+use crate::{desk::ReceiveOutcome, store::tests::fixture::TestDatabase};
+
+/// Two nodes with one database. The first one changes the queue `mail`; the second one has not read the change.
+async fn two_nodes() -> (Counter, Counter, TestDatabase) {
+    let (changing, test) = fresh().await;
+    let behind = counter(vec![Arc::clone(&test.database)], PLAIN);
+    (changing, behind, test)
+}
+
+/// Sets the policy of `mail` twice. The node that is behind knows the first one only.
+async fn change(changing: &Counter, behind: &Counter, before: Value, after: Value) {
+    put_queue(changing, "mail", before).await;
+    behind.desk.catch_up().await.expect("the queues can be read");
+    let known = behind.books.load().revision();
+    put_queue(changing, "mail", after).await;
+    assert_eq!(behind.books.load().revision(), known, "it has not read the change yet");
+}
+
+fn keyed(key: &str, on_duplicate: &str) -> Value {
+    let mut task = task("mail");
+    task["key"] = json!(key);
+    task["on_duplicate"] = json!(on_duplicate);
+    task
+}
+
+async fn submit(behind: &Counter) -> Result<(), Problem> {
+    behind.desk.submit(request(&task("mail").to_string())).await.map(drop)
+}
+
+#[track_caller]
+fn assert_refused(answer: Result<(), Problem>, limit: &str) {
+    let problem = answer.expect_err("there is no room");
+    assert_eq!(problem.status, 429, "{problem}");
+    assert_eq!(problem.limit.expect("it names the limit").name, limit);
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_know_of_a_new_limit_refuses_by_it_all_the_same() {
+    let (changing, behind, test) = two_nodes().await;
+    for (policy, limit) in [
+        (json!({ "max_pending": 0 }), "queue.max_pending"),
+        (json!({ "max_pending_bytes": 0 }), "queue.max_pending_bytes"),
+    ] {
+        let limit_again = async || {
+            change(&changing, &behind, json!({}), policy.clone()).await;
+            count_mail(&behind, 0).await;
+        };
+        limit_again().await;
+        assert_refused(submit(&behind).await, limit);
+        limit_again().await;
+        for answer in batch(&behind.desk, [keyed("a", "keep"), task("mail"), keyed("b", "replace")]).await {
+            assert_refused(answer.map(drop), limit);
+        }
+        limit_again().await;
+        let headers = vec![("duetime-queue".into(), Field::Text("mail".into()))];
+        let properties = Properties { headers: Some(headers), ..Properties::default() };
+        let message = Message { properties, body: b"12345678".to_vec(), ..Message::default() };
+        let mut taken = behind.desk.receive(&[(None, &message)]).await;
+        let Some(ReceiveOutcome::Refused(problem)) = taken.pop() else { panic!("{limit}: it is not set aside") };
+        assert_refused(Err(problem), limit);
+    }
+    assert_eq!(test.live().await, 0);
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_know_of_a_new_rate_takes_no_more_than_it_allows() {
+    let (changing, behind, test) = two_nodes().await;
+    change(&changing, &behind, json!({}), json!({ "max_submits_per_second": 3 })).await;
+    let answers = batch(&behind.desk, (0..200).map(|_| task("mail"))).await;
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 3);
+    let refused = answers.into_iter().find(Result::is_err).expect("some are refused");
+    assert_refused(refused.map(drop), "queue.max_submits_per_second");
+    assert_eq!(test.live().await, 3);
+}
+
+#[tokio::test]
+async fn a_task_that_comes_in_again_takes_its_room_and_its_part_of_the_rate_once() {
+    let (changing, behind, test) = two_nodes().await;
+    let limits = json!({ "max_pending": 2, "max_submits_per_second": 2 });
+    let more = json!({ "max_pending": 2, "max_submits_per_second": 2, "max_pending_bytes": 1_000 });
+    change(&changing, &behind, limits, more).await;
+    count_mail(&behind, 2).await;
+    assert_eq!(statuses(&batch(&behind.desk, ["mail", "mail"].map(task)).await), [200, 200]);
+    assert_eq!(submit(&behind).await.expect_err("there is no room").status, 429);
+    assert_eq!(test.live().await, 2);
+}
+
+#[tokio::test]
+async fn a_task_that_comes_in_again_needs_no_room_where_another_one_answers_for_it() {
+    let (changing, behind, test) = two_nodes().await;
+    assert_eq!(statuses(&batch(&changing.desk, [keyed("a", "keep")]).await), [200]);
+    change(&changing, &behind, json!({}), json!({ "max_pending": 1 })).await;
+    count_mail(&behind, 1).await;
+    let tasks = [keyed("a", "keep"), keyed("b", "keep"), keyed("a", "replace")];
+    assert_eq!(statuses(&batch(&behind.desk, tasks).await), [200, 429, 200]);
+    assert_eq!(test.live().await, 1);
+}
+
+#[tokio::test]
+async fn a_task_that_no_limit_refuses_is_not_refused_when_it_comes_in_again() {
+    let (changing, behind, test) = two_nodes().await;
+    let schedule = json!({ "queue": "mail", "every_ms": 3_600_000 }).to_string();
+    let schedule = ScheduleRequest::parse(&schedule).expect("a schedule");
+    changing.desk.schedule_put(ScheduleName::new("hourly"), schedule).await.expect("made");
+    change(&changing, &behind, json!({}), json!({ "max_pending": 0 })).await;
+    count_mail(&behind, 0).await;
+    behind.desk.schedule_run(ScheduleName::new("hourly")).await.expect("tasks of a schedule are not limited");
+    assert_eq!(test.live().await, 1);
+}
+
+#[tokio::test]
+async fn a_limit_is_in_force_for_a_queue_that_its_first_task_made_and_for_one_that_was_deleted_meanwhile() {
+    let (changing, behind, test) = two_nodes().await;
+    let first = behind.desk.submit(request(&task("mail").to_string())).await.expect("accepted");
+    put_queue(&changing, "mail", json!({ "max_pending": 1 })).await;
+    count_mail(&behind, 1).await;
+    assert_refused(submit(&behind).await, "queue.max_pending");
+    behind.desk.cancel(first.id).await.expect("cancelled");
+    put_queue(&changing, "mail", json!({})).await;
+    behind.desk.catch_up().await.expect("the queues can be read");
+    changing.desk.queue_delete(QueueName::new("mail")).await.expect("no task of it is left");
+    put_queue(&changing, "mail", json!({ "max_pending": 0 })).await;
+    assert_refused(submit(&behind).await, "queue.max_pending");
+    assert_eq!(test.live().await, 0);
+}
