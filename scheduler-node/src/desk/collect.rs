@@ -7,13 +7,16 @@ use common::{
     wire::{Problem, TaskRequest},
 };
 
-use super::{Desk, limits::AppliedLimits, meter::Admission};
+use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
 use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
 impl Desk {
     /// Returns one answer for each row, in their order: the task to store, or the reason why the row cannot be
     /// one. The caller keeps the [`Admission`] until the tasks are stored.
     pub(crate) async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
+        if let Err(why) = self.learn_turns(rows).await {
+            return (rows.iter().map(|_| Err(why.clone())).collect(), Admission::default());
+        }
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.
         let read = |row: &InboxRow| {
@@ -28,6 +31,23 @@ impl Desk {
             Ok(NewTask { id: row.id, task: ValidTask { due_now: false, ..task } })
         };
         (rows.iter().zip(read).map(judged).collect(), room)
+    }
+
+    /// Reads the queues if this node may not know a change that was answered before one of the rows was committed.
+    /// While it cannot read them, the rows wait; after a second, a node that knows the change takes them. Where the
+    /// read shows no change, the first database was set back, and what it has counts.
+    async fn learn_turns(&self, rows: &[InboxRow]) -> Result<(), Problem> {
+        let known = self.parts().books.load().revision();
+        if rows.iter().all(|row| row.turned <= known) {
+            return Ok(());
+        }
+        self.catch_up().await.map_err(|error| {
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "the changed queues of rows in SQL cannot be read"
+            );
+            refusal::outdated()
+        })
     }
 
     /// Refuses a row whose shard does not fit the queue's placement. A database that did not know the queue's

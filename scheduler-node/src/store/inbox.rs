@@ -52,6 +52,9 @@ pub struct InboxRow {
     pub leaving: bool,
     /// Whether the read ended with this row because of its size, so that others may wait behind it.
     pub is_last: bool,
+    /// The revision at which a queue of this database had last turned. Queues as of this revision or a later one have
+    /// all changes that were answered before the row was committed.
+    pub turned: i64,
 }
 
 /// The rows that a read returns.
@@ -148,6 +151,7 @@ impl Database {
                     submitted_at: super::moment(&row, "submitted_at")?,
                     leaving: row.try_get("leaving")?,
                     is_last: row.try_get::<bool, _>("is_last")? || bytes >= READ_BYTES,
+                    turned: row.try_get("turned")?,
                 });
             }
             drop(rows);

@@ -3,18 +3,24 @@
 use std::sync::Arc;
 
 use common::{
-    ids::{QueueName, ScheduleName},
+    ids::{QueueName, ScheduleName, ShardId},
     task::envelope::{Field, Properties},
     wire::{Message, Problem, ScheduleRequest},
 };
 use serde_json::{Value, json};
 
 use super::{
-    Counter, PLAIN, counter, fresh,
+    Counter, PLAIN, counter, fresh, hide_queues,
     limits::{batch, count_mail, put_queue, statuses, task},
     request,
 };
-use crate::{desk::ReceiveOutcome, store::tests::fixture::TestDatabase};
+use crate::{
+    desk::ReceiveOutcome,
+    store::{
+        inbox::{InboxRow, InboxScope},
+        tests::fixture::{self, TestDatabase},
+    },
+};
 
 /// Two nodes with one database. The first one changes the queue `mail`; the second one has not read the change.
 async fn two_nodes() -> (Counter, Counter, TestDatabase) {
@@ -138,4 +144,27 @@ async fn a_limit_is_in_force_for_a_queue_that_its_first_task_made_and_for_one_th
     put_queue(&changing, "mail", json!({ "max_pending": 0 })).await;
     assert_refused(submit(&behind).await, "queue.max_pending");
     assert_eq!(test.live().await, 0);
+}
+
+/// The submissions in SQL that wait.
+async fn waiting_rows(test: &TestDatabase) -> Vec<InboxRow> {
+    let shards: Vec<ShardId> = fixture::all_shards().iter().collect();
+    let wanted =
+        InboxScope { owned: &shards, reachable: &shards, others_after: Default::default(), most: 100, aside: &[] };
+    test.database.inbox_read(wanted).await.expect("the inbox can be read")
+}
+
+#[tokio::test]
+async fn a_submission_in_sql_is_judged_by_what_its_queue_was_when_it_was_committed_or_later() {
+    let (changing, behind, test) = two_nodes().await;
+    change(&changing, &behind, json!({}), json!({ "max_pending": 0 })).await;
+    count_mail(&behind, 0).await;
+    sqlx::query("SELECT duetime.submit('mail', '1')").execute(&test.pool).await.unwrap();
+    let rows = waiting_rows(&test).await;
+    hide_queues(&test, true).await;
+    let (judged, _room) = behind.desk.judge(&rows).await;
+    assert!(judged[0].as_ref().expect_err("its queue has changed").is_unavailable(), "the row waits: {judged:?}");
+    hide_queues(&test, false).await;
+    let (mut judged, _room) = behind.desk.judge(&rows).await;
+    assert_refused(judged.remove(0).map(drop), "queue.max_pending");
 }

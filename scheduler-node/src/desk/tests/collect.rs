@@ -13,7 +13,14 @@ use crate::store::{inbox::InboxRow, tests::fixture};
 const SUBMITTED_AT: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
 
 fn row(id: TaskId, request: &str) -> InboxRow {
-    InboxRow { id, request: Some(request.to_owned()), submitted_at: SUBMITTED_AT, leaving: false, is_last: false }
+    InboxRow {
+        id,
+        request: Some(request.to_owned()),
+        submitted_at: SUBMITTED_AT,
+        leaving: false,
+        is_last: false,
+        turned: 0,
+    }
 }
 
 #[tokio::test]

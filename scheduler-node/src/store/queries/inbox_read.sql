@@ -5,6 +5,8 @@
 -- A request that is too long, in the table or as text, comes back as NULL.
 -- `is_last`: the rows reach the bound with this one, so others may wait behind it.
 -- `leaving`: the row is on its way into another database, or was cancelled while its shard was in another one.
+-- `turned`: the revision at which a queue last turned here (queue_turn.sql). A change of a queue that was answered
+-- before a row was committed is not newer.
 -- A comparison with an array that is a parameter is a linear search. By the CASE a row is compared with the few shards
 -- of this node first; the planner would begin with all that can be reached. Hash tables cost more than they save below
 -- some hundred rows.
@@ -26,6 +28,7 @@ WITH head AS MATERIALIZED (
     SELECT h.*, sum(h.stored) OVER (ORDER BY h.submitted_at, h.id) - h.stored AS before FROM head AS h
 )
 SELECT a.id, a.submitted_at, a.leaving, a.before + a.stored >= $6 AS is_last,
+       (SELECT coalesce(max(t.revision), 0) FROM duetime.queue_turn AS t) AS turned,
        CASE WHEN $8 AND a.stored <= $7
             THEN (SELECT CASE WHEN octet_length(r.text) <= $7 THEN r.text END
                     FROM (SELECT i.request::text AS text FROM duetime.inbox AS i WHERE i.id = a.id OFFSET 0) AS r)
