@@ -116,18 +116,15 @@ impl Desk {
         pause_or_resume(&mut standing, &valid.calendar, valid.paused, now);
         let change =
             ScheduleContents { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
-        let of_queue = self.parts().books.load().get(&valid.rules.queue).policy.max_schedules;
-        let quota = ScheduleQuota { of_queue, of_caller: self.limits.schedules, queues: self.scope.patterns() };
+        let quota = ScheduleQuota { of_caller: self.limits.schedules, queues: self.scope.patterns() };
         let put = match &before {
-            Some(before) => home.schedule_change(name, before.revision, change, quota).await,
+            Some(before) => home.schedule_change(name, before.revision, change).await,
             None => home.schedule_add(name, change, quota).await,
         };
         match put? {
             ScheduleWrite::Done(record) => Ok(Some((*record, before.is_none()))),
             ScheduleWrite::Overtaken => Ok(None),
-            ScheduleWrite::QueueFull(used) => {
-                Err(self.too_many_made(Limit::QueueSchedules, of_queue.unwrap_or_default(), used))
-            }
+            ScheduleWrite::QueueFull { used, most } => Err(self.too_many_made(Limit::QueueSchedules, most, used)),
             ScheduleWrite::CallerFull(used) => {
                 Err(self.too_many_made(Limit::TokenSchedules, quota.of_caller.unwrap_or_default(), used))
             }

@@ -43,11 +43,9 @@ pub struct ScheduleContents<'a> {
     pub wake_at: Option<UnixMicros>,
 }
 
-/// The limits on the number of schedules. `None`: no limit.
+/// The caller's limit on the number of schedules. That of a queue is in its policy. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScheduleQuota<'a> {
-    /// The most schedules of the schedule's queue.
-    pub of_queue: Option<i64>,
     /// The most schedules of all the caller's queues.
     pub of_caller: Option<i64>,
     /// The caller's queues: names, or the beginnings of names followed by `*`. `None`: all queues.
@@ -60,8 +58,11 @@ pub enum ScheduleWrite {
     Done(Box<ScheduleRecord>),
     /// The schedule has changed since the caller read it, or one exists that the caller did not know.
     Overtaken,
-    /// The queue has this many schedules, and may have no more.
-    QueueFull(i64),
+    /// The queue has so many schedules, and may have no more than `most`.
+    QueueFull {
+        used: i64,
+        most: i64,
+    },
     /// The caller's queues have this many schedules, and may have no more.
     CallerFull(i64),
 }
@@ -193,7 +194,7 @@ impl Database {
     ) -> Result<ScheduleWrite, Error> {
         self.run(StoreOp::ScheduleAdd, |pool| async move {
             let query = wish.bound_to(include_str!("queries/schedule_add.sql"), name);
-            let query = query.bind(quota.of_queue).bind(quota.of_caller).bind(quota.queues);
+            let query = query.bind(quota.of_caller).bind(quota.queues);
             written(&query.fetch_one(&pool).await?)
         })
         .await
@@ -206,11 +207,10 @@ impl Database {
         name: &ScheduleName,
         read: Revision,
         wish: ScheduleContents<'_>,
-        quota: ScheduleQuota<'_>,
     ) -> Result<ScheduleWrite, Error> {
         self.run(StoreOp::ScheduleChange, |pool| async move {
             let query = wish.bound_to(include_str!("queries/schedule_change.sql"), name).bind(read.0);
-            written(&query.bind(quota.of_queue).fetch_one(&pool).await?)
+            written(&query.fetch_one(&pool).await?)
         })
         .await
     }
@@ -383,7 +383,7 @@ impl<'a> ScheduleContents<'a> {
 
 fn written(row: &PgRow) -> Result<ScheduleWrite, sqlx::Error> {
     if row.try_get("queue_full")? {
-        return Ok(ScheduleWrite::QueueFull(row.try_get("of_queue")?));
+        return Ok(ScheduleWrite::QueueFull { used: row.try_get("of_queue")?, most: row.try_get("most_of_queue")? });
     }
     if row.try_get("caller_full")? {
         return Ok(ScheduleWrite::CallerFull(row.try_get("of_caller")?));

@@ -119,6 +119,20 @@ async fn a_task_that_comes_in_again_needs_no_room_where_another_one_answers_for_
 }
 
 #[tokio::test]
+async fn a_node_that_does_not_know_of_a_new_limit_of_schedules_refuses_by_it_all_the_same() {
+    let (changing, behind, _test) = two_nodes().await;
+    change(&changing, &behind, json!({}), json!({ "max_schedules": 1 })).await;
+    let put = async |name: &str| {
+        let schedule = json!({ "queue": "mail", "every_ms": 3_600_000 }).to_string();
+        let schedule = ScheduleRequest::parse(&schedule).expect("a schedule");
+        behind.desk.schedule_put(ScheduleName::new(name), schedule).await.map(drop)
+    };
+    put("one").await.expect("there is room");
+    assert_refused(put("two").await, "queue.max_schedules");
+    put("one").await.expect("it is there");
+}
+
+#[tokio::test]
 async fn a_task_that_no_limit_refuses_is_not_refused_when_it_comes_in_again() {
     let (changing, behind, test) = two_nodes().await;
     let schedule = json!({ "queue": "mail", "every_ms": 3_600_000 }).to_string();

@@ -1,24 +1,31 @@
 -- Adds a schedule.
--- Guard: no schedule has that name, and there is room; otherwise the statement changes nothing. Two concurrent
--- statements do not see each other's schedules and may both take the last place.
+-- Guard: no schedule has that name, and there is room; otherwise the statement changes nothing. The limit of the queue
+-- is that of its policy as stored, whose row is locked: a change of it waits. Two concurrent statements do not see each
+-- other's schedules and may both take the last place.
 -- $1 name; $2 rules; $3 payload; $4 next fire time; $5 since; $6 paused at; $7 wake at; $8 the limit of schedules of
--- its queue or NULL; $9 the limit of schedules of the caller's queues or NULL; $10 the caller's queues: names, or
--- starts of names and `*`; NULL: all.
--- Returns one row: the number of schedules of its queue and of the caller's queues where a limit applies, whether
--- each limit is reached, and the schedule. Without a name: a limit is reached, or the name is taken.
-WITH used AS MATERIALIZED (
-    SELECT CASE WHEN $8::bigint IS NOT NULL
+-- the caller's queues or NULL; $9 the caller's queues: names, or starts of names and `*`; NULL: all.
+-- Returns one row: the limit of its queue; the number of schedules of its queue and of the caller's queues where a
+-- limit applies; whether each limit is reached; and the schedule. Without a name: a limit is reached, or the name is
+-- taken.
+WITH policy AS MATERIALIZED (                              -- a limit that no node can read counts as none
+    SELECT CASE WHEN (q.policy ->> 'max_schedules') ~ '^[0-9]{1,18}$' THEN (q.policy ->> 'max_schedules')::bigint END AS most
+      FROM duetime.queue AS q
+     WHERE q.name = $2::jsonb ->> 'queue'
+       FOR SHARE OF q
+), used AS MATERIALIZED (
+    SELECT (SELECT p.most FROM policy AS p) AS most_of_queue,
+           CASE WHEN (SELECT p.most FROM policy AS p) IS NOT NULL
                 THEN (SELECT count(*) FROM duetime.schedule AS s WHERE s.rules ->> 'queue' = $2::jsonb ->> 'queue') END AS of_queue,
-           CASE WHEN $9::bigint IS NOT NULL
+           CASE WHEN $8::bigint IS NOT NULL
                 THEN (SELECT count(*) FROM duetime.schedule AS s
-                       WHERE $10::text[] IS NULL
-                          OR EXISTS (SELECT FROM unnest($10::text[]) AS p (pattern)
+                       WHERE $9::text[] IS NULL
+                          OR EXISTS (SELECT FROM unnest($9::text[]) AS p (pattern)
                                       WHERE CASE WHEN right(p.pattern, 1) = '*'
                                                  THEN starts_with(s.rules ->> 'queue', left(p.pattern, -1))
                                                  ELSE s.rules ->> 'queue' = p.pattern END)) END AS of_caller
 ), room AS MATERIALIZED (
-    SELECT u.of_queue, u.of_caller, coalesce(u.of_queue >= $8::bigint, false) AS queue_full,
-           coalesce(u.of_caller >= $9::bigint, false) AS caller_full
+    SELECT u.most_of_queue, u.of_queue, u.of_caller, coalesce(u.of_queue >= u.most_of_queue, false) AS queue_full,
+           coalesce(u.of_caller >= $8::bigint, false) AS caller_full
       FROM used AS u
 ), added AS (
     INSERT INTO duetime.schedule (name, rules, payload, next_at, since, paused_at, wake_at)
@@ -26,4 +33,4 @@ WITH used AS MATERIALIZED (
         ON CONFLICT (name) DO NOTHING
     RETURNING name, revision, rules, payload, next_at, since, paused_at, buffered_at, last_fire_at, last_task, created_at, updated_at
 )
-SELECT r.of_queue, r.of_caller, r.queue_full, r.caller_full, a.* FROM room AS r LEFT JOIN added AS a ON true
+SELECT r.most_of_queue, r.of_queue, r.of_caller, r.queue_full, r.caller_full, a.* FROM room AS r LEFT JOIN added AS a ON true

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use common::{
     ids::{QueueName, ScheduleName, ShardId, TaskId},
+    queue::QueuePolicy,
     schedule::{Fire, FireDecision, Overlap, Rules, ScheduleState, When},
     time::UnixMicros,
 };
@@ -54,7 +55,7 @@ pub(super) async fn added(test: &TestDatabase, name: &str) -> ScheduleRecord {
     put(test, name, &rules, NONE).await.expect("new")
 }
 
-const NONE: ScheduleQuota<'_> = ScheduleQuota { of_queue: None, of_caller: None, queues: None };
+const NONE: ScheduleQuota<'_> = ScheduleQuota { of_caller: None, queues: None };
 
 async fn put(test: &TestDatabase, name: &str, rules: &Rules, quota: ScheduleQuota<'_>) -> Option<ScheduleRecord> {
     done(test.database.schedule_add(&ScheduleName::new(name), wish(rules, standing(1)), quota).await.unwrap())
@@ -169,7 +170,7 @@ async fn what_was_changed_or_made_anew_in_between_is_not_decided_by_what_was_rea
     let test = database().await;
     let read = added(&test, "s").await;
     let other = rules("others");
-    let change = || test.database.schedule_change(&read.name, read.revision, wish(&other, standing(1)), NONE);
+    let change = || test.database.schedule_change(&read.name, read.revision, wish(&other, standing(1)));
     assert_eq!(done(change().await.unwrap()).expect("it was as it was read").rules.queue.as_str(), "others");
     assert!(decide(&test, &read, fixture::fresh_id()).await.is_none());
     assert!(done(change().await.unwrap()).is_none());
@@ -187,7 +188,7 @@ async fn a_decided_fire_time_stays_as_it_was_decided_whatever_becomes_of_its_sch
     let id = fixture::fresh_id();
     let turned = decide(&test, &read, id).await.expect("decided");
     let other = rules("others");
-    let changed = test.database.schedule_change(&read.name, turned.revision, wish(&other, standing(2)), NONE).await;
+    let changed = test.database.schedule_change(&read.name, turned.revision, wish(&other, standing(2))).await;
     done(changed.unwrap()).expect("changed");
     assert!(test.database.schedule_delete(&read.name, None).await.unwrap());
     let others: Vec<ShardId> = all_shards().into_iter().filter(|shard| *shard != id.shard()).collect();
@@ -288,24 +289,30 @@ async fn one_that_cannot_be_read_does_not_keep_the_others_from_it() {
 #[tokio::test]
 async fn a_queue_and_a_caller_have_only_so_many_schedules() {
     let test = database().await;
-    let two = ScheduleQuota { of_queue: Some(2), ..NONE };
     let (mails, others) = (rules("mails"), rules("others"));
+    let limit = async |max_schedules| {
+        let policy = QueuePolicy { max_schedules, ..QueuePolicy::default() };
+        test.database.queue_put(&QueueName::new("mails"), &policy, None, 10).await.unwrap().expect("there is room");
+    };
+    limit(Some(2)).await;
     let add = async |name: &str, rules: &Rules, quota| {
         test.database.schedule_add(&ScheduleName::new(name), wish(rules, standing(1)), quota).await.unwrap()
     };
-    assert!(put(&test, "a", &mails, two).await.is_some());
-    let second = put(&test, "b", &mails, two).await.expect("there is room");
-    assert!(matches!(add("c", &mails, two).await, ScheduleWrite::QueueFull(2)));
-    let elsewhere = put(&test, "c", &others, two).await.expect("another queue has room");
+    assert!(put(&test, "a", &mails, NONE).await.is_some());
+    let second = put(&test, "b", &mails, NONE).await.expect("there is room");
+    assert!(matches!(add("c", &mails, NONE).await, ScheduleWrite::QueueFull { used: 2, most: 2 }));
+    let elsewhere = put(&test, "c", &others, NONE).await.expect("another queue has room");
 
     let change = async |from: &ScheduleRecord, rules: &Rules| {
-        test.database.schedule_change(&from.name, from.revision, wish(rules, standing(2)), two).await.unwrap()
+        test.database.schedule_change(&from.name, from.revision, wish(rules, standing(2))).await.unwrap()
     };
-    assert!(matches!(change(&elsewhere, &mails).await, ScheduleWrite::QueueFull(2)), "nor does one move there");
+    let moved = change(&elsewhere, &mails).await;
+    assert!(matches!(moved, ScheduleWrite::QueueFull { used: 2, most: 2 }), "nor does one move there");
     assert!(done(change(&second, &mails).await).is_some(), "one that stays needs no room");
+    limit(None).await;
 
     let scope = ["mail*".to_owned(), "other".to_owned()];
-    let of_caller = |most| ScheduleQuota { of_caller: Some(most), queues: Some(&scope), ..NONE };
+    let of_caller = |most| ScheduleQuota { of_caller: Some(most), queues: Some(&scope) };
     assert!(
         matches!(add("d", &others, of_caller(2)).await, ScheduleWrite::CallerFull(2)),
         "those of `others` do not count"
@@ -313,4 +320,27 @@ async fn a_queue_and_a_caller_have_only_so_many_schedules() {
     assert!(matches!(add("d", &mails, of_caller(3)).await, ScheduleWrite::Done(_)));
     let all = ScheduleQuota { of_caller: Some(4), ..NONE };
     assert!(matches!(add("e", &mails, all).await, ScheduleWrite::CallerFull(4)));
+}
+
+/// A limit that is answered before the schedule is written would be exceeded by it otherwise.
+#[tokio::test]
+async fn a_new_schedule_waits_for_a_change_of_its_queues_limit_that_is_under_way() {
+    let test = database().await;
+    test.be_patient(PoolKind::Write).await;
+    let put = test.database.queue_put(&QueueName::new("mails"), &QueuePolicy::default(), None, 10).await.unwrap();
+    assert!(put.is_some(), "there is room");
+    let mut changing = test.pool.acquire().await.unwrap();
+    let limit = r#"UPDATE duetime.queue SET policy = policy || '{"max_schedules": 0}'"#;
+    for statement in ["BEGIN", limit] {
+        sqlx::query(statement).execute(&mut *changing).await.unwrap();
+    }
+    let database = test.database.clone();
+    let adding = spawn_child(async move {
+        let mails = rules("mails");
+        database.schedule_add(&ScheduleName::new("a"), wish(&mails, standing(1)), NONE).await
+    });
+    test.until_waiting(1).await;
+    sqlx::query("COMMIT").execute(&mut *changing).await.unwrap();
+    let added = adding.await.unwrap().unwrap();
+    assert!(matches!(added, ScheduleWrite::QueueFull { used: 0, most: 0 }), "{added:?}");
 }
