@@ -182,6 +182,12 @@ impl SqlIntake {
             let ids: Vec<TaskId> = part.iter().map(|(id, _)| *id).collect();
             let database = &self.databases[index].sql;
             let not_there = match database.received_refuse(&ids, self.source().name()).await {
+                // The next pass asks the new place.
+                Err(error) if error.is_moved() => {
+                    self.databases.places().want();
+                    state.skips_own |= index == self.index && state.has_more;
+                    continue;
+                }
                 Err(error) if index != self.index => {
                     self.logged(Err::<(), _>(error));
                     state.avoided.insert(index, Instant::now());

@@ -2,6 +2,7 @@ use common::{
     ids::Epoch,
     queue::{Queue, QueueBook, QueuePolicy},
 };
+use futures::FutureExt;
 use prometheus::{Registry, TextEncoder};
 
 use super::*;
@@ -241,6 +242,35 @@ async fn a_refused_row_whose_database_takes_no_writes_keeps_no_other_row_waiting
     sqlx::raw_sql("DROP FUNCTION public.fill_disk() CASCADE").execute(&east.pool).await.unwrap();
     // As if the pause of its database had passed.
     state.avoided.clear();
+    intake.collect(&mut state).await.unwrap();
+    let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
+    assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 1);
+}
+
+/// The map of the node is older than the move.
+#[tokio::test]
+async fn a_refused_row_whose_shard_has_moved_on_is_refused_by_the_new_place_and_no_database_is_avoided() {
+    let (counter, [main, east]) = with_two_databases().await;
+    let places = counter.databases.places();
+    sqlx::raw_sql(
+        "INSERT INTO duetime.inbox (id, shard, request, submitted_at, leaving_at)
+         SELECT duetime.mint(now(), 100), 100, '{\"queue\": \"orders\", \"priority\": 9}'::jsonb,
+                now() - interval '1 minute', now();
+         INSERT INTO duetime.shard (id, epoch) VALUES (100, 9)",
+    )
+    .execute(&main.pool)
+    .await
+    .unwrap();
+    east.database.move_guard(&[ShardId::new(100)], false).await.unwrap();
+    let close = "UPDATE duetime.shard SET status = 'gone' WHERE id = 100";
+    sqlx::raw_sql(close).execute(&east.pool).await.unwrap();
+    let _ = places.wanted().notified().now_or_never();
+    let (intake, mut state) = (intake(&counter), PassState::default());
+    intake.collect(&mut state).await.unwrap();
+    assert_eq!(state.avoided.len(), 0, "the rows of its other shards go on");
+    assert!(places.wanted().notified().now_or_never().is_some(), "the map is read again");
+
+    places.refresh().await.unwrap();
     intake.collect(&mut state).await.unwrap();
     let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 1);
