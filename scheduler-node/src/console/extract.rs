@@ -149,7 +149,7 @@ impl FromRequest<Console> for PostedForm {
         };
         let refuse = |problem: Problem| PageProblem::at(&visitor, problem).into_response();
         let limit_bytes = parts.extensions.get::<FormLimit>().map_or(FORM_BYTES, |limit| limit.0);
-        let form = console.shares.body(parts.headers, body, Arc::clone(&visitor.caller.name));
+        let form = console.shares.body(parts, body, Arc::clone(&visitor.caller.name));
         let form = form.form(limit_bytes).await.map_err(refuse)?;
         // Browsers send each line break as CR LF.
         let field = |(name, text): (Cow<'_, str>, Cow<'_, str>)| (name.into_owned(), text.replace("\r\n", "\n"));

@@ -14,6 +14,7 @@ use futures::{StreamExt, stream};
 use super::{
     Api, answers,
     memory::{BodyMemory, Reservation},
+    places::WaitPlaces,
     refusal::Refusal,
     serve::TooSlow,
 };
@@ -39,6 +40,8 @@ pub(crate) struct UnreadBody {
     /// whose answers are small.
     pub(super) answers: Option<Arc<BodyMemory>>,
     pub(super) caller: Arc<str>,
+    /// Where it may wait for memory.
+    pub(super) places: WaitPlaces,
 }
 
 impl FromRequest<Api> for UnreadBody {
@@ -48,7 +51,7 @@ impl FromRequest<Api> for UnreadBody {
         let caller =
             request.extensions().get::<Caller>().map_or_else(|| Caller::ANONYMOUS.into(), |it| it.name.clone());
         let (parts, body) = request.into_parts();
-        Ok(api.shares.body(parts.headers, body, caller))
+        Ok(api.shares.body(parts, body, caller))
     }
 }
 
@@ -86,7 +89,8 @@ impl UnreadBody {
             return Err(problem);
         }
         let reserved = Reservation::none(&self.memory, Arc::clone(&self.caller));
-        let (bytes, reserved) = collect(self.body, announced.unwrap_or(0), limit_bytes, reserved, drained).await?;
+        let announced = announced.unwrap_or(0);
+        let (bytes, reserved) = collect(self.body, announced, limit_bytes, reserved, &self.places, drained).await?;
         // Many requests may have begun while there was room, and wait with the last byte of their bodies.
         self.answers.map_or(Ok(()), |answers| answers::check(&answers, &self.caller))?;
         let text = String::from_utf8(bytes).map_err(|error| not_text(error.utf8_error()))?;
@@ -132,6 +136,7 @@ async fn collect(
     announced: usize,
     limit_bytes: usize,
     mut reserved: Reservation,
+    places: &WaitPlaces,
     drained: usize,
 ) -> Result<(Vec<u8>, Reservation), Problem> {
     let mut bytes = Vec::new();
@@ -148,7 +153,7 @@ async fn collect(
             // The buffer doubles as bytes arrive, or grows to the announced size if that is less than double.
             let wanted = needed.max(bytes.capacity() * 2).max(announced.min(FIRST_RESERVED_BYTES)).min(limit_bytes);
             let wanted = if (needed..wanted).contains(&announced) { announced } else { wanted };
-            if let Err(problem) = reserved.grow_to(wanted).await {
+            if let Err(problem) = reserved.grow_while_arriving(wanted, places).await {
                 drop((chunk, bytes, reserved));
                 drain(arriving, drained).await;
                 return Err(problem);
@@ -236,11 +241,13 @@ mod tests {
         Body::from_stream(futures::stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>)))
     }
 
+    fn unread(headers: &HeaderMap, body: Body, memory: &Arc<BodyMemory>) -> UnreadBody {
+        let (headers, memory, places) = (headers.clone(), Arc::clone(memory), WaitPlaces::default());
+        UnreadBody { headers, body, memory, answers: None, caller: "ops".into(), places }
+    }
+
     async fn text(headers: &HeaderMap, body: Body, limit_bytes: usize) -> Result<BodyText, Problem> {
-        let memory = Arc::new(BodyMemory::new(1 << 20));
-        UnreadBody { headers: headers.clone(), body, memory, answers: None, caller: "ops".into() }
-            .text(limit_bytes)
-            .await
+        unread(headers, body, &Arc::new(BodyMemory::new(1 << 20))).text(limit_bytes).await
     }
 
     #[tokio::test]
@@ -272,13 +279,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_first_byte_shows_that_a_body_is_not_empty_and_is_kept() {
-        let unread = |body| UnreadBody {
-            headers: HeaderMap::new(),
-            body,
-            memory: Arc::new(BodyMemory::new(1 << 20)),
-            answers: None,
-            caller: "ops".into(),
-        };
+        let unread = |body| unread(&HeaderMap::new(), body, &Arc::new(BodyMemory::new(1 << 20)));
         for empty in [vec![], vec![""], vec!["", ""]] {
             assert!(unread(chunked(empty)).not_empty().await.is_none());
         }
@@ -292,13 +293,7 @@ mod tests {
     #[tokio::test]
     async fn an_announced_body_takes_no_room_before_it_comes() {
         let memory = Arc::new(BodyMemory::new(1 << 20));
-        let sent = |headers: &HeaderMap, body| UnreadBody {
-            headers: headers.clone(),
-            body,
-            memory: Arc::clone(&memory),
-            answers: None,
-            caller: "ops".into(),
-        };
+        let sent = |headers: &HeaderMap, body| unread(headers, body, &memory);
         let announced = headers(&[(header::CONTENT_LENGTH, "500000")]);
         let never = || Body::from_stream(futures::stream::pending::<Result<&'static str, std::io::Error>>());
         let mut waiting: Vec<_> = (0..6).map(|_| Box::pin(sent(&announced, never()).text(500_000))).collect();
@@ -321,7 +316,7 @@ mod tests {
         let body = Body::from_stream(chunks.inspect(move |_| {
             counted.fetch_add(1, Ordering::Relaxed);
         }));
-        let sent = UnreadBody { headers: HeaderMap::new(), body, memory, answers: None, caller: "ops".into() };
+        let sent = unread(&HeaderMap::new(), body, &memory);
         assert_eq!(sent.text(10).await.expect_err("refused").status, 429);
         assert_eq!(read.load(Ordering::Relaxed), 3);
     }
@@ -337,8 +332,8 @@ mod tests {
             let body = Body::from_stream(pieces.take(1_000).inspect(move |_| {
                 counted.fetch_add(1 << 16, Ordering::Relaxed);
             }));
-            let (headers, memory) = (HeaderMap::new(), Arc::new(BodyMemory::of_sign_ins()));
-            let sent = UnreadBody { headers, body, memory, answers, caller: "ops".into() };
+            let sent = unread(&HeaderMap::new(), body, &Arc::new(BodyMemory::of_sign_ins()));
+            let sent = UnreadBody { answers, ..sent };
             assert_eq!(sent.text(10).await.expect_err("refused").status, 413);
             // The piece that is too much was read, and the first one before the rest.
             assert_eq!(read.load(Ordering::Relaxed), most + (2 << 16));

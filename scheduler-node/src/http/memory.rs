@@ -7,7 +7,10 @@ use common::wire::Problem;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::AROUND_PAYLOAD_BYTES;
+use super::{
+    AROUND_PAYLOAD_BYTES,
+    places::{Place, WaitPlaces},
+};
 use crate::until::until;
 
 /// How long a body waits for memory. Meanwhile back-pressure keeps the client from sending more.
@@ -122,6 +125,12 @@ impl BodyMemory {
         }
     }
 
+    /// Memory for which a body waits as long as it takes.
+    #[cfg(test)]
+    pub(super) fn patient(bytes: usize) -> Self {
+        Self { free_within: Duration::from_secs(3_600), ..Self::new(bytes) }
+    }
+
     /// The memory of forms of sign-ins, whose callers are addresses. A stranger's form does not wait: meanwhile the
     /// node would hold what has arrived of it, which no share counts.
     pub(super) fn of_sign_ins() -> Self {
@@ -234,6 +243,11 @@ impl Reservation {
     /// Reserves memory up to `bytes`. Waits for it while another body may free some, at most for a while; then refuses
     /// the body.
     pub(super) async fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
+        self.grow_while_arriving(bytes, &WaitPlaces::default()).await
+    }
+
+    /// Like [`Self::grow_to`], for a body that is not whole yet: where none of the `places` is free, it does not wait.
+    pub(super) async fn grow_while_arriving(&mut self, bytes: usize, places: &WaitPlaces) -> Result<(), Problem> {
         let more = bytes.saturating_sub(self.bytes);
         if more == 0 {
             return Ok(());
@@ -246,7 +260,8 @@ impl Reservation {
         // A sign-in does not wait, and needs no more later.
         let begins = self.bytes == 0 && bytes > AROUND_PAYLOAD_BYTES && !within.is_zero();
         let headroom = if begins { self.memory.caller_share() / HEADROOM_PART } else { 0 };
-        let mut wait = Wait { body: self, more, headroom, waiting: 0, taken: Err(Shortage::Total) };
+        let mut wait =
+            Wait { body: self, more, headroom, places, place: None, waiting: 0, taken: Err(Shortage::Total) };
         if within.is_zero() {
             wait.ends();
         } else {
@@ -293,6 +308,9 @@ struct Wait<'a> {
     more: usize,
     /// How much of the caller's share stays free.
     headroom: usize,
+    places: &'a WaitPlaces,
+    /// Its own, once it has had to wait.
+    place: Option<Place<'a>>,
     /// What the body has reserved, as long as it is counted as waiting.
     waiting: usize,
     /// What the last look has brought.
@@ -305,13 +323,18 @@ impl Wait<'_> {
         Want { caller: Arc::clone(caller), bytes: self.more, is_small: reserved + self.more <= SMALL_BYTES }
     }
 
-    /// Takes the memory, or sees that none will be freed. `None`: the body has to wait.
+    /// Takes the memory, or sees that none will be freed or that no place is free. `None`: the body has to wait.
     fn ends(&mut self) -> Option<()> {
         let Reservation { memory, bytes: reserved, .. } = self.body;
         let want = self.want();
         let mut totals = memory.taken.lock();
         self.taken = memory.take(&mut totals, &want, self.headroom);
         let Err(shortage) = self.taken else { return Some(()) };
+        let places = self.places;
+        self.place = self.place.take().or_else(|| places.take());
+        if self.place.is_none() {
+            return Some(());
+        }
         // A body that has reserved nothing keeps no other waiting, and those that have look for themselves.
         if *reserved == 0 {
             return None;

@@ -19,6 +19,7 @@ mod loss;
 mod memory;
 mod metrics;
 mod openapi;
+mod places;
 mod query;
 mod queues;
 mod rate;

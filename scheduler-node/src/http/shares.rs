@@ -2,7 +2,11 @@
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
-use axum::{body::Body, http::HeaderMap, response::Response};
+use axum::{
+    body::Body,
+    http::{HeaderMap, request::Parts},
+    response::Response,
+};
 use common::{access::Caller, limit::Limit, wire::Problem};
 use prometheus::IntCounter;
 
@@ -10,6 +14,7 @@ use super::{
     Limits, answers,
     body::UnreadBody,
     memory::{BodyMemory, Reservation},
+    places::WaitPlaces,
     rate::CallerRates,
 };
 use crate::address;
@@ -62,9 +67,10 @@ impl Shares {
     }
 
     /// The body of a request from `caller`, which takes its memory from the caller's share.
-    pub(crate) fn body(&self, headers: HeaderMap, body: Body, caller: Arc<str>) -> UnreadBody {
+    pub(crate) fn body(&self, request: Parts, body: Body, caller: Arc<str>) -> UnreadBody {
         let (memory, answers) = (Arc::clone(&self.bodies), Some(Arc::clone(&self.answers)));
-        UnreadBody { headers, body, memory, answers, caller }
+        let places = request.extensions.get::<WaitPlaces>().cloned().unwrap_or_default();
+        UnreadBody { headers: request.headers, body, memory, answers, caller, places }
     }
 
     /// Refuses a request while the caller has not taken the answers to others.
@@ -85,7 +91,20 @@ impl Shares {
     /// The form of a stranger who signs in, which takes its memory from the share of the address.
     pub(crate) fn sign_in(&self, headers: HeaderMap, body: Body, from: Option<IpAddr>) -> UnreadBody {
         let caller = from.map_or_else(|| Caller::ANONYMOUS.into(), |from| address::holder(from).to_string().into());
-        UnreadBody { headers, body, memory: Arc::clone(&self.sign_ins), answers: None, caller }
+        let (memory, places) = (Arc::clone(&self.sign_ins), WaitPlaces::default());
+        UnreadBody { headers, body, memory, answers: None, caller, places }
+    }
+
+    /// Shares whose bodies wait for memory as long as it takes.
+    #[cfg(test)]
+    pub(super) fn patient(limits: Limits, beyond_rate: IntCounter) -> Self {
+        Self { bodies: Arc::new(BodyMemory::patient(limits.bodies_bytes)), ..Self::new(limits, beyond_rate) }
+    }
+
+    /// Reserves memory of the bodies without a wait, as if the caller had sent one.
+    #[cfg(test)]
+    pub(super) fn reserve_body(&self, caller: &str, bytes: usize) -> Reservation {
+        Reservation::at_once(&self.bodies, caller.into(), bytes, true).expect("room")
     }
 
     /// The bytes that all bodies have reserved.

@@ -32,6 +32,7 @@ use super::{
 };
 use crate::http::{
     metrics::{ConnectionMetrics, MissedDeadline},
+    places::WaitPlaces,
     reached::Encrypted,
 };
 
@@ -54,6 +55,9 @@ const RESETS_OWN: usize = 128;
 /// fast as its pace asks for.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
+/// Bodies of one HTTP/2 connection that may wait for memory at one time. Each of them may have its window full of bytes
+/// that are not read meanwhile. The window of one more stays open for all others of the connection.
+const WAITING_BODIES: usize = (CONNECTION_WINDOW / STREAM_WINDOW - 1) as usize;
 /// Bytes that may wait to be sent on each HTTP/2 stream.
 const SEND_BYTES: usize = 64 << 10;
 
@@ -107,7 +111,8 @@ impl ConnectionHandler {
     {
         let replaced = slot.replaced();
         let activity = Activity::new(Instant::now(), slot);
-        let service = service_fn(|request| self.answer(request, &activity, from, encrypted));
+        let places = WaitPlaces::of_connection(WAITING_BODIES);
+        let service = service_fn(|request| self.answer(request, &activity, &places, from, encrypted));
         let io = TokioIo::new(WatchedStream { stream, activity: activity.clone() });
         let mut connection = pin!(self.builder.serve_connection(io, service));
         let mut watch = DeadlineWatch::new(&activity, &self.limits);
@@ -142,13 +147,18 @@ impl ConnectionHandler {
         &self,
         request: Request<Incoming>,
         activity: &Activity,
+        places: &WaitPlaces,
         from: SocketAddr,
         encrypted: Option<Encrypted>,
     ) -> impl Future<Output = Result<Response<CountedBody<Body>>, Infallible>> + Send + use<> {
-        let answering = activity.begin(request.version() == Version::HTTP_2);
+        let multiplexed = request.version() == Version::HTTP_2;
+        let answering = activity.begin(multiplexed);
         let (of_request, pace) = (self.limits.body, self.limits.answer);
         let mut request = request.map(|body| Body::new(PacedBody::new(body, of_request)));
         request.extensions_mut().insert(ConnectInfo(from));
+        if multiplexed {
+            request.extensions_mut().insert(places.clone());
+        }
         if let Some(encrypted) = encrypted {
             request.extensions_mut().insert(encrypted);
         }

@@ -1,4 +1,5 @@
 mod refused;
+mod waiting;
 
 use std::{sync::Arc, time::Duration};
 

@@ -27,7 +27,7 @@ pub(super) fn routes() -> Router {
         let shares = of_handler.clone();
         async move {
             let (parts, body) = without_query(request).await?.into_parts();
-            let unread = shares.body(parts.headers, body, TOKEN.into());
+            let unread = shares.body(parts, body, TOKEN.into());
             unread.text(1_000).await.map(|_| "read").map_err(Refusal::from)
         }
     };
