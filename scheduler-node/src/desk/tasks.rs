@@ -60,7 +60,7 @@ impl Desk {
     }
 
     /// Changes the newest task with this key, as [`Self::change`] does by id. A new due time alone needs no look-up of
-    /// the id, unless the task is not there or does not fit.
+    /// the id, unless the shared statement leaves the task.
     pub(crate) async fn change_by_key(
         &self,
         queue: &str,
@@ -127,8 +127,8 @@ impl Desk {
         .await
     }
 
-    /// Cancels the newest task with this key, as [`Self::cancel`] does by id. It looks the id up only if no unclaimed
-    /// task is there.
+    /// Cancels the newest task with this key, as [`Self::cancel`] does by id. It looks the id up only if the
+    /// shared statement leaves the task.
     pub(crate) async fn cancel_by_key(
         &self,
         queue: &str,

@@ -5,7 +5,7 @@
 //! does the first. Each caller whose request was left goes on alone: by its id with the statements of
 //! [`super::change`], and by its key with a look-up of the id before.
 
-use std::sync::LazyLock;
+use std::{collections::BTreeSet, sync::LazyLock};
 
 use common::{
     ids::{QueueName, TaskId},
@@ -129,13 +129,17 @@ impl Database {
     }
 }
 
-/// Binds the names of the tasks, and the shards in which no key is looked up, as the first five parameters.
+/// Binds the names of the tasks, and the shards in which no key is looked up, as the first five parameters. Only the
+/// first request for a key has its name: the later ones would be left, and each would look the key up again.
 fn bound<'a, T>(
     statement: &'static str,
     jobs: &'a [(Named, T)],
     elsewhere: Vec<i32>,
 ) -> Query<'a, Postgres, PgArguments> {
-    let keys = || jobs.iter().map(|(task, _)| task.key());
+    let mut asked = BTreeSet::new();
+    let keys: Vec<Option<TaskKey<'_>>> =
+        jobs.iter().map(|(task, _)| task.key().filter(|key| asked.insert(*key))).collect();
+    let keys = || keys.iter().copied();
     sqlx::query(statement)
         .bind(sparse(jobs.iter().map(|(task, _)| task.id().map(|id| id.uuid()))))
         .bind(sparse(keys().map(|key| key.map(|(queue, ..)| queue.as_str()))))
