@@ -14,6 +14,9 @@ use crate::time::UnixMicros;
 /// than any statement of a node runs.
 const LOOK_BACK: Duration = Duration::from_secs(60);
 
+/// A look from the head that took less passed few deleted rows: another one soon after it hardly takes longer.
+const QUICK: Duration = Duration::from_secs(1);
+
 /// The memory of the looks from the head.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LowWater {
@@ -34,6 +37,12 @@ impl LowWater {
     /// head. Where none is recorded any more, it begins at the head itself.
     pub fn from_beside(&self, now: Instant) -> Option<UnixMicros> {
         self.mark.filter(|_| self.rests_until.is_some_and(|until| now < until + self.took * 2))
+    }
+
+    /// Whether the last look from the head was quick, so that one beside those that are recorded is likely to end.
+    /// Where none is recorded yet, that is not known, and it may be tried.
+    pub fn is_quick(&self) -> bool {
+        self.took < QUICK
     }
 
     /// Has the next looks begin at the head, up to one that is recorded. The mark stays for those after it.

@@ -94,9 +94,10 @@ impl Database {
         from_or_head(self.heads.lock()[INBOX].from(now))
     }
 
-    /// Whether the inbox is read from its head: the last look from there was quick.
-    pub fn is_inbox_read_from_head(&self) -> bool {
-        self.heads.lock()[INBOX].from(Instant::now()).is_none()
+    /// Whether the last glance from the heads was quick, so that a look at the whole inbox likely is. Glances also rest
+    /// after a quick one, so whether they rest tells nothing.
+    pub fn is_inbox_head_quick(&self) -> bool {
+        self.heads.lock()[INBOX].is_quick()
     }
 
     /// The `wake_at` from which to read schedules.

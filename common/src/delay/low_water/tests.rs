@@ -51,6 +51,25 @@ fn a_look_from_the_head_that_was_asked_for_and_runs_out_of_time_keeps_the_mark()
     assert_eq!(low_water.from(start), Some(oldest.minus(LOOK_BACK)), "what it had left is still found");
 }
 
+/// It may rest after a quick look, too: how long the look took is what counts.
+#[test]
+fn a_look_that_ran_out_of_time_is_slow_until_a_quick_one_is_recorded() {
+    let (start, at) = (Instant::now(), UnixMicros::new(1_000_000_000_000));
+    let mut low_water = LowWater::default();
+    assert!(low_water.is_quick(), "none is recorded");
+    low_water.note(None, at, QUICK / 2, start);
+    assert!(low_water.is_quick() && low_water.from(start).is_some());
+    low_water.ran_out_of_time(at, Duration::from_secs(5), start);
+    assert!(!low_water.is_quick());
+    low_water.look_from_head();
+    low_water.note_from_mark(None, at);
+    assert!(!low_water.is_quick(), "none of them is a look from the head");
+    low_water.note(None, at, QUICK, start);
+    assert!(!low_water.is_quick());
+    low_water.note(None, at, QUICK / 2, start);
+    assert!(low_water.is_quick());
+}
+
 #[test]
 fn looks_beside_one_from_the_head_begin_at_the_mark() {
     let (start, at) = (Instant::now(), UnixMicros::new(1_000_000_000_000));

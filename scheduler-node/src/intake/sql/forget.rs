@@ -23,8 +23,9 @@ impl SqlIntake {
             work.beat();
         }
         // A row before the mark may have arrived, and becomes a second task without its note. So only a look at all
-        // rows tells how old a note must be. While that is slow, the notes wait instead of the rows that are collected.
-        if !source.is_inbox_read_from_head() {
+        // rows tells how old a note must be. While glances from the head are slow, the notes wait instead of the rows
+        // that are collected.
+        if !source.is_inbox_head_quick() {
             return Ok(());
         }
         let age = source.inbox_standing_from_head().await?.oldest + RECEIVED_KEPT;

@@ -332,6 +332,26 @@ async fn a_note_of_an_arrival_outlives_a_row_of_the_inbox_that_no_look_reaches()
     assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&east.pool).await.unwrap(), 1);
 }
 
+/// The glance that wakes the intake also has the next glances rest, so whether they rest says nothing.
+#[tokio::test]
+async fn notes_of_arrivals_are_forgotten_just_after_a_quick_glance_and_wait_after_a_slow_one() {
+    let (counter, [main, _east]) = with_two_databases().await;
+    let note = "INSERT INTO duetime.received (id, source, received_at)
+                VALUES (duetime.mint(now(), 0), 'main', now() - interval '2 hours')";
+    sqlx::raw_sql(note).execute(&main.pool).await.unwrap();
+    let intake = intake(&counter);
+    let left = async |took| {
+        intake.source().look().await.unwrap();
+        // Glances rest for nine times as long: longer than this test looks.
+        fixture::looked_from_head(intake.source(), took);
+        intake.forget().await.unwrap();
+        let left = "SELECT count(*) FROM duetime.received";
+        sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap()
+    };
+    assert_eq!(left(Duration::from_secs(5)).await, 1);
+    assert_eq!(left(Duration::from_millis(900)).await, 0);
+}
+
 #[tokio::test]
 async fn rows_of_another_database_leave_an_inbox_whose_own_database_takes_no_tasks() {
     let (counter, [main, east]) = with_two_databases().await;

@@ -284,6 +284,12 @@ pub(crate) fn run_out_of_time(database: &Database) {
     database.heads.lock().iter_mut().for_each(|head| head.ran_out_of_time(now, took, Instant::now()));
 }
 
+/// Records a glance from the heads that has just ended, as if it had taken so long and found nothing.
+pub(crate) fn looked_from_head(database: &Database, took: Duration) {
+    let now = crate::clock::now();
+    database.heads.lock().iter_mut().for_each(|head| head.note(None, now, took, Instant::now()));
+}
+
 pub(crate) fn all_shards() -> ShardRange {
     ShardRange::all(SHARDS.into())
 }
