@@ -14,13 +14,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{LOOK_EVERY, Shared};
 use crate::{
+    dice,
     store::{Error, Fault},
     supervise::at_work,
     working_set::database::NodeDatabase,
 };
 
-/// The pause before a look at a gate. The node that ends the move is done by then, as a rule. A try to take shards out
-/// may hold up the writers of each table for 100 ms.
+/// The shortest pause before a look at a gate, and half of the longest. The node that ends the move is done by then, as
+/// a rule. A try to take shards out may hold up the writers of each table for 100 ms.
 pub(super) const LOOK_AFTER: Duration = Duration::from_secs(60);
 
 /// The databases, and when to look at the gate of each. `None`: no shard is left there, or the try was refused.
@@ -30,14 +31,19 @@ pub(super) struct Gates(BTreeMap<DatabaseIndex, Option<Instant>>);
 impl Gates {
     pub(super) async fn run(mut self, shared: &Shared, stop: &CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
-            self.round(shared, Instant::now()).await;
+            self.round(shared, Instant::now(), stop).await;
         }
     }
 
-    /// Looks at the gates whose time has come. While moves of a database are asked for, its gate is left alone.
-    pub(super) async fn round(&mut self, shared: &Shared, now: Instant) {
+    /// Looks at the gates whose time has come, until `stop`. While moves of a database are asked for, its gate is left
+    /// alone.
+    pub(super) async fn round(&mut self, shared: &Shared, now: Instant, stop: &CancellationToken) {
         for (index, database) in shared.databases.indexed() {
-            let after = Some(now + LOOK_AFTER);
+            // Each of the tables of a database may be waited for, for three seconds.
+            if stop.is_cancelled() {
+                return;
+            }
+            let after = Some(next_look(now));
             let is_moving = !shared.planned(database.name()).is_empty();
             let due = self.0.entry(index).or_insert(after);
             if is_moving {
@@ -48,6 +54,12 @@ impl Gates {
             }
         }
     }
+}
+
+/// All nodes see the end of a move in the same second. They look at different times, so the later ones find nothing
+/// left to do, and no table is tried by all of them at once.
+pub(super) fn next_look(now: Instant) -> Instant {
+    now + LOOK_AFTER.mul_f64(1.0 + dice::roll())
 }
 
 /// Takes the shards that no longer move out of the gate of one database. Returns whether that is over: they are out, or
