@@ -202,7 +202,8 @@ pub async fn build_indexes(
 ) -> Result<(), Misfit> {
     let unreachable = |source| Misfit::unreachable(name, source);
     let writer = Writer::new(options.clone());
-    let pool = owners_pool(name, &writer, writer.find().await.map_err(unreachable)?.server).await?;
+    let server = writer.find().await.map_err(unreachable)?.server;
+    let (pool, beside) = (owners_pool(name, &writer, server).await?, writer.migration_pool(server, None));
     let schema = read_if_any(&pool).await.map_err(unreachable)?;
     let fit = compare(name, &schema.ok_or_else(|| Misfit::Empty { database: name.clone() })?)?;
     // A newer version has indexes of its own.
@@ -210,12 +211,12 @@ pub async fn build_indexes(
         return Err(Misfit::Version { database: name.clone(), found: fit.version, needed: schema_version() });
     }
     let refused = |source| Misfit::Migration { database: name.clone(), source: MigrateError::Execute(source) };
-    // Beside the build, not in its turn: the pool has one connection, until the build has taken it out.
+    // With the login itself: the owner of the schema is not shown what another login builds.
     let watch = async {
         let mut look = tokio::time::interval(PROGRESS_INTERVAL);
         loop {
             look.tick().await;
-            if let Ok(Some(progress)) = indexes::progress(&pool).await {
+            if let Ok(Some(progress)) = indexes::progress(&beside).await {
                 tell(progress);
             }
         }

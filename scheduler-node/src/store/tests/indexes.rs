@@ -84,7 +84,13 @@ async fn the_command_for_indexes_waits_for_another_build() {
 #[tokio::test]
 async fn the_command_for_indexes_says_which_transaction_it_waits_for() {
     let test = without_an_index().await;
-    let mut writer = sqlx::PgConnection::connect(&test.url).await.unwrap();
+    says_which_transaction_it_waits_for(&test.url, &test.url).await;
+}
+
+/// Builds an index with the login of `url` while a transaction of the login of `writer` is in the way, until the
+/// progress names it.
+pub(super) async fn says_which_transaction_it_waits_for(url: &str, writer: &str) {
+    let mut writer = sqlx::PgConnection::connect(writer).await.unwrap();
     writer.execute("BEGIN; LOCK TABLE duetime.task IN ROW EXCLUSIVE MODE").await.unwrap();
     let process: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut writer).await.unwrap();
     let (told, mut progress) = tokio::sync::watch::channel(None);
@@ -93,7 +99,7 @@ async fn the_command_for_indexes_says_which_transaction_it_waits_for() {
         progress.wait_for(|progress| progress.as_ref().is_some_and(waits)).await.unwrap();
         writer.execute("COMMIT").await.unwrap();
     });
-    let (main, options) = (DatabaseName::new("main"), options(&test.url));
+    let (main, options) = (DatabaseName::new("main"), options(url));
     let tell = |progress| drop(told.send_replace(Some(progress)));
     let (built, is_told) = tokio::join!(build_indexes(&main, &options, tell), until_told);
     is_told.expect("it tells");

@@ -6,6 +6,7 @@ use sqlx::PgPool;
 
 use super::{
     fixture,
+    indexes::says_which_transaction_it_waits_for,
     migrate::{options, release, version_of},
 };
 use crate::store::{
@@ -87,4 +88,17 @@ async fn a_login_that_may_not_act_as_the_owner_of_the_schema_migrates_nothing_an
     );
     let superuser = owned.server.url(&owned.database);
     assert!(version_of(&superuser).await.is_some_and(|version| version < schema_version()));
+}
+
+/// PostgreSQL shows the progress of a build to the login that makes it, and not to the role that this acts as. The
+/// login has no rights of its own on the schema.
+#[tokio::test]
+async fn another_login_that_builds_indexes_is_shown_the_progress() {
+    let owned = Owned::new().await;
+    let superuser = owned.server.url(&owned.database);
+    owned.migrated(&owned.url(&owned.owner)).await.unwrap();
+    let pool = PgPool::connect(&superuser).await.unwrap();
+    sqlx::query("DROP INDEX duetime.task_lane").execute(&pool).await.unwrap();
+    let member = login(owned.server, "member", &format!("NOINHERIT IN ROLE \"{}\"", owned.owner)).await;
+    says_which_transaction_it_waits_for(&owned.url(&member), &superuser).await;
 }
