@@ -128,7 +128,7 @@ pub async fn migrate(
     if let Some(of) = joining {
         of.refuse_other(name, cluster, shard_count, Some(id))?;
     }
-    let producer = grant(&pool).await.map_err(unreachable)?;
+    let producer = grant(&pool, &beside).await.map_err(|error| refused(MigrateError::Execute(error)))?;
     let (database, to, shards) = (name.clone(), version, first_shards);
     Ok(Migrated { database, id, from, to, shards, cluster, shard_count, producer, indexes })
 }
@@ -241,9 +241,13 @@ async fn write_meta(
     statement.execute(pool).await.map(drop)
 }
 
-/// Lets the role `duetime_producer` submit in SQL. `false`: the role does not exist,
-/// and this user may not create it.
-async fn grant(pool: &sqlx::PgPool) -> Result<bool, sqlx::Error> {
+/// Lets the role `duetime_producer` submit in SQL. The owner of the schema, as which `pool` acts, may lack the right to
+/// make roles, and so may the login of `beside`; one of them is enough. `false`: the role does not exist, and neither
+/// may create it.
+async fn grant(pool: &sqlx::PgPool, beside: &sqlx::PgPool) -> Result<bool, sqlx::Error> {
+    for maker in [beside, pool] {
+        sqlx::raw_sql(include_str!("queries/producer_create.sql")).execute(maker).await?;
+    }
     sqlx::raw_sql(include_str!("queries/producer_grant.sql")).execute(pool).await?;
     sqlx::query_scalar("SELECT to_regrole('duetime_producer') IS NOT NULL").fetch_one(pool).await
 }

@@ -467,22 +467,26 @@ async fn who_may_not_make_the_producers_role_is_told_and_grants_it_once_somebody
     let server = shared::numbered_postgres(1).await.unwrap();
     server.execute("CREATE ROLE plain LOGIN PASSWORD 'plain'").await.unwrap();
     server.execute("CREATE DATABASE plain OWNER plain").await.unwrap();
-    let url = format!("postgres://plain:plain@127.0.0.1:{}/plain", server.port());
-    let migrated = async || {
+    let migrated = async |login: &str| {
+        let url = format!("postgres://{login}:plain@127.0.0.1:{}/plain", server.port());
         migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(&url)).await.unwrap()
     };
-    assert!(!migrated().await.producer);
-    server.execute("CREATE ROLE duetime_producer NOLOGIN").await.unwrap();
-    assert!(migrated().await.producer);
+    assert!(!migrated("plain").await.producer);
     let pool = sqlx::PgPool::connect(&server.url("plain")).await.unwrap();
-    let granted: bool = sqlx::query_scalar(
-        "SELECT bool_and(has_function_privilege('duetime_producer', p.oid, 'EXECUTE'))
-           FROM pg_proc AS p WHERE p.pronamespace = 'duetime'::regnamespace AND p.proname IN ('submit', 'cancel')",
-    )
-    .fetch_one(&pool)
-    .await
-    .unwrap();
-    assert!(granted);
+    let is_granted = async || {
+        let granted = "SELECT bool_and(has_function_privilege('duetime_producer', p.oid, 'EXECUTE'))
+                         FROM pg_proc AS p
+                        WHERE p.pronamespace = 'duetime'::regnamespace AND p.proname IN ('submit', 'cancel')";
+        sqlx::query_scalar::<_, bool>(granted).fetch_one(&pool).await.unwrap()
+    };
+    server.execute("CREATE ROLE duetime_producer NOLOGIN").await.unwrap();
+    assert!(migrated("plain").await.producer && is_granted().await);
+
+    // A login that may make roles, and acts as an owner who may not.
+    let change = "DROP OWNED BY duetime_producer; DROP ROLE duetime_producer;
+                  CREATE ROLE maker LOGIN PASSWORD 'plain' CREATEROLE IN ROLE plain";
+    sqlx::raw_sql(change).execute(&pool).await.unwrap();
+    assert!(migrated("maker").await.producer && is_granted().await);
 }
 
 #[tokio::test]

@@ -102,3 +102,18 @@ async fn another_login_that_builds_indexes_is_shown_the_progress() {
     let member = login(owned.server, "member", &format!("NOINHERIT IN ROLE \"{}\"", owned.owner)).await;
     says_which_transaction_it_waits_for(&owned.url(&member), &superuser).await;
 }
+
+/// The grant to applications fails then.
+#[tokio::test]
+async fn a_migration_that_may_not_grant_a_function_of_another_role_names_the_function() {
+    let owned = Owned::new().await;
+    let superuser = owned.server.url(&owned.database);
+    owned.migrated(&superuser).await.unwrap();
+    let pool = PgPool::connect(&superuser).await.unwrap();
+    let change = "ALTER FUNCTION duetime.submit OWNER TO postgres; ALTER FUNCTION duetime.cancel OWNER TO postgres";
+    sqlx::raw_sql(change).execute(&pool).await.unwrap();
+    let misfit = owned.migrated(&owned.url(&owned.owner)).await.unwrap_err();
+    assert!(matches!(misfit, Misfit::Migration { .. }) && !misfit.is_unreachable(), "{misfit:?}");
+    let source = std::error::Error::source(&misfit).expect("PostgreSQL's answer").to_string();
+    assert!(source.contains("permission denied for function submit"), "{source}");
+}
