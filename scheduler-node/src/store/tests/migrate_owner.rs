@@ -1,8 +1,11 @@
 //! Migrations by other logins than the one that made the schema.
 
 use common::ids::DatabaseName;
-use integration_tests::sandbox::{Postgres, shared};
-use sqlx::PgPool;
+use integration_tests::{
+    page::Page,
+    sandbox::{Postgres, shared},
+};
+use sqlx::{AssertSqlSafe, PgPool};
 
 use super::{
     fixture,
@@ -39,6 +42,16 @@ impl Owned {
     async fn migrated(&self, url: &str) -> Result<Migrated, Misfit> {
         migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(url)).await
     }
+
+    /// All in the schema that belongs to another role.
+    async fn of_others(&self, pool: &PgPool) -> Vec<String> {
+        let others = "SELECT o.name FROM (
+                        SELECT relname::text, relowner, relnamespace FROM pg_class UNION ALL
+                        SELECT proname::text, proowner, pronamespace FROM pg_proc UNION ALL
+                        SELECT typname::text, typowner, typnamespace FROM pg_type) AS o (name, owner, namespace)
+                       WHERE o.namespace = 'duetime'::regnamespace AND pg_get_userbyid(o.owner) <> $1";
+        sqlx::query_scalar(others).bind(&self.owner).fetch_all(pool).await.unwrap()
+    }
 }
 
 async fn login(server: &Postgres, stem: &str, more: &str) -> String {
@@ -63,14 +76,7 @@ async fn applications_submit_after_a_migration_by_another_login_than_the_owner_o
             .execute(&pool)
             .await
             .expect("it uses all that the migration made");
-        let others: Vec<String> = sqlx::query_scalar(
-            "SELECT c.relname::text FROM pg_class AS c
-              WHERE c.relnamespace = 'duetime'::regnamespace AND pg_get_userbyid(c.relowner) <> $1",
-        )
-        .bind(&owned.owner)
-        .fetch_all(&pool)
-        .await
-        .unwrap();
+        let others = owned.of_others(&pool).await;
         assert!(others.is_empty(), "superuser: {is_superuser}: {others:?}");
     }
 }
@@ -116,4 +122,32 @@ async fn a_migration_that_may_not_grant_a_function_of_another_role_names_the_fun
     assert!(matches!(misfit, Misfit::Migration { .. }) && !misfit.is_unreachable(), "{misfit:?}");
     let source = std::error::Error::source(&misfit).expect("PostgreSQL's answer").to_string();
     assert!(source.contains("permission denied for function submit"), "{source}");
+}
+
+#[tokio::test]
+async fn a_schema_of_several_owners_is_migrated_after_the_statements_of_the_documentation() {
+    let owned = Owned::new().await;
+    let superuser = owned.server.url(&owned.database);
+    let second = login(owned.server, "second", "").await;
+    let pool = PgPool::connect(&superuser).await.unwrap();
+    // The owner keeps what a migration needs to begin.
+    let Owned { database, owner, .. } = &owned;
+    let split = format!(
+        "REASSIGN OWNED BY \"{owner}\" TO \"{second}\";
+         ALTER DATABASE \"{database}\" OWNER TO \"{owner}\";
+         ALTER SCHEMA duetime OWNER TO \"{owner}\";
+         ALTER TABLE duetime.migration OWNER TO \"{owner}\";
+         ALTER FUNCTION duetime.cancel OWNER TO postgres;
+         CREATE TABLE duetime.of_a_node PARTITION OF duetime.archive FOR VALUES FROM ('2001-01-01') TO ('2001-01-02')"
+    );
+    sqlx::raw_sql(AssertSqlSafe(split)).execute(&pool).await.unwrap();
+    let url = owned.url(owner);
+    owned.migrated(&url).await.expect_err("most of the schema belongs to others");
+    let fences = Page::read("docs/security.md").fences();
+    let recipe = fences.into_iter().find(|fence| fence.text.contains("duetime.migration")).expect("the statements");
+    sqlx::raw_sql(AssertSqlSafe(recipe.text)).execute(&pool).await.unwrap();
+    let others = owned.of_others(&pool).await;
+    assert!(others.is_empty(), "{others:?}");
+    owned.migrated(&url).await.unwrap();
+    sqlx::query("SELECT duetime.submit('q', '1')").execute(&pool).await.unwrap();
 }
