@@ -55,9 +55,9 @@ pub enum Misfit {
     )]
     Encoding { database: DatabaseName, found: String },
     #[error(
-        "the schema of database `{database}` belongs to the role `{owner}`, as which the login `{login}` may not act; what \
-         this login added to it, applications and nodes could not use. Run `duetime migrate` with the login of `{owner}`, \
-         or `GRANT` that role to `{login}` first"
+        "what earlier migrations made in database `{database}` belongs to the role `{owner}`, as which the login `{login}` \
+         may not act; what this login added to it, applications and nodes could not use. Run `duetime migrate` with the \
+         login of `{owner}`, or `GRANT` that role to `{login}` first"
     )]
     Owner { database: DatabaseName, owner: String, login: String },
     #[error(
