@@ -116,6 +116,7 @@ BEGIN
                 v_found := v_other;
                 outcome := 'refused';
             ELSIF FOUND THEN
+                PERFORM duetime.require_place(ARRAY[p_shard]);          -- else its own shard has just been closed
                 PERFORM set_config('duetime.busy_key', v_name, true);
                 outcome := 'busy';
             END IF;
@@ -179,6 +180,7 @@ BEGIN
             p_partition_key, p_max_attempts, p_timeout_ms, p_retry, p_expires_at, p_key, p_version, p_depends_on)
         ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN                                                   -- a row that is not here has the key
+        PERFORM duetime.require_place(ARRAY[p_shard]);                  -- or that row: its own shard has just been closed
         PERFORM set_config('duetime.busy_key', v_name, true);
         RETURN QUERY SELECT 'busy'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
         RETURN;

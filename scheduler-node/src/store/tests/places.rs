@@ -255,3 +255,19 @@ async fn a_key_that_the_copy_of_a_move_takes_at_the_same_moment_is_busy() {
     sqlx::query("COMMIT").execute(&mut *copying).await.unwrap();
     assert_eq!(putting.await.unwrap().unwrap().remove(0).outcome, PutOutcome::Busy);
 }
+
+#[tokio::test]
+async fn a_submission_whose_own_shard_is_closed_while_it_waits_has_moved_and_its_key_is_not_busy() {
+    let test = fixture::database().await;
+    assert_eq!(put(&test, keyed(SHARD, OnDuplicate::Keep, 0)).await, PutOutcome::Created);
+    test.be_patient(PoolKind::Write).await;
+    let mut holder = test.pool.acquire().await.unwrap();
+    let hold = "SELECT pg_advisory_lock(hashtextextended('orders 0 k', 0))";
+    sqlx::raw_sql(hold).execute(&mut *holder).await.unwrap();
+    let (database, again) = (Arc::clone(&test.database), keyed(SHARD, OnDuplicate::Keep, 0));
+    let putting = spawn_child(async move { database.task_put(&[again], &[HOLD]).await });
+    until_waiting(&test.pool, 1).await;
+    set(&test, "= 3", "gone").await;
+    sqlx::raw_sql("SELECT pg_advisory_unlock_all()").execute(&mut *holder).await.unwrap();
+    assert!(putting.await.unwrap().expect_err("its shard has gone").is_moved());
+}
