@@ -160,6 +160,12 @@ impl ShardMap {
         self.iter().filter(move |(_, place)| place.database == database).map(|(shard, _)| shard)
     }
 
+    /// The shards of one database whose tasks statements may write, ascending.
+    pub fn open(&self, database: DatabaseIndex) -> impl Iterator<Item = ShardId> + '_ {
+        let is_open = move |place: &Place| place.database == database && place.status.is_open();
+        self.iter().filter(move |(_, place)| is_open(place)).map(|(shard, _)| shard)
+    }
+
     /// A number that changes when a shard's database does. It is the same on every node with the same map, in whatever
     /// order the nodes have the databases. `databases`: all that this node uses, in its order.
     pub fn fingerprint(&self, databases: &[DatabaseName]) -> u32 {
@@ -288,6 +294,7 @@ mod tests {
         assert_eq!(map.elsewhere(WEST).count(), 0);
         assert_eq!(map.elsewhere(EAST).collect::<Vec<_>>(), [SHARD]);
         assert_eq!(map.in_database(WEST).collect::<Vec<_>>(), [SHARD]);
+        assert_eq!(map.open(WEST).chain(map.closed(WEST)).collect::<Vec<_>>(), [SHARD]);
         let before = ShardMap::default().after(&[look(Here, 4), look(Arriving, 0)]);
         let leaving = before.after(&[look(Leaving, 9), look(Arriving, 0)]);
         let names = ["east", "west"].map(DatabaseName::new);

@@ -62,8 +62,8 @@ const FORGET_EVERY: Duration = Duration::from_secs(60);
 /// A row is left to the owner of its shard for this long: a hundred times what an owner takes.
 const OTHERS_AFTER: Duration = Duration::from_secs(1);
 
-/// The pause before a row is tried again that another transaction locks, or whose key a locked task has. The rows
-/// behind it have their turn meanwhile.
+/// The pause before a row is tried again that another transaction locks, or whose key is not free at the moment. The
+/// rows behind it have their turn meanwhile.
 const HELD_AGAIN: Duration = LOOK_EVERY;
 
 /// A database that did not take its rows is avoided for this long, since its rows would stand before all others. By
@@ -243,7 +243,7 @@ impl SqlIntake {
                 let is_left_out = state.avoided.contains_key(index) || (state.skips_own && *index == self.index);
                 fitness.is_fit(database.name()) && !is_left_out
             })
-            .flat_map(|(index, _)| map.in_database(index))
+            .flat_map(|(index, _)| map.open(index))
             .collect();
         let aside: Vec<TaskId> = state.aside.keys().copied().collect();
         let wanted =

@@ -62,7 +62,7 @@ pub struct InboxRow {
 pub struct InboxScope<'a> {
     /// The shards that this node owns.
     pub owned: &'a [ShardId],
-    /// The shards whose database is reachable.
+    /// The shards whose database is reachable, and takes their tasks: none in the last part of a move.
     pub reachable: &'a [ShardId],
     /// How long a row is left to the owner of its shard. After that, any node may collect it.
     pub others_after: Duration,

@@ -276,6 +276,27 @@ async fn a_refused_row_whose_shard_has_moved_on_is_refused_by_the_new_place_and_
     assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 1);
 }
 
+#[tokio::test]
+async fn rows_of_a_shard_that_stays_closed_leave_the_others_their_turn() {
+    let (counter, [main, _east]) = with_two_databases().await;
+    let (intake, mut state) = (intake(&counter), PassState::default());
+    let rows = "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+                SELECT duetime.mint(now(), 1), 1, '{\"queue\": \"orders\"}'::jsonb, now() - interval '1 minute'
+                  FROM generate_series(1, $1)";
+    sqlx::query(rows).bind(i32::try_from(BATCH).unwrap()).execute(&main.pool).await.unwrap();
+    sqlx::raw_sql(
+        "UPDATE duetime.shard SET status = 'gone' WHERE id = 1;
+         SELECT duetime.submit('orders', '0');
+         UPDATE duetime.inbox SET submitted_at = now() - interval '30 s' WHERE shard <> 1",
+    )
+    .execute(&main.pool)
+    .await
+    .unwrap();
+    counter.databases.places().refresh().await.unwrap();
+    intake.collect(&mut state).await.unwrap();
+    assert_eq!(main.live().await, 1, "the row behind them is a task");
+}
+
 /// Another node refused them a moment ago, by a limit that this one does not find reached, or a pass broke off after
 /// it had noted them.
 #[tokio::test]
