@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     desk::Desk,
-    http::{authority, is_encrypted},
+    http::{authority, is_encrypted, task_target},
 };
 
 #[derive(Template)]
@@ -270,7 +270,7 @@ pub(super) async fn act(Path(id): Path<String>, posted: PostedForm) -> Response 
         Ok(id) => done(&visitor.desk, id, &posted).await.map(|said| (id, said)),
         Err(problem) => Err(problem),
     };
-    posted.record(&id, done.as_ref().map(|(_, said)| *said));
+    posted.record(&task_target(&id), done.as_ref().map(|(_, said)| *said));
     match done {
         Ok((id, said)) => Redirect::to(&format!("/console/tasks/{id}?said={said}")).into_response(),
         Err(problem) => PageProblem::at(visitor, problem).into_response(),

@@ -61,9 +61,9 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PagePro
 pub(super) async fn act(posted: PostedForm) -> Result<Response, PageProblem> {
     let visitor = &posted.visitor;
     let action = posted.field("action").unwrap_or_default();
-    let name = posted.field("name").unwrap_or_default();
+    let name = posted.field("name").unwrap_or_default().trim();
     let done = match action {
-        "create" => create(&posted).await,
+        "create" => create(&posted, name).await,
         "revoke" => revoke(&posted, name).await,
         _ => Err(Problem::invalid_field("action", "choose an action: create or revoke")),
     };
@@ -77,7 +77,7 @@ pub(super) async fn act(posted: PostedForm) -> Result<Response, PageProblem> {
     }
 }
 
-async fn create(posted: &PostedForm) -> Result<TokenView, Problem> {
+async fn create(posted: &PostedForm, name: &str) -> Result<TokenView, Problem> {
     let role = posted.field("role").and_then(Role::parse);
     let days = match posted.field("days") {
         Some(text) => Some(text.trim().parse::<i64>().map_err(|_| not_days())?),
@@ -86,7 +86,7 @@ async fn create(posted: &PostedForm) -> Result<TokenView, Problem> {
     let names = posted.field("queues").unwrap_or_default().split(',').map(|name| name.trim().to_owned());
     let queues: Vec<String> = names.filter(|name| !name.is_empty()).collect();
     let request = TokenRequest {
-        name: posted.field("name").unwrap_or_default().trim().to_owned(),
+        name: name.to_owned(),
         role: role.ok_or_else(|| Problem::invalid_field("role", "choose a role"))?,
         queues: (!queues.is_empty()).then_some(queues),
         expires_at: None,

@@ -315,10 +315,12 @@ fn target(route: &str, path: &str) -> String {
 fn one_spelling(pattern: &str, part: &str) -> String {
     // The router refuses what is no UTF-8.
     let Ok(name) = percent_decode_str(part).decode_utf8() else { return part.to_owned() };
-    match name.parse::<TaskId>() {
-        Ok(id) if pattern == "{id}" => id.to_string(),
-        _ => utf8_percent_encode(&name, ENCODED).to_string(),
-    }
+    if pattern == "{id}" { task_target(&name) } else { utf8_percent_encode(&name, ENCODED).to_string() }
+}
+
+/// The target of an action on the task that a path names with `id`, decoded.
+pub(crate) fn task_target(id: &str) -> String {
+    id.parse::<TaskId>().map_or_else(|_| utf8_percent_encode(id, ENCODED).to_string(), |id| id.to_string())
 }
 
 #[cfg(test)]
@@ -374,5 +376,6 @@ mod tests {
         }
         assert_eq!(queue(&plain), plain, "a queue's name is no id");
         assert_eq!(task("no%20id%1B"), "no%20id%1B");
+        assert_eq!((task_target(&id.to_uppercase()).as_str(), task_target("no id\u{1b}").as_str()), (id, "no%20id%1B"));
     }
 }

@@ -51,7 +51,7 @@ use serde::de::DeserializeOwned;
 
 pub(crate) use self::routes::{Audited, Requirement, routes};
 pub(crate) use self::{
-    audit::{AuditDetails, PageNote},
+    audit::{AuditDetails, PageNote, task_target},
     auth::{Authenticator, Caller},
     body::{STRANGERS_DRAIN_BYTES, drain_request},
     bulk::while_allowed,
