@@ -21,7 +21,7 @@ use crate::{
 /// they must fit into one frame (128 KiB) when the message is published.
 const MAX_ENVELOPE_BYTES: usize = 64 << 10;
 
-/// The delay headers of the delayed-message plugin and its successors. The first one that is present counts.
+/// The delay headers of the delayed-message plugin and its successors. The first one with a value counts.
 const X_DELAY: &str = "x-delay";
 const X_DELIVERY_TIME: &str = "x-opt-delivery-time";
 const X_DELIVERY_DELAY: &str = "x-opt-delivery-delay";

@@ -47,7 +47,7 @@ pub struct TaskView {
     pub result: Option<Box<RawValue>>,
     pub status_code: Option<i64>,
     pub status_msg: Option<String>,
-    /// The progress in per cent, from the last heartbeat.
+    /// The progress in per cent, from the last report that had one.
     pub progress: Option<i16>,
     pub worker: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
