@@ -92,8 +92,8 @@ impl Database {
         Ok(turned)
     }
 
-    /// Sets how busy tables are analyzed and vacuumed, where a vacuum held them locked during the migration. One that
-    /// is locked now is left to the next call.
+    /// Sets how much ANALYZE reads of the busy tables that a vacuum held locked during the migration. One that is
+    /// locked now is left to the next call.
     pub async fn partitions_spare(&self) -> Result<(), Error> {
         self.run(StoreOp::PartitionMake, |pool| async move {
             sqlx::query(include_str!("queries/partition_spare.sql")).execute(&pool).await.map(drop)

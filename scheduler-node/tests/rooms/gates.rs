@@ -221,7 +221,7 @@ fn only_the_gate_of_a_move_and_settings_of_tables_are_texts_run_as_sql() {
     };
     let runs = |source: &Source| source.commands.iter().any(|command| is_run(&command.control));
     let found: Vec<String> = all().into_iter().filter(|source| runs(source)).map(|source| source.name).collect();
-    assert_eq!(found, ["duetime.gate_guard", "duetime.keep_length", "duetime.spare_analyze"]);
+    assert_eq!(found, ["duetime.gate_guard", "duetime.spare_analyze"]);
 }
 
 /// A function of a trigger can change the row that is written without a statement.

@@ -157,7 +157,7 @@ impl Archiver {
             }
         };
         if let Err(error) = self.database.sql.partitions_spare().await {
-            tracing::debug!(%database, error = &error as &dyn std::error::Error, "could not set how busy tables are analyzed and vacuumed; retrying");
+            tracing::debug!(%database, error = &error as &dyn std::error::Error, "could not set the statistics targets of busy tables; retrying");
         }
         if turned.made + turned.dropped > 0 {
             tracing::info!(%database, made = turned.made, dropped = turned.dropped, "archive partitions created and dropped");

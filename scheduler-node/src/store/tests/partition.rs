@@ -176,7 +176,6 @@ async fn analyze_reads_few_rows_of_busy_tables() {
 async fn a_busy_table_that_a_vacuum_holds_is_left_out_and_spared_later() {
     let test = fixture::database().await;
     let unspare = "ALTER TABLE duetime.task ALTER COLUMN id SET STATISTICS -1;
-                   ALTER TABLE duetime.task RESET (vacuum_truncate);
                    ALTER TABLE duetime.audit ALTER COLUMN id SET STATISTICS -1";
     sqlx::raw_sql(unspare).execute(&test.pool).await.unwrap();
     let mut vacuum = test.pool.acquire().await.unwrap();
@@ -186,34 +185,8 @@ async fn a_busy_table_that_a_vacuum_holds_is_left_out_and_spared_later() {
     assert_eq!(spared, 1);
     vacuum.execute("COMMIT").await.unwrap();
     assert_eq!(statistics_targets(&test).await.1, -1);
-    assert_eq!(that_keep_their_length(&test).await, ["inbox", "move_change"]);
     test.database.partitions_spare().await.unwrap();
     assert_eq!(statistics_targets(&test).await.1, 10);
-    assert_eq!(that_keep_their_length(&test).await, ["inbox", "move_change", "task"]);
-}
-
-/// The tables that keep their length in a vacuum, and with them the ones of their large values.
-async fn that_keep_their_length(test: &fixture::TestDatabase) -> Vec<String> {
-    let kept = "
-        SELECT c.relname::text
-          FROM pg_class AS c
-          JOIN pg_class AS large ON large.oid = c.reltoastrelid
-         WHERE c.relnamespace = 'duetime'::regnamespace
-           AND c.reloptions @> '{vacuum_truncate=off}' AND large.reloptions @> '{vacuum_truncate=off}'
-         ORDER BY c.relname";
-    sqlx::query_scalar(kept).fetch_all(&test.pool).await.unwrap()
-}
-
-/// A vacuum locks all others out of a table that it cuts.
-#[tokio::test]
-async fn a_vacuum_cuts_nothing_off_tables_through_which_rows_pass_unless_an_operator_says_so() {
-    let test = fixture::database().await;
-    assert_eq!(that_keep_their_length(&test).await, ["inbox", "move_change", "task"]);
-    let lose = "ALTER TABLE duetime.task RESET (vacuum_truncate, toast.vacuum_truncate);
-                ALTER TABLE duetime.inbox SET (vacuum_truncate = on)";
-    sqlx::raw_sql(lose).execute(&test.pool).await.unwrap();
-    test.database.partitions_spare().await.unwrap();
-    assert_eq!(that_keep_their_length(&test).await, ["move_change", "task"]);
 }
 
 /// As during the migration: nodes drop partitions whose days have passed.
