@@ -378,7 +378,7 @@ BEGIN
     -- Marks a row whose shard is in another database; a node takes the row there and keeps it as a cancelled task.
     UPDATE duetime.inbox AS i
        SET cancelled_at = coalesce(i.cancelled_at, clock_timestamp())
-     WHERE i.id = v_id AND i.error IS NULL AND (i.leaving_at IS NULL OR i.cancelled_at IS NOT NULL)
+     WHERE i.id = v_id AND i.refused_at IS NULL AND (i.leaving_at IS NULL OR i.cancelled_at IS NOT NULL)
        AND NOT duetime.has_shard(i.shard);
     IF FOUND THEN
         PERFORM duetime.notify_inbox();

@@ -139,7 +139,7 @@ async fn collect(
     places: &WaitPlaces,
     drained: usize,
 ) -> Result<(Vec<u8>, Reservation), Problem> {
-    let mut bytes = Vec::new();
+    let (mut bytes, unbounded) = (Vec::new(), WaitPlaces::default());
     let mut arriving = body.into_data_stream();
     while let Some(chunk) = arriving.next().await {
         let chunk = chunk.map_err(|error| broken_off(&error))?;
@@ -153,6 +153,8 @@ async fn collect(
             // The buffer doubles as bytes arrive, or grows to the announced size if that is less than double.
             let wanted = needed.max(bytes.capacity() * 2).max(announced.min(FIRST_RESERVED_BYTES)).min(limit_bytes);
             let wanted = if (needed..wanted).contains(&announced) { announced } else { wanted };
+            // One that has arrived as a whole leaves nothing unread while it waits.
+            let places = if needed == announced { &unbounded } else { places };
             if let Err(problem) = reserved.grow_while_arriving(wanted, places).await {
                 drop((chunk, bytes, reserved));
                 drain(arriving, drained).await;

@@ -74,6 +74,22 @@ async fn of_one_http2_connection_three_bodies_wait_for_memory_and_the_others_arr
 }
 
 #[tokio::test]
+async fn bodies_that_have_arrived_as_a_whole_all_wait_for_memory() {
+    let client = Client::connected(64 * MIB).await;
+    let large = [("a", 32), ("b", 24)].map(|(caller, size)| client.shares.reserve_body(caller, size * MIB));
+    let small = [(); 4].map(|()| client.shares.reserve_body("c", 2 * MIB));
+    let mut waiting: FuturesUnordered<_> = (0..8).map(|_| client.send(1_000)).collect();
+    tokio::select! {
+        first = waiting.next() => panic!("{first:?}"),
+        // Their handlers have begun when later requests are answered.
+        answers = join_all((0..8).map(|_| client.send(0))) => assert_eq!(answers, [200; 8]),
+    }
+    drop((large, small));
+    let answers = tokio::time::timeout(SOON, waiting.collect::<Vec<_>>()).await.expect("they go on");
+    assert_eq!(answers, [200; 8]);
+}
+
+#[tokio::test]
 async fn bodies_of_one_http2_connection_that_are_too_large_together_do_not_stand_still() {
     // The caller's share is 40 MiB, and the bodies take 64.
     let client = Client::connected(80 * MIB).await;
