@@ -135,12 +135,17 @@ pub struct Content {
 }
 
 impl Content {
-    /// The usage of one new task with this content, as an estimate. PostgreSQL writes headers as
-    /// `{"a": "b", "c": "d"}`.
+    /// The usage of one new task with this content.
     pub fn usage(&self) -> Usage {
+        Usage { tasks: 1, bytes: Self::bytes_of(self.payload.len(), &self.headers) }
+    }
+
+    /// The bytes that a task with so much payload and these headers takes, as an estimate. PostgreSQL writes headers as
+    /// `{"a": "b", "c": "d"}`.
+    pub fn bytes_of(payload_bytes: usize, headers: &BTreeMap<String, String>) -> i64 {
         let pair = |(name, value): (&String, &String)| name.len() + value.len() + r#""": "", "#.len();
-        let headers: usize = self.headers.iter().map(pair).sum();
-        Usage { tasks: 1, bytes: i64::try_from(self.payload.len() + headers).unwrap_or(i64::MAX) }
+        let headers: usize = headers.iter().map(pair).sum();
+        i64::try_from(payload_bytes + headers).unwrap_or(i64::MAX)
     }
 }
 

@@ -34,6 +34,7 @@ pub mod queues;
 pub mod read;
 pub mod realm;
 pub mod receipts;
+pub mod rivals;
 pub mod rows;
 pub mod schedules;
 pub mod schema;

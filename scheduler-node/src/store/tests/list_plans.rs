@@ -215,6 +215,38 @@ async fn a_key_costs_its_own_tasks_however_many_others_there_are() {
     }
 }
 
+/// Otherwise submissions to a full queue hold up those to all others.
+#[tokio::test]
+async fn the_keys_of_a_batch_cost_a_few_rows_each_however_many_tasks_there_are() {
+    let test = fixture::database().await;
+    test.pool.execute(FILL).await.unwrap();
+    let keys = "UPDATE duetime.task SET key = 'k' || id; UPDATE duetime.archive SET key = 'often' WHERE queue = 'big';
+                ANALYZE duetime.task; ANALYZE duetime.archive;";
+    test.pool.execute(keys).await.unwrap();
+    let mut connection = fixture::planned(&test.pool).await;
+    for count in [1_u64, 50, 500] {
+        let some = format!(
+            "SELECT array_agg(key)::text FROM (SELECT key FROM duetime.task WHERE queue = 'big' LIMIT {count}) AS t"
+        );
+        let live: String = connection.fetch_one(AssertSqlSafe(some)).await.unwrap().get(0);
+        let values = |keys: &str| {
+            format!("array_fill('big'::text, ARRAY[{count}]), '{{}}', {keys}, array_fill(7, ARRAY[{count}]), '{{}}'")
+        };
+        let [often, absent] = ["often", "absent"].map(|key| format!("array_fill('{key}'::text, ARRAY[{count}])"));
+        // Each of 40 partitions shows its newest task with the key.
+        for (statement, keys, most_each) in [
+            (include_str!("../queries/task_rivals_live.sql"), format!("'{live}'"), 2_u64),
+            (include_str!("../queries/task_rivals_live.sql"), absent.clone(), 0),
+            (include_str!("../queries/task_rivals.sql"), often, 45),
+            (include_str!("../queries/task_rivals.sql"), absent, 0),
+        ] {
+            let types = "text[], text[], text[], int[], int[]";
+            let plan = Plan::of(&mut connection, GENERIC, statement, types, &values(&keys)).await;
+            assert!(plan.rows_touched() <= most_each * count, "{count}: {} rows\n{plan:?}", plan.rows_touched());
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_dead_task_passes_no_cancelled_task_of_its_key_to_find_that_the_key_is_taken() {
     let test = fixture::database().await;

@@ -12,7 +12,7 @@ use super::{
     new_task, until_waiting,
 };
 use crate::{
-    store::{PoolKind, change::Keep, put::Retention, submit::Sending},
+    store::{PoolKind, change::Keep, put::Retention, rivals::KeyLook, submit::Sending},
     supervise::spawn_child,
 };
 
@@ -68,6 +68,8 @@ async fn first_sendings_and_look_ups_of_live_tasks_do_not_open_the_archive() {
     assert_eq!(test.database.task_find(&task.queue, None, "k").await.unwrap(), Some(task.id));
     let read = test.database.task_read_key(&task.queue, None, "k").await.unwrap();
     assert_eq!(read.map(|read| read.id), Some(task.id));
+    let looks = test.database.task_rivals(&[((&task.queue, None, "k"), task.id.shard())]).await.unwrap();
+    assert!(matches!(looks[..], [KeyLook::Taken(_)]), "{looks:?}");
     let dependencies = test.database.task_dependencies(waiting.id).await.unwrap();
     assert_eq!(dependencies[0].state, Some(TaskState::Scheduled));
 }
@@ -92,4 +94,25 @@ async fn a_task_that_is_revived_during_a_look_up_is_found() {
     assert_eq!(read.await.unwrap().unwrap().map(|read| read.state), Some(TaskState::Scheduled));
     assert_eq!(find.await.unwrap().unwrap(), Some(task.id));
     assert_eq!(read_key.await.unwrap().unwrap().map(|read| read.state), Some(TaskState::Scheduled));
+}
+
+#[tokio::test]
+async fn a_task_that_is_revived_during_a_look_up_of_many_keys_is_found() {
+    let test = fixture::database().await;
+    let task = keyed(&test).await;
+    let keep = Keep { default_ms: DAY_MS, others: std::sync::Arc::default() };
+    test.database.task_cancel(task.id, &keep).await.unwrap();
+    test.be_patient(PoolKind::Read).await;
+    let mut lock = locked_archive(&test).await;
+    let (reader, queue, shard) = (test.database.clone(), task.queue.clone(), task.id.shard());
+    let read = spawn_child(async move {
+        let key = |text| ((&queue, None, text), shard);
+        reader.task_rivals(&[key("k"), key("absent")]).await
+    });
+    until_waiting(&test.pool, 1).await;
+    revive(&mut lock, task.id).await;
+    sqlx::query("COMMIT").execute(&mut *lock).await.unwrap();
+    let looks = read.await.unwrap().unwrap();
+    let [KeyLook::Taken(rival), KeyLook::Free] = looks[..] else { panic!("{looks:?}") };
+    assert_eq!((rival.state, rival.finished_at), (TaskState::Scheduled, None));
 }

@@ -41,6 +41,7 @@ mod queues;
 mod read;
 mod realm;
 mod receipts;
+mod rivals;
 mod schedules;
 mod server_settings;
 mod server_wide;
