@@ -42,21 +42,6 @@ impl Desk {
         found.ok_or_else(|| no_task(&queue, partition_key, key))
     }
 
-    /// Reads the task with which a new submission with this key is compared. `None`: there is none.
-    pub(super) async fn read_rival(
-        &self,
-        queue: &QueueName,
-        partition_key: Option<&str>,
-        key: &str,
-    ) -> Result<Option<TaskRecord>, Problem> {
-        let (queue, places) = self.places_of(queue.as_str(), partition_key, key).await?;
-        let read = |database: Arc<Database>| {
-            let queue = &queue;
-            async move { database.task_read_key(queue, partition_key, key).await }
-        };
-        Ok(self.in_place(places.present, read, Option::is_none).await??)
-    }
-
     /// Checks a business key. Returns it with its present place.
     pub(super) async fn place_of_key(
         &self,

@@ -1,6 +1,7 @@
 //! Refuses submissions beyond the limits of their queues and of the caller's token. Without limits it does nothing.
 
 mod answered;
+mod look_up;
 
 use std::{
     collections::BTreeMap,

@@ -9,22 +9,15 @@ use std::{
 use common::{
     ids::QueueName,
     limit::{Limit, Usage},
-    task::{Content, OnDuplicate, TaskKey, TaskState, ValidTask},
+    task::{OnDuplicate, TaskKey, TaskState, ValidTask},
     time::UnixMicros,
-    wire::Problem,
 };
-use futures::future::join_all;
 
-use super::{LimitHolder, LimitVerdict, LimitedTask};
+use super::{LimitHolder, LimitVerdict, LimitedTask, look_up::LookedUp};
 use crate::{
     desk::{Desk, meter::Admission},
-    store::rows::TaskRecord,
+    store::rivals::Rival,
 };
-
-/// The keys of one request that are looked up where a limit leaves no room, because another task may answer for theirs;
-/// and the number looked up at a time.
-const KEYS_LOOKED_UP: usize = 100;
-const LOOKED_UP_AT_ONCE: usize = 4;
 
 /// The room that the tasks of each key of a request share. A key has none before its first task is admitted, unless a
 /// stored task was found.
@@ -88,35 +81,21 @@ impl<'a> KeyRooms<'a> {
 }
 
 impl Desk {
-    /// Looks up keys where a limit leaves no room, a bounded number and each once. Gives back what admitted tasks have
-    /// taken and do not need beside a stored one. Returns whether to rule on the refused cases again: they are open.
+    /// Looks up keys where a limit leaves no room, each once. Gives back what admitted tasks have taken and do not need
+    /// beside a stored one. Returns whether to rule on the refused cases again: they are open.
     pub(super) async fn look_up_keys<'a>(
         &self,
         cases: &mut [LimitedTask<'a>],
         rooms: &mut KeyRooms<'a>,
         admission: &mut Admission,
     ) -> bool {
-        let mut keys = keys_to_look_up(cases);
-        rooms.unread.extend(keys.split_off(keys.len().min(KEYS_LOOKED_UP)));
+        let keys = keys_to_look_up(cases);
         if keys.is_empty() {
             return false;
         }
-        let mut found: BTreeMap<TaskKey<'a>, StoredTask> = BTreeMap::new();
-        for some in keys.chunks(LOOKED_UP_AT_ONCE) {
-            let read = join_all(some.iter().copied().map(|key| self.read_stored(key))).await;
-            for (key, read) in some.iter().zip(read) {
-                match read {
-                    Ok(Some(task)) => {
-                        found.insert(*key, task);
-                    }
-                    Ok(None) => {}
-                    Err(problem) => {
-                        tracing::debug!(%problem, "a key cannot be looked up");
-                        rooms.unread.insert(*key);
-                    }
-                }
-            }
-        }
+        let LookedUp { found, unread } = self.look_up(&keys).await;
+        rooms.unread.extend(unread);
+        let found = self.stored(found);
         let grown = growth_by_admitted(cases, &found);
         for (key, task) in found {
             let more = match (rooms.rooms.get(&key), grown.get(&key).copied().flatten()) {
@@ -141,23 +120,23 @@ impl Desk {
         true
     }
 
-    async fn read_stored(&self, (queue, partition_key, key): TaskKey<'_>) -> Result<Option<StoredTask>, Problem> {
-        let Some(there) = self.read_rival(queue, partition_key, key).await? else { return Ok(None) };
-        let window_ms = self.parts().books.load().get(queue).policy.dedup_window_ms;
-        Ok(Some(StoredTask::of(there, window_ms, self.now())))
+    fn stored<'a>(&self, found: BTreeMap<TaskKey<'a>, Rival>) -> BTreeMap<TaskKey<'a>, StoredTask> {
+        let (book, now) = (self.parts().books.load_full(), self.now());
+        let stored = |(key, rival): (TaskKey<'a>, Rival)| {
+            let window_ms = book.get(key.0).policy.dedup_window_ms;
+            (key, StoredTask::of(rival, window_ms, now))
+        };
+        found.into_iter().map(stored).collect()
     }
 }
 
 impl StoredTask {
-    fn of(there: TaskRecord, window_ms: i64, now: UnixMicros) -> Self {
-        let (state, version) = (there.state, there.version);
+    fn of(there: Rival, window_ms: i64, now: UnixMicros) -> Self {
+        let Rival { state, version, bytes, finished_at } = there;
         let is_held = |finished_at: UnixMicros| {
             matches!(state, TaskState::Succeeded | TaskState::Dead) && finished_at.shifted(window_ms) > now
         };
-        let holds_its_key = there.finished_at.is_none_or(is_held);
-        let (content_type, headers) = (there.content_type, there.headers);
-        let content = Content { payload: there.payload.unwrap_or_default(), content_type, headers };
-        Self { state, version, bytes: content.usage().bytes, holds_its_key }
+        Self { state, version, bytes, holds_its_key: finished_at.is_none_or(is_held) }
     }
 
     /// The bytes by which this task grows when `later` takes its place; 0: it answers for `later` as it is. `None`:

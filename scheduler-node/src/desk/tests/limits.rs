@@ -350,24 +350,10 @@ async fn a_key_is_looked_up_once_for_all_its_tasks_and_they_wait_while_that_fail
     let (judged, _room) = counter.desk.judge(&rows).await;
     assert!(judged.iter().all(Result::is_ok), "one task stays one: {judged:?}");
     // A count reads an index alone.
-    sqlx::raw_sql("ALTER TABLE duetime.task RENAME COLUMN stopping TO hidden").execute(&test.pool).await.unwrap();
+    sqlx::raw_sql("ALTER TABLE duetime.task RENAME COLUMN version TO hidden").execute(&test.pool).await.unwrap();
     let (judged, _room) = counter.desk.judge(&rows).await;
     assert!(judged.iter().all(|judged| judged.as_ref().is_err_and(Problem::is_unavailable)), "{judged:?}");
     assert_eq!(statuses(&batch(&counter.desk, [task]).await), [503]);
-}
-
-#[tokio::test]
-async fn a_task_whose_key_is_one_too_many_to_look_up_is_not_refused_for_good() {
-    let (counter, _test) = fresh().await;
-    put_queue(&counter, "mail", json!({ "max_pending": 0 })).await;
-    count_mail(&counter, 0).await;
-    let keyed = |n: u32| {
-        let mut task = task("mail");
-        task["key"] = json!(n.to_string());
-        task
-    };
-    let statuses = statuses(&batch(&counter.desk, (0..103).map(keyed)).await);
-    assert_eq!((&statuses[..100], &statuses[100..]), (&[429; 100][..], &[503; 3][..]));
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ mod collect;
 pub(crate) mod drain;
 mod firer;
 mod limits;
+mod looked_up;
 mod loss;
 mod moves;
 mod queues;

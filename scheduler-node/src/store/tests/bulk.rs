@@ -446,5 +446,6 @@ async fn a_walk_that_runs_out_of_time_goes_on_in_smaller_steps() {
     let step = test.database.bulk_look(LIVE, &filter, Some(&place), 500).await.unwrap();
     assert!(step.next.is_some_and(|next| next.after != place.after), "it has come on again");
     let rows = looks().await - before;
-    assert!(rows <= 2_001, "{rows} rows: no try with all of them came first");
+    // A step of 2,000 rows, and a smaller one where a busy machine takes too long for it.
+    assert!(rows < 4_000, "{rows} rows: no try with all of them came first");
 }

@@ -1,0 +1,106 @@
+//! Tasks beyond a limit whose keys are looked up, because a stored task may answer for them.
+
+use common::{
+    ids::{DatabaseIndex, QueueName, ShardId},
+    queue::Placement,
+    shard::route::bound_to,
+};
+use serde_json::{Value, json};
+use sqlx::{Postgres, pool::PoolConnection};
+
+use super::{
+    Counter, fresh,
+    limits::{batch, count_mail, put_queue, statuses, task},
+    with_three_databases, with_two_databases,
+};
+use crate::store::tests::fixture::{self, TestDatabase};
+
+fn keyed(key: &str) -> Value {
+    let mut task = task("mail");
+    task["key"] = json!(key);
+    task
+}
+
+/// A key of the queue `mail` whose tasks are on this shard.
+fn key_on(shard: u16) -> String {
+    let queue = QueueName::new("mail");
+    let is_there = |key: &String| {
+        bound_to(&queue, Placement::Spread, None, Some(key.as_str()), fixture::SHARDS.into())
+            == Some(ShardId::new(shard))
+    };
+    (0..u32::MAX).map(|number| number.to_string()).find(is_there).expect("each shard has keys")
+}
+
+/// Leaves no room in the queue `mail`.
+async fn fill(counter: &Counter) {
+    put_queue(counter, "mail", json!({ "max_pending": 0 })).await;
+    count_mail(counter, 0).await;
+}
+
+async fn run(test: &TestDatabase, sql: &'static str) {
+    sqlx::raw_sql(sql).execute(&test.pool).await.expect("the statement runs");
+}
+
+/// Keeps all statements away from the tasks.
+async fn locked_tasks(test: &TestDatabase) -> PoolConnection<Postgres> {
+    let mut blocker = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *blocker).await.unwrap();
+    sqlx::query("LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").execute(&mut *blocker).await.unwrap();
+    blocker
+}
+
+#[tokio::test]
+async fn every_key_of_a_large_batch_is_looked_up() {
+    let (counter, test) = fresh().await;
+    let all: Vec<Value> = (0..500).map(|number: u32| keyed(&number.to_string())).collect();
+    let stored: Vec<Value> = all.iter().step_by(7).cloned().collect();
+    let answers = batch(&counter.desk, stored.clone()).await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    fill(&counter).await;
+    let answers = statuses(&batch(&counter.desk, all).await);
+    let expected: Vec<u16> = (0..500).map(|number| if number % 7 == 0 { 200 } else { 429 }).collect();
+    assert_eq!(answers, expected, "none is left for later");
+    assert_eq!(test.live().await, i64::try_from(stored.len()).unwrap());
+}
+
+#[tokio::test]
+async fn a_look_up_reads_the_map_of_the_shards_only_if_the_shard_of_a_key_has_moved() {
+    let (counter, [main, east]) = with_two_databases().await;
+    fill(&counter).await;
+    run(&main, "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1 WHERE id = 0").await;
+    run(&east, "INSERT INTO duetime.shard (id, epoch) VALUES (0, 50)").await;
+    let moved = key_on(0);
+    let store = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key)
+                 VALUES (duetime.mint(now(), 0), 0, 'mail', 'scheduled', now() + '1 h', now() + '1 h', '', 'x', $1)";
+    sqlx::query(store).bind(&moved).execute(&east.pool).await.unwrap();
+    let place = || counter.store.places().of(ShardId::new(0)).map(|place| place.database);
+    let tasks = [1, 63, 64, 127].map(|shard| keyed(&key_on(shard)));
+    assert_eq!(statuses(&batch(&counter.desk, tasks).await), [429; 4]);
+    // A read of the map waits for each silent database.
+    assert_eq!(place(), Some(DatabaseIndex::HOME), "no map was read");
+    let answers = batch(&counter.desk, [keyed(&key_on(1)), keyed(&moved)]).await;
+    assert_eq!(statuses(&answers), [429, 200]);
+    assert!(answers[1].as_ref().expect("answered").duplicate);
+    assert_eq!(place(), Some(DatabaseIndex::new(1)));
+}
+
+#[tokio::test]
+async fn a_silent_database_keeps_no_other_from_answering_for_a_key() {
+    let (counter, [main, ..]) = with_three_databases().await;
+    fill(&counter).await;
+    // By the map of this node, shards from 84 on are in the third database. They are in the second.
+    let tasks = [10, 70, 100].map(|shard| keyed(&key_on(shard)));
+    let _blocker = locked_tasks(&main).await;
+    assert_eq!(statuses(&batch(&counter.desk, tasks).await), [503, 429, 429]);
+}
+
+#[tokio::test]
+async fn a_task_that_cannot_be_read_keeps_no_other_from_answering_for_a_key() {
+    let (counter, test) = fresh().await;
+    let answers = batch(&counter.desk, ["good", "bad", "well"].map(keyed)).await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    fill(&counter).await;
+    run(&test, "UPDATE duetime.task SET headers = '[1]' WHERE key = 'bad'").await;
+    let answers = batch(&counter.desk, ["good", "new", "bad", "well", "other"].map(keyed)).await;
+    assert_eq!(statuses(&answers), [200, 429, 503, 200, 429]);
+}
