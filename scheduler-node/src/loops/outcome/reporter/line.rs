@@ -6,7 +6,8 @@
 //! has it whole, beside the line.
 //!
 //! A report on a closed shard waits with them too: its move has come to the last part, and no database takes writes for
-//! it. One such report has the database refuse all that are written with it, so those are written again without it.
+//! it. One such report has the database refuse all that are written with it, so those are written again without it. A
+//! node that cannot read where the shard is gives the report back after a while: the shard may be open.
 //!
 //! In an outage of the database the reports go back to the broker after a while: another node may reach the database.
 //! While none does, or none can write to it, the node holds more of them than usual, so that reports on tasks of other
@@ -19,6 +20,7 @@ use std::{
 
 use common::{
     ids::{QueueName, TaskId},
+    shard::map::ShardMap,
     task::report::ReportStatus,
 };
 use tokio::sync::mpsc;
@@ -126,6 +128,7 @@ impl<S: Statements> Reporter<S> {
             if is_wary {
                 self.hold_back(&mut batch, &mut held).await;
             }
+            self.hold_closed(&mut batch, &mut held).await;
             let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete)).await;
             held.extend(pass.held);
             // Each time, reports on a closed shard have left the batch.
@@ -150,6 +153,27 @@ impl<S: Statements> Reporter<S> {
         held.extend(batch.extract_if(.., |report| ids.contains(&report.id)));
     }
 
+    /// Moves the reports on closed shards from `batch` to `held`. Those that came [`AWAY_LONGEST`] ago go back to the
+    /// broker instead, if the place of their shard is not known or may have changed since it was read: another node may
+    /// know it.
+    pub(super) async fn hold_closed(&self, batch: &mut Vec<ReadReport>, held: &mut Vec<ReadReport>) {
+        let places = self.databases.places();
+        let is_old = |report: &ReadReport| report.has_waited(AWAY_LONGEST);
+        let (mut map, mut is_certain) = (places.load(), true);
+        if batch.iter().any(|report| is_old(report) && is_closed(&map, report)) {
+            is_certain = places.is_current().await || places.refresh().await.is_ok();
+            map = places.load();
+        }
+        for report in batch.extract_if(.., |report| is_closed(&map, report)) {
+            let is_known = is_certain && map.of(report.id.shard()).is_some();
+            if is_old(&report) && !is_known {
+                report.message.ack.requeue().await;
+            } else {
+                held.push(report);
+            }
+        }
+    }
+
     /// Applies a batch and acks what is written.
     async fn apply_and_ack(
         &self,
@@ -158,7 +182,6 @@ impl<S: Statements> Reporter<S> {
         (aside, incomplete): (&mpsc::Sender<ToQuarantine>, &mpsc::Sender<ToQuarantine>),
     ) -> Pass {
         let database = &self.databases[index];
-        let closed = reports.extract_if(.., |report| self.is_closed(report)).collect();
         let id = |report: &ReadReport| report.id;
         let first_suspect = database.suspects.put_last(StoreOp::TaskStanding, &mut reports, id);
         for (place, report) in reports.iter_mut().enumerate() {
@@ -175,7 +198,7 @@ impl<S: Statements> Reporter<S> {
             .suspects
             .try_known(StoreOp::TaskStanding, done, known, id, |answers| finished(answers), write)
             .await;
-        let mut pass = Pass { held: closed, again: Vec::new(), is_away: !done.away.is_empty() };
+        let mut pass = Pass { held: Vec::new(), again: Vec::new(), is_away: !done.away.is_empty() };
         let failed_alone: HashSet<TaskId> = done.doubtful.iter().filter_map(|(part, _)| alone(part)).collect();
         let mut answers = self.answers(database, &reports, done).await;
         // The broker delivers no more unacked messages than each channel holds, so nothing waits for room there.
@@ -212,11 +235,6 @@ impl<S: Statements> Reporter<S> {
         pass
     }
 
-    /// Whether no database takes writes for the report's shard, as far as this node knows.
-    fn is_closed(&self, report: &ReadReport) -> bool {
-        self.databases.places().of(report.id.shard()).is_none_or(|place| !place.status.is_open())
-    }
-
     /// Sorts the answers to `reports`, and sets aside what the database refuses.
     async fn answers(
         &self,
@@ -225,7 +243,8 @@ impl<S: Statements> Reporter<S> {
         done: Done<'_, ReadReport, Vec<(TaskId, Reported)>>,
     ) -> Answers {
         // The refusal had the places read again.
-        let (closed, moved): (Vec<_>, Vec<_>) = done.moved.into_iter().partition(|report| self.is_closed(report));
+        let map = self.databases.places().load();
+        let (closed, moved): (Vec<_>, Vec<_>) = done.moved.into_iter().partition(|report| is_closed(&map, report));
         if !closed.is_empty() {
             tracing::warn!(
                 reports = closed.len(),
@@ -294,6 +313,11 @@ impl<S: Statements> Reporter<S> {
             Aside::Done | Aside::Refused => Fate::Settled { is_kept },
         }
     }
+}
+
+/// Whether no database takes writes for the report's shard, as far as this node knows.
+fn is_closed(map: &ShardMap, report: &ReadReport) -> bool {
+    map.of(report.id.shard()).is_none_or(|place| !place.status.is_open())
 }
 
 /// The task of a part of one report.

@@ -233,6 +233,36 @@ async fn a_report_on_a_closed_shard_waits_until_it_is_open_and_reports_on_other_
     until_unacked(&bench, 0).await;
 }
 
+/// It may be open in a database that this node cannot read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_on_a_shard_that_may_be_open_elsewhere_goes_back_after_a_while_and_one_on_a_closed_shard_waits() {
+    let (loops, mut bench) = (Loops::new().await, bench::Bench::new().await);
+    let [closed, nowhere] = [1, 2].map(|shard| fixture::fresh_id_of(ShardId::new(shard)));
+    let close = "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1; DELETE FROM duetime.shard WHERE id = 2";
+    sqlx::raw_sql(close).execute(&loops.test.pool).await.unwrap();
+    let away = NodeDatabase { sql: fixture::unreachable_database("away"), ..loops.database().clone() };
+    let row = FenceRow { shard: closed.shard(), status: ShardStatus::Gone, epoch: Epoch::NONE };
+    for (others, waiting) in [(Vec::new(), vec![closed]), (vec![away], Vec::new())] {
+        let databases: Vec<NodeDatabase> = std::iter::once(loops.database().clone()).chain(others).collect();
+        let places = Places::new(databases.iter().map(|database| database.sql.clone()).collect());
+        // Each of them was read before.
+        places.tell(&[Some(vec![row]), Some(Vec::new())][..databases.len()]);
+        let reporter = Reporter { databases: NodeDatabases::new(databases, places), ..loops.reporter() };
+        let (mut batch, mut held) = (Vec::new(), Vec::new());
+        for id in [closed, nowhere] {
+            bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
+            let (event, mut message) = (AttemptEvent::Deadline, bench.next().await);
+            message.arrived_at = message.arrived_at.checked_sub(AWAY_LONGEST).expect("a moment");
+            batch.push(incoming::ReadReport { id, event, message, is_kept: false, left_out: None });
+        }
+        reporter.hold_closed(&mut batch, &mut held).await;
+        assert!(batch.is_empty());
+        assert_eq!(held.iter().map(|report| report.id).collect::<Vec<_>>(), waiting);
+        let back = next_of(&mut bench, 2 - waiting.len()).await;
+        assert!(back.iter().any(|message| message.correlation_id == Some(nowhere.to_string())));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_success_beside_a_heartbeat_of_a_locked_task_is_counted() {
     let metrics = success_beside_a_locked_task(ReportStatus::Running, "running").await.metrics;
