@@ -125,10 +125,11 @@ impl<S: Statements> Reporter<S> {
             }
             let _work = at_work();
             let (is_repeated, began) = (is_wary && held.is_empty(), clock::instant());
+            // First, as the question which rows are locked would be in vain for them.
+            self.hold_closed(&mut batch, &mut held).await;
             if is_wary {
                 self.hold_back(&mut batch, &mut held).await;
             }
-            self.hold_closed(&mut batch, &mut held).await;
             let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete)).await;
             held.extend(pass.held);
             // Each time, reports on a closed shard have left the batch.
