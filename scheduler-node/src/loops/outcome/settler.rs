@@ -16,7 +16,7 @@ use std::{
 };
 
 use common::{
-    ids::{Attempt, QueueName, TaskId},
+    ids::{Attempt, QueueName, ShardId, TaskId},
     task::{
         TaskState,
         verdict::{AfterConfirm, CONFIRMED_FROM},
@@ -197,14 +197,25 @@ impl<S: Statements> Settler<S> {
         ids.extend(unfinished);
         fail::fail_point!("after_settle", |_| std::process::abort());
         let (held, ended): (Vec<&Confirmed>, Vec<_>) = batch.iter().partition(|confirmed| ids.contains(&confirmed.id));
-        // While these tasks are in flight, their shards do not leave this database, which has what waits for them.
+        // While a task of a shard is in flight, no cut begins, and another node gets the shard only after a while. The
+        // release may take seconds, so only successes that others may wait for stay in flight until its end.
+        let releasing: BTreeSet<ShardId> =
+            succeeded.iter().flat_map(|(_, succeeded)| succeeded).map(|one| one.shard).collect();
+        let is_waited_for = |one: &&Confirmed| keep_ms(one).is_some() && releasing.contains(&one.id.shard());
+        let (waited_for, others): (Vec<_>, Vec<_>) = ended.into_iter().partition(is_waited_for);
+        self.end(&others);
         for (index, succeeded) in succeeded {
             self.releaser.succeeded(&self.databases[index], &succeeded).await;
         }
-        for (_, database) in self.databases.indexed() {
-            database.owned_shards.end(ended.iter().map(|confirmed| confirmed.id));
-        }
+        self.end(&waited_for);
         held.into_iter().cloned().collect()
+    }
+
+    /// Takes tasks out of flight.
+    fn end(&self, confirmed: &[&Confirmed]) {
+        for (_, database) in self.databases.indexed() {
+            database.owned_shards.end(confirmed.iter().map(|confirmed| confirmed.id));
+        }
     }
 
     /// Writes rows until each is written or refused, each in the place of its shard. Rows that no place takes in time

@@ -154,36 +154,41 @@ async fn a_settler_that_is_stopped_waits_for_no_other_transaction() {
 
 /// A shard may leave its database once none of its tasks is in flight.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_task_is_in_flight_until_those_that_wait_for_it_are_released() {
+async fn a_task_is_in_flight_until_those_that_wait_for_it_are_released_and_others_end_before() {
     let loops = Loops::new().await;
-    let (id, waiting) = (loops.claimed().await[0], fixture::fresh_id_of(ShardId::new(0)));
+    let ([id, _, delivered], waiting) = (loops.claimed().await, fixture::fresh_id_of(ShardId::new(0)));
+    // A confirm of a task that has ended meanwhile is one as well.
+    let elsewhere = fixture::fresh_id_of(ShardId::new(1));
     let name = sqlx::query("UPDATE duetime.task SET key = 'first', partition_key = 'p' WHERE id = $1").bind(id.uuid());
     name.execute(&loops.test.pool).await.unwrap();
     let insert = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, depends_on)
                   VALUES ($1, 0, 'orders', 'waiting', now() + interval '1 h', now(), '', 'x', 'p', ARRAY['orders first'])";
     sqlx::query(insert).bind(waiting.uuid()).execute(&loops.test.pool).await.unwrap();
-    // The release is the only statement here that updates tasks.
+    // The release is the only statement here that has tasks scheduled.
     let gate = "CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql AS $$
                 BEGIN
                     PERFORM pg_advisory_xact_lock(7);
                     RETURN NULL;
                 END $$;
-                CREATE TRIGGER gate AFTER UPDATE ON duetime.task FOR EACH STATEMENT EXECUTE FUNCTION public.gate()";
+                CREATE TRIGGER gate AFTER UPDATE ON duetime.task FOR EACH ROW WHEN (NEW.state = 'scheduled')
+                    EXECUTE FUNCTION public.gate()";
     sqlx::raw_sql(gate).execute(&loops.test.pool).await.unwrap();
     loops.test.be_patient(PoolKind::Fire).await;
     let mut holder = loops.test.pool.acquire().await.unwrap();
     sqlx::raw_sql("SELECT pg_advisory_lock(7)").execute(&mut *holder).await.unwrap();
 
     let owned_shards = &loops.database().owned_shards;
-    owned_shards.begin([id]);
+    owned_shards.begin([id, delivered, elsewhere]);
+    let batch = vec![confirmed(id, SUCCEED), confirmed(delivered, DELIVER), confirmed(elsewhere, SUCCEED)];
     let (settler, mut held, work) = (loops.settler(100, &Arc::default()), Vec::new(), at_work());
     let meanwhile = async {
         loops.test.until_waiting(1).await;
         assert_eq!(loops.test.state_of(id).await.as_deref(), Some("succeeded"));
+        assert_eq!(owned_shards.in_flight(), 1);
         assert!(owned_shards.is_in_flight(id));
         sqlx::raw_sql("SELECT pg_advisory_unlock(7)").execute(&mut *holder).await.unwrap();
     };
-    tokio::join!(settler.settle_all(vec![confirmed(id, SUCCEED)], &mut held, false, &work), meanwhile);
+    tokio::join!(settler.settle_all(batch, &mut held, false, &work), meanwhile);
     assert_eq!(loops.test.state_of(waiting).await.as_deref(), Some("scheduled"));
     assert_eq!(owned_shards.in_flight(), 0);
 }
