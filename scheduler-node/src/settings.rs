@@ -61,7 +61,7 @@ pub fn certificate(http: &Http) -> io::Result<Option<Arc<Certificate>>> {
 pub fn login(amqp: &Amqp) -> Login {
     let identity = amqp.cert_file.clone().zip(amqp.key_file.clone());
     let identity = identity.map(|(cert_file, key_file)| Identity { cert_file, key_file });
-    Login { url: amqp.url.clone(), tls: Tls { ca_file: amqp.ca_file.clone(), identity } }
+    Login { url: amqp.url.clone(), tls: Tls { ca_file: amqp.ca_file.clone(), identity }, failed: Arc::default() }
 }
 
 /// How to connect to the broker. With `consumed`, the connection also consumes submissions and reports, and the

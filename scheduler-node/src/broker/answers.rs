@@ -38,8 +38,7 @@ impl Open {
     async fn next(endpoints: &mut Endpoints) -> Result<Self, Error> {
         let not_before = endpoints.turn(Instant::now());
         tokio::time::sleep_until(not_before.into()).await;
-        let (login, failures) = (endpoints.login(), endpoints.failures());
-        let (link, _events) = Link::open(login, failures, "duetime: answers", MemoryHold::unlimited()).await?;
+        let (link, _events) = Link::open(endpoints.login(), "duetime: answers", MemoryHold::unlimited()).await?;
         let channel = link.channel().await?;
         Ok(Self { link, channel, since: Instant::now() })
     }

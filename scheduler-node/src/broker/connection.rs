@@ -9,7 +9,7 @@ use std::{
 };
 
 use async_rs::{Runtime, Tokio};
-use futures::{StreamExt, stream::BoxStream};
+use futures::{StreamExt, TryFutureExt, stream::BoxStream};
 use lapin::{
     AsyncTcpStream, BasicProperties, Channel, Connection, ConnectionProperties, Event,
     options::{BasicPublishOptions, ConfirmSelectOptions},
@@ -19,9 +19,10 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    addresses,
     error::{Error, answer},
     hold::MemoryHold,
-    login::{self, CertificateRequest, Login, Tls},
+    login::{self, CertificateRequest, Login},
     screened::{self, Screened},
 };
 
@@ -73,10 +74,9 @@ impl Socket {
 
 impl Link {
     /// Connects and shakes hands. The broker lists the connection under `name`; `hold` bounds the messages that
-    /// it brings. `failures` counts those of this login before: see [`addresses_of`].
+    /// it brings.
     pub(super) async fn open(
         login: &Login,
-        failures: usize,
         name: &str,
         hold: MemoryHold,
     ) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
@@ -84,10 +84,14 @@ impl Link {
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
         let (user, request) = (login::user(&uri), CertificateRequest::default());
         let (socket, hold) = (Socket::default(), Arc::new(hold));
-        let connect = Self::shake_hands((uri, failures), (&login.tls, &request), name, &socket, &hold);
+        let tried = OnceLock::new();
+        let connect = Self::shake_hands((login, uri), (&request, &tried), name, &socket, &hold);
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect)
             .await
             .unwrap_or_else(|_| Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN }));
+        if let Some(address) = tried.get() {
+            login.failed.note(*address, connected.is_err());
+        }
         let connection = connected.map_err(|error| {
             socket.cut();
             if request.is_received() { error.or_no_certificate() } else { error }
@@ -98,10 +102,10 @@ impl Link {
     }
 
     /// Connects the socket here rather than in the client. The client leaves a thread's worth of memory behind
-    /// for every failed attempt, and sometimes never answers.
+    /// for every failed attempt, and sometimes never answers. `tried` gets the address that took the connection.
     async fn shake_hands(
-        (uri, failures): (AMQPUri, usize),
-        (tls, request): (&Tls, &CertificateRequest),
+        (login, uri): (&Login, AMQPUri),
+        (request, tried): (&CertificateRequest, &OnceLock<SocketAddr>),
         name: &str,
         socket: &Socket,
         hold: &Arc<MemoryHold>,
@@ -109,15 +113,19 @@ impl Link {
         let beneath = Runtime::new(Tokio::current());
         let host = uri.authority.host.clone();
         let connecting = async {
-            let addresses = addresses_of(&host, uri.authority.port, failures).await?;
-            let stream =
-                first_to_answer(&addresses, |address| AsyncTcpStream::connect(&beneath, vec![address])).await?;
+            let mut addresses = addresses::look_up(&host, uri.authority.port).await?;
+            login.failed.put_last(&mut addresses);
+            let connect = |address: SocketAddr| {
+                AsyncTcpStream::connect(&beneath, vec![address]).map_ok(move |stream| (address, stream))
+            };
+            let (address, stream) = addresses::first_to_answer(&addresses, CONNECT_WITHIN / 2, connect).await?;
+            let _ = tried.set(address);
             if let AsyncTcpStream::Plain(plain) = &stream {
                 socket.hold(plain.get_ref())?;
             }
             match uri.scheme {
                 AMQPScheme::AMQP => Ok(stream),
-                AMQPScheme::AMQPS => stream.into_rustls(&tls.connector(request).await?, &host).await,
+                AMQPScheme::AMQPS => stream.into_rustls(&login.tls.connector(request).await?, &host).await,
             }
         };
         let stream = connecting.await.map_err(|error: io::Error| Error::Connect(error.into()))?;
@@ -224,72 +232,5 @@ impl Drop for Link {
     fn drop(&mut self) {
         // Channels that outlive the link must not keep its connection open.
         self.cut("it was dropped");
-    }
-}
-
-/// The addresses of a host. Each failure before has another one first. The broker behind one may be frozen: its kernel
-/// takes a connection, and then the handshake uses up all of the time.
-async fn addresses_of(host: &str, port: u16, failures: usize) -> io::Result<Vec<SocketAddr>> {
-    let mut addresses = look_up(host, port).await?;
-    let first = failures.checked_rem(addresses.len()).unwrap_or_default();
-    addresses.rotate_left(first);
-    Ok(addresses)
-}
-
-async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    #[cfg(test)]
-    if let Some(addresses) = tests::named(host) {
-        return Ok(addresses);
-    }
-    Ok(tokio::net::lookup_host((host, port)).await?.collect())
-}
-
-/// Connects to the first of a host's addresses that answers. All but the last have half of the time together, so that
-/// one that keeps silent leaves time for the others.
-async fn first_to_answer<T, F>(addresses: &[SocketAddr], connect: impl Fn(SocketAddr) -> F) -> io::Result<T>
-where
-    F: Future<Output = io::Result<T>>,
-{
-    let Some((last, others)) = addresses.split_last() else { return Err(io::ErrorKind::AddrNotAvailable.into()) };
-    let count = u32::try_from(others.len()).unwrap_or(u32::MAX);
-    for address in others {
-        let within = CONNECT_WITHIN / 2 / count;
-        match tokio::time::timeout(within, connect(*address)).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => tracing::debug!(%address, %error, "an address of the broker takes no connection"),
-            Err(_) => tracing::debug!(%address, ?within, "an address of the broker keeps silent"),
-        }
-    }
-    connect(*last).await
-}
-
-#[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    /// The names that tests have made, with their addresses.
-    static NAMES: Mutex<Vec<(&str, Vec<SocketAddr>)>> = Mutex::new(Vec::new());
-
-    /// Makes a name that is looked up here before anywhere else.
-    pub(in crate::broker) fn make_name(host: &'static str, addresses: Vec<SocketAddr>) {
-        NAMES.lock().push((host, addresses));
-    }
-
-    pub(super) fn named(host: &str) -> Option<Vec<SocketAddr>> {
-        NAMES.lock().iter().find(|(name, _)| *name == host).map(|(_, addresses)| addresses.clone())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn addresses_that_keep_silent_leave_time_for_the_others() {
-        let addresses: Vec<SocketAddr> = (1..=4).map(|host| ([127, 0, 0, host], 1).into()).collect();
-        let connect = |address: SocketAddr| async move {
-            if address.ip().to_string().ends_with(['1', '2', '3']) {
-                std::future::pending::<()>().await;
-            }
-            Ok(address)
-        };
-        let (last, begun) = (addresses[3], tokio::time::Instant::now());
-        assert_eq!(first_to_answer(&addresses, connect).await.unwrap(), last);
-        assert!(begun.elapsed() <= CONNECT_WITHIN / 2 + Duration::from_millis(10), "{:?}", begun.elapsed());
     }
 }

@@ -20,14 +20,13 @@ struct Endpoint {
     login: Login,
     not_before: Instant,
     wait: Duration,
-    failures: usize,
     /// The last reported failure, which is logged once however often it repeats.
     complaint: Option<String>,
 }
 
 impl Endpoints {
     pub(super) fn new(login: &Login, now: Instant) -> Self {
-        let endpoint = |login| Endpoint { login, not_before: now, wait: FIRST_WAIT, failures: 0, complaint: None };
+        let endpoint = |login| Endpoint { login, not_before: now, wait: FIRST_WAIT, complaint: None };
         let each: Vec<_> = login.each().into_iter().map(endpoint).collect();
         // The first attempt goes to the first one.
         Self { last: each.len() - 1, each }
@@ -46,11 +45,6 @@ impl Endpoints {
         &self.each[self.last].login
     }
 
-    /// The failures of this broker so far.
-    pub(super) fn failures(&self) -> usize {
-        self.each[self.last].failures
-    }
-
     /// Whether another broker may be tried at once.
     pub(super) fn has_another(&self, now: Instant) -> bool {
         self.each.iter().any(|endpoint| endpoint.not_before <= now)
@@ -61,7 +55,6 @@ impl Endpoints {
         let endpoint = &mut self.each[self.last];
         endpoint.not_before = now + endpoint.wait.mul_f64(jitter);
         endpoint.wait = (endpoint.wait * 2).min(LONGEST_WAIT);
-        endpoint.failures += 1;
     }
 
     /// The connection was good for long enough: a later failure starts again at the shortest wait.

@@ -100,18 +100,18 @@ impl Keeper {
         let cluster = self.shared.cluster(self.role).await;
         let not_before = endpoints.turn(Instant::now());
         tokio::time::sleep_until(not_before.into()).await;
-        self.open(endpoints.login(), endpoints.failures(), cluster).await
+        self.open(endpoints.login(), cluster).await
     }
 
     /// Connects and makes sure of everything that the work needs.
-    async fn open(&self, login: &Login, failures: usize, cluster: Option<ClusterId>) -> Result<Session, Error> {
+    async fn open(&self, login: &Login, cluster: Option<ClusterId>) -> Result<Session, Error> {
         let _work = at_work();
         let name = format!("duetime: {}", self.role.text());
         let hold = match self.role {
             Role::Publishing => MemoryHold::unlimited(),
             Role::Consuming => MemoryHold::of(HELD_BYTES),
         };
-        let (link, mut events) = Link::open(login, failures, &name, hold).await?;
+        let (link, mut events) = Link::open(login, &name, hold).await?;
         if let Some(cluster) = cluster {
             claim_vhost(&link, cluster, &self.shared.strangers).await?;
         }

@@ -22,7 +22,7 @@ use rustls::{
 };
 use secrecy::{ExposeSecret, SecretString};
 
-use super::error::Error;
+use super::{addresses::FailedAddresses, error::Error};
 use crate::address;
 
 /// The parameters of a connection.
@@ -32,6 +32,8 @@ pub struct Login {
     /// `?auth_mechanism=external` the broker takes the user's name from the client's certificate.
     pub url: SecretString,
     pub tls: Tls,
+    /// Clones share them, as all connections of a node or relay go to the same brokers.
+    pub failed: Arc<FailedAddresses>,
 }
 
 /// The PEM files of an encrypted connection. Every connection reads them anew, so a renewed certificate needs
@@ -53,7 +55,7 @@ pub struct Identity {
 impl Login {
     #[cfg(test)]
     pub fn new(url: SecretString) -> Self {
-        Self { url, tls: Tls::default() }
+        Self { url, tls: Tls::default(), failed: Arc::default() }
     }
 
     /// The same login at each broker that the URL names, at least one. A malformed list stays whole, and the
@@ -61,7 +63,8 @@ impl Login {
     pub(super) fn each(&self) -> Vec<Self> {
         let url = self.url.expose_secret();
         let urls = address::each_host(url).unwrap_or_else(|_| vec![url.to_owned()]);
-        urls.into_iter().map(|url| Self { url: url.into(), tls: self.tls.clone() }).collect()
+        let at = |url: String| Self { url: url.into(), tls: self.tls.clone(), failed: Arc::clone(&self.failed) };
+        urls.into_iter().map(at).collect()
     }
 
     /// The broker's host and port, fit for a log.

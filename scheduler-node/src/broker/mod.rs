@@ -11,6 +11,7 @@
 //! The outcome of a message is never a guess: it is taken, refused or unknown.
 
 mod ack;
+mod addresses;
 mod answers;
 mod channels;
 mod connection;

@@ -133,12 +133,11 @@ struct Report {
 }
 
 impl Worker {
-    /// Connects to the first broker of the login that answers. `failures`: the tries before. Each begins at another
-    /// address of a broker's name.
-    pub async fn open(login: &Login, failures: usize, queue: &str) -> Result<Self, String> {
+    /// Connects to the first broker of the login that answers.
+    pub async fn open(login: &Login, queue: &str) -> Result<Self, String> {
         let mut failure = String::new();
         for login in login.each() {
-            match Self::try_open(&login, failures, queue).await {
+            match Self::try_open(&login, queue).await {
                 Ok(worker) => return Ok(worker),
                 Err(error) => failure = error.explained(),
             }
@@ -146,9 +145,9 @@ impl Worker {
         Err(failure)
     }
 
-    async fn try_open(login: &Login, failures: usize, queue: &str) -> Result<Self, Error> {
+    async fn try_open(login: &Login, queue: &str) -> Result<Self, Error> {
         let name = format!("duetime relay: {queue}");
-        let (link, _) = Link::open(login, failures, &name, MemoryHold::unlimited()).await?;
+        let (link, _) = Link::open(login, &name, MemoryHold::unlimited()).await?;
         let channel = Arc::new(link.channel().await?);
         let channels = Arc::new(Channels::new(Arc::clone(&link)));
         let reports = Reports { queue: queue.into(), link: Arc::clone(&link), tasks: Arc::clone(&channel), channels };

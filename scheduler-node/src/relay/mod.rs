@@ -135,11 +135,10 @@ impl Relay {
 
     /// Runs until told to stop. Reconnects whenever the connection or the subscription is lost.
     async fn run(&mut self, stop: &CancellationToken) {
-        let (mut wait, mut failures) = (FIRST_WAIT, 0);
+        let mut wait = FIRST_WAIT;
         loop {
             let since = Instant::now();
-            let Err(reason) = self.serve(failures, stop).await else { return };
-            failures += 1;
+            let Err(reason) = self.serve(stop).await else { return };
             // Another relay may take the messages of calls that wait, before these have a place.
             self.works.forget_waiting();
             if since.elapsed() > LONGEST_WAIT {
@@ -168,9 +167,9 @@ impl Relay {
     }
 
     /// Takes tasks over one connection until it is lost or a stop is requested.
-    async fn serve(&mut self, failures: usize, stop: &CancellationToken) -> Result<(), String> {
+    async fn serve(&mut self, stop: &CancellationToken) -> Result<(), String> {
         let mut worker = tokio::select! {
-            worker = Worker::open(&self.settings.amqp, failures, self.settings.queue.as_str()) => worker?,
+            worker = Worker::open(&self.settings.amqp, self.settings.queue.as_str()) => worker?,
             () = stop.cancelled() => return Err("stop requested".to_owned()),
         };
         if let Some(former) = self.reports.send_replace(Some(worker.reports())) {

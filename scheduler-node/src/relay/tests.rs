@@ -315,7 +315,7 @@ async fn a_stop_acks_finished_tasks_while_another_still_runs() {
 async fn a_task_that_waits_for_a_place_sends_heartbeats() {
     let (mut bench, hand, url) = bench().await;
     publish(&hand, "waiting", QUEUE).await;
-    let mut worker = Worker::open(&Login::new(url.clone().into()), 0, QUEUE).await.unwrap();
+    let mut worker = Worker::open(&Login::new(url.clone().into()), QUEUE).await.unwrap();
     worker.subscribe(1).await.unwrap();
     let handed = timeout(LONG, worker.next()).await.expect("a task comes").unwrap();
     let settings = Settings { heartbeat: Duration::from_millis(10), ..settings(url, "true", 1) };
@@ -440,7 +440,7 @@ async fn a_report_beside_a_refused_one_is_sent() {
     let (mut bench, hand, url) = bench().await;
     publish(&hand, "refused", "elsewhere").await;
     publish(&hand, "good", QUEUE).await;
-    let mut worker = Worker::open(&Login::new(url.into()), 0, QUEUE).await.unwrap();
+    let mut worker = Worker::open(&Login::new(url.into()), QUEUE).await.unwrap();
     let subjects = two(&mut worker).await;
     let (reports, body) = (worker.reports(), ResultBody::new(ReportStatus::Succeeded));
     let sent = tokio::join!(reports.send(&subjects[0], &body), reports.send(&subjects[1], &body));
@@ -455,7 +455,7 @@ async fn a_report_that_no_queue_takes_is_not_sent_and_says_nothing_about_others(
     let (mut bench, hand, _) = bench().await;
     publish(&hand, "good", QUEUE).await;
     publish(&hand, "lost", "elsewhere").await;
-    let mut worker = Worker::open(&Login::new(bench.rabbit.url(&bench.vhost).into()), 0, QUEUE).await.unwrap();
+    let mut worker = Worker::open(&Login::new(bench.rabbit.url(&bench.vhost).into()), QUEUE).await.unwrap();
     let subjects = two(&mut worker).await;
     let (reports, body) = (worker.reports(), ResultBody::new(ReportStatus::Succeeded));
     let (channel, all, some) = (&hand.channel, result_key("#"), result_key(QUEUE));

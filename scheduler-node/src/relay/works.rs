@@ -161,7 +161,7 @@ mod tests {
     async fn a_call_that_waits_is_given_up_with_its_connection_and_one_that_has_begun_is_not() {
         let bench = Bench::new().await;
         bench.until_taken("jobs").await;
-        let mut worker = Worker::open(&Login::new(bench.rabbit.url(&bench.vhost).into()), 0, "jobs").await.unwrap();
+        let mut worker = Worker::open(&Login::new(bench.rabbit.url(&bench.vhost).into()), "jobs").await.unwrap();
         worker.subscribe(2).await.unwrap();
         let (mut works, places) = (Works::default(), Semaphore::new(1));
         let mut calls = Vec::new();

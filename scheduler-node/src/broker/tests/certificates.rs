@@ -24,7 +24,7 @@ async fn until(
 ) -> Broker {
     let tls = Tls { ca_file: ca.map(Path::to_owned), identity };
     let settings = AmqpSettings {
-        login: Login { url: url.into(), tls },
+        login: Login { tls, ..Login::new(url.into()) },
         consume: false,
         delay_exchanges: Vec::new(),
         cluster: None,

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, Outgoing, Published, Received, Route,
-        connection::tests::make_name, lost::DOUBTED_AFTER,
+        addresses::tests::make_name, lost::DOUBTED_AFTER,
     },
     bench::{Bench, Hand, LONG, Tally, batch, route, server, tally},
     refused::forward,
