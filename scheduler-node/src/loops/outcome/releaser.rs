@@ -140,19 +140,22 @@ impl<S: Statements> Releaser<S> {
         if rest.is_empty() {
             return;
         }
-        let Rests { places, all } = self.rests.lock().entry(database.name().clone()).or_default().clone();
-        let Ok(one_of_all) = all.try_acquire_owned() else {
+        let Ok(one_of_all) = self.rests(database).all.try_acquire_owned() else {
             tracing::debug!(database = %database.name(), "more tasks wait for a success than are released at once; their next check finds them");
             return;
         };
         let (this, database) = (self.clone(), database.clone());
         spawn_child(async move {
-            this.release_rest(&database, rest, &places).await;
+            this.release_rest(&database, rest).await;
             drop(one_of_all);
         });
     }
 
-    async fn release_rest(&self, database: &NodeDatabase<S>, rest: Vec<Dependents>, places: &Semaphore) {
+    fn rests(&self, database: &NodeDatabase<S>) -> Rests {
+        self.rests.lock().entry(database.name().clone()).or_default().clone()
+    }
+
+    async fn release_rest(&self, database: &NodeDatabase<S>, rest: Vec<Dependents>) {
         let end = clock::instant() + REST_WITHIN;
         let mut parts = VecDeque::from(rest);
         while clock::instant() < end
@@ -165,7 +168,7 @@ impl<S: Statements> Releaser<S> {
                 continue;
             };
             // For one page only, so that a success with many dependents does not keep others from theirs.
-            let Ok(_place) = places.acquire().await else { return };
+            let Ok(_place) = self.rests(database).places.acquire_owned().await else { return };
             parts.extend(self.release_dependents(database, &part).await);
         }
     }
