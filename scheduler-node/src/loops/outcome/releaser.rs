@@ -87,16 +87,18 @@ struct Dependents {
     after: Option<TaskId>,
     /// The most that one statement checks.
     most: u16,
-    /// How often they were refused because the one shard of these successes has moved. 0: they are looked for in the
-    /// database in which the successes were written.
+    /// Whether the one shard of these successes has moved: they are looked for in its place, not in the database in
+    /// which the successes were written.
+    has_moved: bool,
+    /// How often they were refused because of that, since a place has taken some of them.
     refusals: u32,
 }
 
 impl Dependents {
     /// Those of some of the successes.
     fn of(&self, succeeded: &[Succeeded]) -> Self {
-        let Self { after, most, refusals, .. } = *self;
-        Self { succeeded: succeeded.to_vec(), after, most, refusals }
+        let Self { after, most, has_moved, refusals, .. } = *self;
+        Self { succeeded: succeeded.to_vec(), after, most, has_moved, refusals }
     }
 
     /// The tasks of a part that ran out of its time, in smaller parts. Those of several successes are halved, and a
@@ -117,8 +119,9 @@ impl Dependents {
         for one in part {
             shards.entry(one.shard).or_default().push(one.clone());
         }
-        let refusals = if shards.len() == 1 { self.refusals + 1 } else { self.refusals };
-        shards.into_values().map(|of_one| Self { refusals, ..self.of(&of_one) }).collect()
+        let is_one = shards.len() == 1;
+        let (has_moved, refusals) = (self.has_moved || is_one, self.refusals + u32::from(is_one));
+        shards.into_values().map(|of_one| Self { has_moved, refusals, ..self.of(&of_one) }).collect()
     }
 }
 
@@ -135,7 +138,7 @@ impl<S: Statements> Releaser<S> {
             return;
         }
         let succeeded = succeeded.to_vec();
-        let first = Dependents { succeeded, after: None, most: DEPENDENTS_AT_ONCE, refusals: 0 };
+        let first = Dependents { succeeded, after: None, most: DEPENDENTS_AT_ONCE, has_moved: false, refusals: 0 };
         let rest = self.release_dependents(database, &first).await;
         if rest.is_empty() {
             return;
@@ -176,10 +179,14 @@ impl<S: Statements> Releaser<S> {
     /// The database in which these tasks are: the one in which the successes were `written`, or after a refusal the
     /// place of their shard. `None`: no place has taken them in time.
     async fn place_of<'a>(&'a self, part: &Dependents, written: &'a NodeDatabase<S>) -> Option<&'a NodeDatabase<S>> {
-        let Some(refusals) = part.refusals.checked_sub(1) else { return Some(written) };
+        if !part.has_moved {
+            return Some(written);
+        }
         let databases = self.nudger.databases();
         // Other parts had their turn since the first refusal: only tries count.
-        if !databases.places().reread_after_move(refusals, clock::instant(), Patience::Long).await {
+        if let Some(before) = part.refusals.checked_sub(1)
+            && !databases.places().reread_after_move(before, clock::instant(), Patience::Long).await
+        {
             return None;
         }
         databases.of(part.succeeded.first()?.shard).map(|(_, database)| database)
@@ -188,7 +195,7 @@ impl<S: Statements> Releaser<S> {
     /// Releases the first of these tasks. Returns those that are left: in smaller parts if these ran out of their time,
     /// and by their shards if one has moved.
     async fn release_dependents(&self, database: &NodeDatabase<S>, dependents: &Dependents) -> Vec<Dependents> {
-        let Dependents { succeeded, after, most, refusals } = dependents;
+        let Dependents { succeeded, after, most, .. } = dependents;
         let write = |part| async move {
             database.sql.task_release_dependents(part, *after, *most).await.map(|check: ReleaseCheck| (part, check))
         };
@@ -196,9 +203,8 @@ impl<S: Statements> Releaser<S> {
         let tried = try_each(succeeded, write).await;
         let (mut rest, mut checks) = (Vec::new(), Vec::new());
         for (part, check) in tried.answers {
-            // They are in this place, so the next ones need no wait for another.
-            let refusals = (*refusals).min(1);
-            let more = |id| Dependents { after: Some(id), refusals, ..dependents.of(part) };
+            // They are in this place, so the next ones need no other.
+            let more = |id| Dependents { after: Some(id), refusals: 0, ..dependents.of(part) };
             rest.extend(check.more_after.map(more));
             checks.push(check);
         }
@@ -278,5 +284,24 @@ impl<S: Statements> Releaser<S> {
             tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task no longer waits");
         }
         released
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_successes_of_a_shard_that_has_moved_are_looked_for_elsewhere() {
+        let of = |number| Succeeded { name: "q k".to_owned(), partition_key: None, shard: ShardId::new(number) };
+        let succeeded = vec![of(1), of(2), of(1)];
+        let all = Dependents { succeeded, after: None, most: DEPENDENTS_AT_ONCE, has_moved: false, refusals: 0 };
+        let parts = all.by_shard(&all.succeeded);
+        let seen = |part: &Dependents| (part.succeeded.len(), part.has_moved, part.refusals);
+        assert_eq!(parts.iter().map(seen).collect::<Vec<_>>(), [(2, false, 0), (1, false, 0)], "either may be here");
+        let again = parts[0].by_shard(&parts[0].succeeded);
+        assert_eq!(again.iter().map(seen).collect::<Vec<_>>(), [(2, true, 1)]);
+        let once_more = again[0].by_shard(&again[0].succeeded);
+        assert_eq!(once_more.iter().map(seen).collect::<Vec<_>>(), [(2, true, 2)]);
     }
 }
