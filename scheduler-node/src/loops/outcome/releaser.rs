@@ -165,9 +165,8 @@ impl<S: Statements> Releaser<S> {
             && let Some(part) = parts.pop_front()
         {
             let Some(database) = self.place_of(&part, database).await else {
-                tracing::debug!(
-                    "no database has the shard of tasks that waited for a success; their next check finds them"
-                );
+                let shard = part.succeeded.first().map(|one| tracing::field::display(one.shard));
+                tracing::debug!(shard, database = %database.name(), refusals = part.refusals, "no database takes the release of tasks that waited for a success; their shard has moved from this one, and their next check finds them");
                 continue;
             };
             // For one page only, so that a success with many dependents does not keep others from theirs.
