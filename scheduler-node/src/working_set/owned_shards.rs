@@ -4,7 +4,8 @@
 //! It is memory only: the database still has everything it forgets, and the next preload reads that again. Its
 //! rules:
 //! - only shards that are owned and that nothing has stopped enter the heap or leave it;
-//! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice;
+//! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice; if others
+//!   may wait for its success, it stays so until the first of them are released;
 //! - a drain waits for the tasks in flight, so that the next owner finds nothing half done.
 
 mod state;
@@ -322,7 +323,8 @@ impl OwnedShards {
         ids.iter().copied().filter(is_unclaimed).collect()
     }
 
-    /// Marks tasks as no longer in flight: their outcome is written, or there is nothing to write.
+    /// Marks tasks as no longer in flight: their outcome is written and what waits for it was released, or there is
+    /// nothing to write.
     pub fn end(&self, ids: impl IntoIterator<Item = TaskId>) {
         self.end_those(ids, |_| true);
     }

@@ -39,7 +39,7 @@ pub(super) struct State {
     pub(super) aside: HashMap<TaskId, Instant>,
 }
 
-/// A task between the heap and the write of its outcome.
+/// A task between the heap and the write of its outcome, or the release of those that wait for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InFlight {
     /// The next entry, if the task came due again meanwhile: a rejection and its retry may be written before the

@@ -28,7 +28,8 @@ const IDLE_WITHIN: Duration = Duration::from_millis(500);
 /// The longest wait of a first cut for tasks in flight. Beyond it claims go on, and the cut comes again later.
 const DRAIN_WITHIN: Duration = Duration::from_millis(250);
 
-/// The longest such wait of any cut: publishes end within this time, or hang for as long as their queue does.
+/// The longest such wait of any cut: publishes end within this time, or hang for as long as their queue does. The
+/// release of tasks that wait for a success may take longer; the cut then comes again.
 const DRAIN_LONGEST: Duration = Duration::from_secs(1);
 
 /// The longest time without claims at a first cut. Each late cut gives the next one as much again, so that slow
