@@ -1,17 +1,19 @@
 -- Adds a schedule.
 -- Guard: no schedule has that name, and there is room; otherwise the statement changes nothing. The limit of the queue
--- is that of its policy as stored, whose row is locked: a change of it waits. Two concurrent statements do not see each
--- other's schedules and may both take the last place.
+-- is that of its policy as stored. A change of a queue (queue_put.sql) waits for the statements in flight, because they
+-- lock the table of the fences in ROW SHARE mode; a statement that waited for a change reads its limit. Two concurrent
+-- statements do not see each other's schedules and may both take the last place.
 -- $1 name; $2 rules; $3 payload; $4 next fire time; $5 since; $6 paused at; $7 wake at; $8 the limit of schedules of
 -- the caller's queues or NULL; $9 the caller's queues: names, or starts of names and `*`; NULL: all.
 -- Returns one row: the limit of its queue; the number of schedules of its queue and of the caller's queues where a
 -- limit applies; whether each limit is reached; and the schedule. Without a name: a limit is reached, or the name is
 -- taken.
-WITH policy AS MATERIALIZED (                              -- a limit that no node can read counts as none
+WITH gate AS MATERIALIZED (                                -- ROW SHARE lock on the table: see task_submit.sql
+    SELECT s.id FROM duetime.shard AS s WHERE s.id = -1 FOR SHARE OF s
+), policy AS MATERIALIZED (                                -- a limit that no node can read counts as none
     SELECT CASE WHEN (q.policy ->> 'max_schedules') ~ '^[0-9]{1,18}$' THEN (q.policy ->> 'max_schedules')::bigint END AS most
       FROM duetime.queue AS q
-     WHERE q.name = $2::jsonb ->> 'queue'
-       FOR SHARE OF q
+     WHERE q.name = $2::jsonb ->> 'queue' AND (SELECT count(*) FROM gate) = 0
 ), used AS MATERIALIZED (
     SELECT (SELECT p.most FROM policy AS p) AS most_of_queue,
            CASE WHEN (SELECT p.most FROM policy AS p) IS NOT NULL

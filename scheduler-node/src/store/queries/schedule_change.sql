@@ -1,16 +1,17 @@
 -- Sets a schedule's rules, payload and standing.
 -- Guard: the schedule still has the revision $8, and the queue has room if the schedule comes from another one. After
--- a decision (schedule_turn.sql) or another change the statement does nothing. The limit of the queue is read and
--- locked as in schedule_add.sql.
+-- a decision (schedule_turn.sql) or another change the statement does nothing. The limit of the queue is read as in
+-- schedule_add.sql: a change of a queue waits for this statement, or it for the change.
 -- $1 name; $2 rules; $3 payload; $4 next fire time; $5 since; $6 paused at; $7 wake at; $8 the revision that the
 -- caller read.
 -- Returns one row: the limit of its queue; the number of schedules of its queue where the limit applies; whether the
 -- limit is reached; and the schedule. Without a name: the limit is reached, or the schedule has another revision.
-WITH policy AS MATERIALIZED (
+WITH gate AS MATERIALIZED (                                -- ROW SHARE lock on the table: see task_submit.sql
+    SELECT s.id FROM duetime.shard AS s WHERE s.id = -1 FOR SHARE OF s
+), policy AS MATERIALIZED (
     SELECT CASE WHEN (q.policy ->> 'max_schedules') ~ '^[0-9]{1,18}$' THEN (q.policy ->> 'max_schedules')::bigint END AS most
       FROM duetime.queue AS q
-     WHERE q.name = $2::jsonb ->> 'queue'
-       FOR SHARE OF q
+     WHERE q.name = $2::jsonb ->> 'queue' AND (SELECT count(*) FROM gate) = 0
 ), used AS MATERIALIZED (
     SELECT (SELECT p.most FROM policy AS p) AS most_of_queue,
            CASE WHEN (SELECT p.most FROM policy AS p) IS NOT NULL

@@ -290,11 +290,7 @@ async fn one_that_cannot_be_read_does_not_keep_the_others_from_it() {
 async fn a_queue_and_a_caller_have_only_so_many_schedules() {
     let test = database().await;
     let (mails, others) = (rules("mails"), rules("others"));
-    let limit = async |max_schedules| {
-        let policy = QueuePolicy { max_schedules, ..QueuePolicy::default() };
-        test.database.queue_put(&QueueName::new("mails"), &policy, None, 10).await.unwrap().expect("there is room");
-    };
-    limit(Some(2)).await;
+    limit(&test, Some(2)).await;
     let add = async |name: &str, rules: &Rules, quota| {
         test.database.schedule_add(&ScheduleName::new(name), wish(rules, standing(1)), quota).await.unwrap()
     };
@@ -309,7 +305,7 @@ async fn a_queue_and_a_caller_have_only_so_many_schedules() {
     let moved = change(&elsewhere, &mails).await;
     assert!(matches!(moved, ScheduleWrite::QueueFull { used: 2, most: 2 }), "nor does one move there");
     assert!(done(change(&second, &mails).await).is_some(), "one that stays needs no room");
-    limit(None).await;
+    limit(&test, None).await;
 
     let scope = ["mail*".to_owned(), "other".to_owned()];
     let of_caller = |most| ScheduleQuota { of_caller: Some(most), queues: Some(&scope) };
@@ -322,16 +318,22 @@ async fn a_queue_and_a_caller_have_only_so_many_schedules() {
     assert!(matches!(add("e", &mails, all).await, ScheduleWrite::CallerFull(4)));
 }
 
+/// Sets the limit of schedules of the queue `mails`.
+async fn limit(test: &TestDatabase, max_schedules: Option<i64>) {
+    let policy = QueuePolicy { max_schedules, ..QueuePolicy::default() };
+    test.database.queue_put(&QueueName::new("mails"), &policy, None, 10).await.unwrap().expect("there is room");
+}
+
 /// A limit that is answered before the schedule is written would be exceeded by it otherwise.
 #[tokio::test]
 async fn a_new_schedule_waits_for_a_change_of_its_queues_limit_that_is_under_way() {
     let test = database().await;
     test.be_patient(PoolKind::Write).await;
-    let put = test.database.queue_put(&QueueName::new("mails"), &QueuePolicy::default(), None, 10).await.unwrap();
-    assert!(put.is_some(), "there is room");
+    limit(&test, None).await;
+    let elsewhere = put(&test, "b", &rules("others"), NONE).await.expect("new");
     let mut changing = test.pool.acquire().await.unwrap();
     let limit = r#"UPDATE duetime.queue SET policy = policy || '{"max_schedules": 0}'"#;
-    for statement in ["BEGIN", limit] {
+    for statement in ["BEGIN", "SELECT duetime.await_claims()", limit] {
         sqlx::query(statement).execute(&mut *changing).await.unwrap();
     }
     let database = test.database.clone();
@@ -339,8 +341,52 @@ async fn a_new_schedule_waits_for_a_change_of_its_queues_limit_that_is_under_way
         let mails = rules("mails");
         database.schedule_add(&ScheduleName::new("a"), wish(&mails, standing(1)), NONE).await
     });
-    test.until_waiting(1).await;
+    let database = test.database.clone();
+    let moving = spawn_child(async move {
+        let mails = rules("mails");
+        database.schedule_change(&elsewhere.name, elsewhere.revision, wish(&mails, standing(1))).await
+    });
+    test.until_waiting(2).await;
     sqlx::query("COMMIT").execute(&mut *changing).await.unwrap();
-    let added = adding.await.unwrap().unwrap();
-    assert!(matches!(added, ScheduleWrite::QueueFull { used: 0, most: 0 }), "{added:?}");
+    for written in [adding.await.unwrap().unwrap(), moving.await.unwrap().unwrap()] {
+        assert!(matches!(written, ScheduleWrite::QueueFull { used: 0, most: 0 }), "{written:?}");
+    }
+}
+
+/// Otherwise a stream of new schedules keeps the change waiting, and no task is claimed meanwhile.
+#[tokio::test]
+async fn a_change_of_a_queue_waits_for_the_new_schedules_in_flight_and_later_ones_wait_for_it() {
+    let test = database().await;
+    let timeout = "ALTER FUNCTION duetime.await_claims() SET lock_timeout = '1min'";
+    sqlx::query(timeout).execute(&test.pool).await.unwrap();
+    test.be_patient(PoolKind::Write).await;
+    limit(&test, None).await;
+    added(&test, "a").await;
+    let mut deleting = test.pool.acquire().await.unwrap();
+    for statement in ["BEGIN", "DELETE FROM duetime.schedule"] {
+        sqlx::query(statement).execute(&mut *deleting).await.unwrap();
+    }
+    let add = |name: &'static str| {
+        let database = test.database.clone();
+        spawn_child(async move {
+            let mails = rules("mails");
+            database.schedule_add(&ScheduleName::new(name), wish(&mails, standing(1)), NONE).await.unwrap()
+        })
+    };
+    let first = add("a");
+    test.until_waiting(1).await;
+    let database = test.database.clone();
+    let changing = spawn_child(async move {
+        let policy = QueuePolicy { max_schedules: Some(0), ..QueuePolicy::default() };
+        database.queue_put(&QueueName::new("mails"), &policy, None, 10).await
+    });
+    test.until_waiting(2).await;
+    let second = add("b");
+    test.until_waiting(3).await;
+    assert!(!changing.is_finished(), "no answer while a schedule by the former limit is under way");
+    sqlx::query("ROLLBACK").execute(&mut *deleting).await.unwrap();
+    assert!(done(first.await.unwrap()).is_none(), "its name is taken");
+    changing.await.unwrap().unwrap().expect("there is room");
+    let second = second.await.unwrap();
+    assert!(matches!(second, ScheduleWrite::QueueFull { used: 1, most: 0 }), "{second:?}");
 }
