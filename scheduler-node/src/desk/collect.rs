@@ -1,27 +1,32 @@
 //! Judges tasks submitted in SQL by the rules for every other submission.
 
+use std::collections::BTreeSet;
+
 use common::{
+    ids::QueueName,
     shard::route::bound_to,
     task::{NewTask, ValidTask},
     time::Present,
     wire::{Problem, TaskRequest},
 };
 
-use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
+use super::{Desk, limits::AppliedLimits, meter::Admission, refusal, submit::queues_of};
 use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
 impl Desk {
-    /// Returns one answer for each row, in their order: the task to store, or the reason why the row cannot be
-    /// one. The caller keeps the [`Admission`] until the tasks are stored.
+    /// Returns one answer for each row of a read, in their order: the task to store, or the reason why the row cannot
+    /// be one. The caller keeps the [`Admission`] until the tasks are stored.
     pub(crate) async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
-        if let Err(why) = self.learn_turns(rows).await {
-            return (rows.iter().map(|_| Err(why.clone())).collect(), Admission::default());
-        }
+        let unread = self.learn_turns(rows).await;
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.
-        let read = |row: &InboxRow| {
+        let read = |row: &InboxRow| -> Result<ValidTask, Problem> {
             let request = row.request.as_ref().ok_or_else(too_large)?;
-            TaskRequest::parse(request)?.validate(Present::exactly(row.submitted_at), &limits)
+            let task = TaskRequest::parse(request)?.validate(Present::exactly(row.submitted_at), &limits)?;
+            if queues_of(&task).any(|queue| unread.contains(queue)) {
+                return Err(refusal::outdated());
+            }
+            Ok(task)
         };
         let read: Vec<Result<ValidTask, Problem>> = rows.iter().map(read).collect();
         let (read, room) = self.admit_all(read, AppliedLimits::Pending).await;
@@ -34,20 +39,12 @@ impl Desk {
     }
 
     /// Reads the queues if this node may not know a change that was answered before one of the rows was committed.
-    /// While it cannot read them, the rows wait; after a second, a node that knows the change takes them. Where the
-    /// read shows no change, the first database was set back, and what it has counts.
-    async fn learn_turns(&self, rows: &[InboxRow]) -> Result<(), Problem> {
-        let known = self.parts().books.load().revision();
-        if rows.iter().all(|row| row.turned <= known) {
-            return Ok(());
-        }
-        self.catch_up().await.map_err(|error| {
-            tracing::debug!(
-                error = &error as &dyn std::error::Error,
-                "the changed queues of rows in SQL cannot be read"
-            );
-            refusal::outdated()
-        })
+    /// Returns the changed queues while it cannot read them: rows that name one of these wait. After a second, a node
+    /// that knows the change takes them. Where the read shows no change, the first database was set back, and what it
+    /// has counts.
+    async fn learn_turns(&self, rows: &[InboxRow]) -> BTreeSet<QueueName> {
+        let Some(turned) = rows.first().map(|row| &row.turned) else { return BTreeSet::new() };
+        if self.read_as_of(turned.revision).await { BTreeSet::new() } else { turned.queues.clone() }
     }
 
     /// Refuses a row whose shard does not fit the queue's placement. A database that did not know the queue's

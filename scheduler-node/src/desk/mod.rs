@@ -115,8 +115,9 @@ pub struct Desk {
 struct Inner {
     parts: Parts,
     started: Instant,
-    /// Held by a request that reads the queues, so that many requests that miss the same queue read it once.
-    reading: Mutex<()>,
+    /// Held by a request that reads the queues, so that many requests that miss the same queue read it once. Inside:
+    /// when a read for rules that had changed failed last.
+    reading: Mutex<Option<Instant>>,
     meters: meter::Meters,
 }
 
@@ -140,7 +141,7 @@ impl Desk {
             inner: Arc::new(Inner {
                 parts,
                 started: Instant::now(),
-                reading: Mutex::new(()),
+                reading: Mutex::new(None),
                 meters: meter::Meters::default(),
             }),
             scope: Scope::ALL,

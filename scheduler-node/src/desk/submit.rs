@@ -12,6 +12,7 @@ use common::{
 
 use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
 use crate::{
+    clock,
     loops::submit::submitter::{Accepted, Stored, SubmitError},
     store::put::{Put, PutOutcome},
     traces::{Hop, Way},
@@ -276,6 +277,27 @@ impl Desk {
         let Err(error) = self.read_missing(&missing).await else { return Unread::new() };
         tracing::debug!(error = &error as &dyn std::error::Error, "the queues cannot be read");
         missing.into_iter().collect()
+    }
+
+    /// Reads the queues, unless this node knows them as of `revision` or later. Requests that ask at the same time
+    /// share one read, whether it succeeds or fails. Returns whether this node could read them.
+    pub(super) async fn read_as_of(&self, revision: i64) -> bool {
+        let asked_at = clock::instant();
+        let is_known = || self.parts().books.load().revision() >= revision;
+        if is_known() {
+            return true;
+        }
+        let mut failed_at = self.inner.reading.lock().await;
+        if is_known() {
+            return true;
+        }
+        if failed_at.is_some_and(|at| at >= asked_at) {
+            return false;
+        }
+        let Err(error) = self.catch_up().await else { return true };
+        tracing::debug!(error = &error as &dyn std::error::Error, "the queues whose rules changed cannot be read");
+        *failed_at = Some(clock::instant());
+        false
     }
 }
 

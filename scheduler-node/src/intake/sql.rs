@@ -246,8 +246,14 @@ impl SqlIntake {
             .flat_map(|(index, _)| map.open(index))
             .collect();
         let aside: Vec<TaskId> = state.aside.keys().copied().collect();
-        let wanted =
-            InboxScope { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH, aside: &aside };
+        let wanted = InboxScope {
+            owned: &owned,
+            reachable: &reachable,
+            others_after: OTHERS_AFTER,
+            most: BATCH,
+            aside: &aside,
+            known: self.books.load().revision(),
+        };
         let one = InboxScope { most: 1, ..wanted };
         // A server timeout counts as contention here: unpacking the requests may be what takes so long.
         let again = |error: &Error| error.fault() != Fault::Outage;

@@ -1,6 +1,7 @@
 //! Collects submissions made in SQL: reads an inbox, and moves its rows to the databases where they become tasks.
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -52,9 +53,17 @@ pub struct InboxRow {
     pub leaving: bool,
     /// Whether the read ended with this row because of its size, so that others may wait behind it.
     pub is_last: bool,
-    /// The revision at which a queue of this database had last turned. Queues as of this revision or a later one have
-    /// all changes that were answered before the row was committed.
-    pub turned: i64,
+    /// One value for all rows of a read.
+    pub turned: Arc<TurnedQueues>,
+}
+
+/// The queues whose rules for submissions have changed since the revision that the reader of an inbox knew. Every
+/// change that was answered before one of the rows was committed is among them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TurnedQueues {
+    pub queues: BTreeSet<QueueName>,
+    /// Queues as of this revision, or of a later one, have these changes.
+    pub revision: i64,
 }
 
 /// The rows that a read returns.
@@ -69,6 +78,8 @@ pub struct InboxScope<'a> {
     pub most: usize,
     /// Rows that the read leaves out.
     pub aside: &'a [TaskId],
+    /// The revision of the queues that this node knows.
+    pub known: i64,
 }
 
 /// The outcome of a row with a key.
@@ -135,8 +146,10 @@ impl Database {
                 .bind(LONGEST_REQUEST)
                 .bind(requests)
                 .bind(from.to_utc())
+                .bind(wanted.known)
                 .fetch(&mut *connection);
             let (mut read, mut bytes, mut is_whole) = (Vec::new(), 0, false);
+            let mut turned = Arc::new(TurnedQueues::default());
             // The others come with the next read. The pool throws away what is still on its way.
             while bytes < READ_BYTES {
                 let Some(row) = rows.try_next().await? else {
@@ -144,6 +157,10 @@ impl Database {
                     break;
                 };
                 let request: Option<String> = row.try_get("request")?;
+                if let Some(queues) = row.try_get::<Option<Vec<String>>, _>("turned")? {
+                    let queues = queues.into_iter().map(QueueName::new).collect();
+                    turned = Arc::new(TurnedQueues { queues, revision: row.try_get("turned_at")? });
+                }
                 bytes += request.as_ref().map_or(0, String::len);
                 read.push(InboxRow {
                     id: super::task_id(&row, "id")?,
@@ -151,7 +168,7 @@ impl Database {
                     submitted_at: super::moment(&row, "submitted_at")?,
                     leaving: row.try_get("leaving")?,
                     is_last: row.try_get::<bool, _>("is_last")? || bytes >= READ_BYTES,
-                    turned: row.try_get("turned")?,
+                    turned: Arc::clone(&turned),
                 });
             }
             drop(rows);

@@ -160,11 +160,11 @@ async fn a_limit_is_in_force_for_a_queue_that_its_first_task_made_and_for_one_th
     assert_eq!(test.live().await, 0);
 }
 
-/// The submissions in SQL that wait.
-async fn waiting_rows(test: &TestDatabase) -> Vec<InboxRow> {
+/// The submissions in SQL that wait, as the node that is behind reads them.
+async fn waiting_rows(behind: &Counter, test: &TestDatabase) -> Vec<InboxRow> {
     let shards: Vec<ShardId> = fixture::all_shards().iter().collect();
-    let wanted =
-        InboxScope { owned: &shards, reachable: &shards, others_after: Default::default(), most: 100, aside: &[] };
+    let (others_after, known) = (Default::default(), behind.books.load().revision());
+    let wanted = InboxScope { owned: &shards, reachable: &shards, others_after, most: 100, aside: &[], known };
     test.database.inbox_read(wanted).await.expect("the inbox can be read")
 }
 
@@ -174,11 +174,34 @@ async fn a_submission_in_sql_is_judged_by_what_its_queue_was_when_it_was_committ
     change(&changing, &behind, json!({}), json!({ "max_pending": 0 })).await;
     count_mail(&behind, 0).await;
     sqlx::query("SELECT duetime.submit('mail', '1')").execute(&test.pool).await.unwrap();
-    let rows = waiting_rows(&test).await;
+    let rows = waiting_rows(&behind, &test).await;
     hide_queues(&test, true).await;
     let (judged, _room) = behind.desk.judge(&rows).await;
     assert!(judged[0].as_ref().expect_err("its queue has changed").is_unavailable(), "the row waits: {judged:?}");
     hide_queues(&test, false).await;
     let (mut judged, _room) = behind.desk.judge(&rows).await;
     assert_refused(judged.remove(0).map(drop), "queue.max_pending");
+}
+
+#[tokio::test]
+async fn while_the_queues_cannot_be_read_only_rows_wait_that_name_one_with_other_rules() {
+    let (changing, behind, test) = two_nodes().await;
+    for queue in ["paused", "other"] {
+        put_queue(&changing, queue, json!({})).await;
+    }
+    change(&changing, &behind, json!({}), json!({ "max_pending": 5 })).await;
+    changing.desk.queue_pause(QueueName::new("paused"), true).await.expect("paused");
+    for queue in ["mail", "paused", "other"] {
+        sqlx::query("SELECT duetime.submit($1, '1')").bind(queue).execute(&test.pool).await.unwrap();
+    }
+    let mut rows = waiting_rows(&behind, &test).await;
+    let depends_on = json!([{ "queue": "mail", "key": "a" }]);
+    let dependent = json!({ "queue": "other", "key": "b", "partition_key": "p", "depends_on": depends_on });
+    rows[2].request = Some(dependent.to_string());
+    hide_queues(&test, true).await;
+    let (judged, _room) = behind.desk.judge(&rows).await;
+    let waits: Vec<bool> =
+        judged.iter().map(|one| one.as_ref().is_err_and(|problem| problem.is_unavailable())).collect();
+    assert_eq!(waits, [true, false, true], "{judged:?}");
+    assert!(judged[1].is_ok(), "a pause is no rule for submissions: {judged:?}");
 }

@@ -63,7 +63,7 @@ fn row(counter: &Counter, task: &Value) -> InboxRow {
         submitted_at: counter.desk.now(),
         leaving: false,
         is_last: false,
-        turned: 0,
+        turned: Default::default(),
     }
 }
 

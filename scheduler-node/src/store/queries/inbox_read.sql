@@ -6,8 +6,9 @@
 -- A request that is too long, in the table or as text, comes back as NULL.
 -- `is_last`: the rows reach the bound with this one, so others may wait behind it.
 -- `leaving`: the row is on its way into another database, or was cancelled while its shard was in another one.
--- `turned`: the revision at which a queue last turned here (queue_turn.sql). A change of a queue that was answered
--- before a row was committed is not newer.
+-- `turned`: with the first row, the queues whose rules for submissions have changed since revision $10 (see
+-- queue_turn.sql). Every change that was answered before a row was committed is among them. `turned_at`: the latest
+-- revision of these.
 -- A comparison with an array that is a parameter is a linear search. By the CASE a row is compared with the few shards
 -- of this node first; the planner would begin with all that can be reached. Hash tables cost more than they save below
 -- some hundred rows.
@@ -15,7 +16,7 @@
 -- $1 this node's shards; $2 the shards whose database is reachable and takes tasks; $3 how long a row is left to its owner; $4 the
 -- limit of rows; $5 ids to leave out; $6 the limit of bytes in the table (the first row comes in any case); $7 the
 -- length of the longest request; $8 whether the caller needs the requests; $9 the moment of a submission before which
--- rows are not looked at.
+-- rows are not looked at; $10 the revision of the queues that the node knows.
 WITH head AS MATERIALIZED (
     SELECT i.id, i.submitted_at, i.leaving_at IS NOT NULL OR i.cancelled_at IS NOT NULL AS leaving, pg_column_size(i.request) AS stored
       FROM duetime.inbox AS i
@@ -25,11 +26,14 @@ WITH head AS MATERIALIZED (
        AND i.id <> ALL($5::uuid[])
      ORDER BY i.submitted_at
      LIMIT $4
+), turned AS MATERIALIZED (
+    SELECT array_agg(q.queue) AS queues, max(q.placed) AS placed FROM duetime.queue_turn AS q WHERE q.revision > $10 AND q.placed > $10
 ), added AS (
     SELECT h.*, sum(h.stored) OVER (ORDER BY h.submitted_at, h.id) - h.stored AS before FROM head AS h
 )
 SELECT a.id, a.submitted_at, a.leaving, a.before + a.stored >= $6 AS is_last,
-       (SELECT coalesce(max(t.revision), 0) FROM duetime.queue_turn AS t) AS turned,
+       CASE WHEN a.before = 0 THEN (SELECT t.queues FROM turned AS t) END AS turned,
+       CASE WHEN a.before = 0 THEN (SELECT t.placed FROM turned AS t) END AS turned_at,
        CASE WHEN $8 AND a.stored <= $7
             THEN (SELECT CASE WHEN octet_length(r.text) <= $7 THEN r.text END
                     FROM (SELECT i.request::text AS text FROM duetime.inbox AS i WHERE i.id = a.id OFFSET 0) AS r)

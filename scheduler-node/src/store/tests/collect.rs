@@ -226,7 +226,7 @@ async fn a_row_is_left_to_the_owner_of_its_shard_at_first_and_what_cannot_be_rea
         (&[], &all, Duration::ZERO, 1),
         (&all, &[], Duration::ZERO, 0),
     ] {
-        let wanted = InboxScope { owned, reachable, others_after, most: 100, aside: &[] };
+        let wanted = InboxScope { owned, reachable, others_after, most: 100, aside: &[], known: 0 };
         assert_eq!(test.database.inbox_read(wanted).await.unwrap().len(), found);
     }
 }
@@ -252,8 +252,8 @@ async fn an_inbox_of_many_rows_is_read_by_its_index() {
     for (sql, types, values, index) in [
         (
             include_str!("../queries/inbox_read.sql"),
-            "int[], int[], interval, bigint, uuid[], bigint, bigint, boolean, timestamptz",
-            format!("{shards}, {shards}, '1 s', 256, '{{}}', 1000000, 1000000, true, now()"),
+            "int[], int[], interval, bigint, uuid[], bigint, bigint, boolean, timestamptz, bigint",
+            format!("{shards}, {shards}, '1 s', 256, '{{}}', 1000000, 1000000, true, now(), 7"),
             "inbox_waiting",
         ),
         (
@@ -321,8 +321,8 @@ async fn a_read_of_an_inbox_compares_rows_with_the_nodes_shards_first_and_needs_
     let fill = "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
          SELECT gen_random_uuid(), g % 128, '{}', now() + g * interval '1 ms' FROM generate_series(1, 20000) AS g";
     let shards = super::explain::shards();
-    let types = "int[], int[], interval, bigint, uuid[], bigint, bigint, boolean, timestamptz";
-    let values = format!("{shards}, {shards}, '1 s', 256, '{{}}', 1000000, 1000000, true, now()");
+    let types = "int[], int[], interval, bigint, uuid[], bigint, bigint, boolean, timestamptz, bigint";
+    let values = format!("{shards}, {shards}, '1 s', 256, '{{}}', 1000000, 1000000, true, now(), 7");
     for change in ["ANALYZE duetime.inbox", fill, "ANALYZE duetime.inbox"] {
         sqlx::raw_sql(change).execute(&test.pool).await.unwrap();
         let read = include_str!("../queries/inbox_read.sql");

@@ -37,8 +37,8 @@ pub(super) async fn submit(test: &TestDatabase, arguments: &str) -> TaskId {
 
 pub(super) async fn read(test: &TestDatabase) -> Vec<InboxRow> {
     let shards: Vec<ShardId> = fixture::all_shards().iter().collect();
-    let wanted =
-        InboxScope { owned: &shards, reachable: &shards, others_after: Default::default(), most: 100, aside: &[] };
+    let others_after = Default::default();
+    let wanted = InboxScope { owned: &shards, reachable: &shards, others_after, most: 100, aside: &[], known: 0 };
     test.database.inbox_read(wanted).await.unwrap()
 }
 
