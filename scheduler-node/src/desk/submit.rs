@@ -138,7 +138,7 @@ impl Desk {
         tasks: Vec<Result<ValidTask, Problem>>,
         mut room: Admission,
         source: &'static str,
-        revision: i64,
+        mut revision: i64,
         limited: AppliedLimits,
     ) -> Vec<Outcome> {
         let mut outcomes = self.send(tasks, source, revision).await;
@@ -148,14 +148,10 @@ impl Desk {
                 break;
             }
             room.give_up(&places);
-            if let Err(error) = self.catch_up().await {
-                tracing::debug!(
-                    error = &error as &dyn std::error::Error,
-                    "could not read the queues whose rules changed"
-                );
+            if !self.read_as_of(revision + 1).await {
                 break;
             }
-            let revision = self.parts().books.load().revision();
+            revision = self.parts().books.load().revision();
             let (tasks, again) = self.admit_all(tasks.into_iter().map(Ok).collect(), limited).await;
             room.absorb(again, &places);
             for (place, outcome) in places.into_iter().zip(self.send(tasks, source, revision).await) {

@@ -1,12 +1,13 @@
 //! Limits of a queue that another node has changed.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use common::{
     ids::{QueueName, ScheduleName, ShardId},
     task::envelope::{Field, Properties},
     wire::{Message, Problem, ScheduleRequest},
 };
+use futures::poll;
 use serde_json::{Value, json};
 
 use super::{
@@ -15,6 +16,7 @@ use super::{
     request,
 };
 use crate::{
+    clock,
     desk::ReceiveOutcome,
     store::{
         inbox::{InboxRow, InboxScope},
@@ -204,4 +206,27 @@ async fn while_the_queues_cannot_be_read_only_rows_wait_that_name_one_with_other
         judged.iter().map(|one| one.as_ref().is_err_and(|problem| problem.is_unavailable())).collect();
     assert_eq!(waits, [true, false, true], "{judged:?}");
     assert!(judged[1].is_ok(), "a pause is no rule for submissions: {judged:?}");
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_a_read_of_changed_queues_share_it_also_where_it_fails() {
+    let (changing, behind, test) = two_nodes().await;
+    change(&changing, &behind, json!({}), json!({ "max_pending": 5 })).await;
+    let newer = behind.books.load().revision() + 1;
+    let reading = behind.desk.inner.reading.lock().await;
+    let mut asking = pin!(behind.desk.read_as_of(newer));
+    assert!(poll!(asking.as_mut()).is_pending());
+    behind.desk.catch_up().await.expect("the queues can be read");
+    hide_queues(&test, true).await;
+    drop(reading);
+    assert!(asking.await, "the book is new enough by now");
+    hide_queues(&test, false).await;
+
+    let mut reading = behind.desk.inner.reading.lock().await;
+    let mut asking = pin!(behind.desk.read_as_of(newer + 1));
+    assert!(poll!(asking.as_mut()).is_pending());
+    *reading = Some(clock::instant());
+    drop(reading);
+    assert!(!asking.await, "the read for which it waited has failed");
+    assert!(behind.desk.read_as_of(newer + 1).await, "a later request makes one of its own");
 }
