@@ -283,10 +283,15 @@ impl Admission {
         }
     }
 
-    /// Adds what tasks of the same request have taken that came in again, with `places` for their indices.
-    pub(super) fn absorb(&mut self, mut again: Self, places: &[usize]) {
-        self.rooms.extend(again.rooms.drain(..).map(|(at, meter, room)| (places[at], meter, room)));
-        self.submits.extend(again.submits.drain(..).map(|(at, meter)| (places[at], meter)));
+    /// The same for tasks that are part of a request, with `places` for their indices.
+    pub(super) fn at(mut self, places: &[usize]) -> Self {
+        for (place, ..) in &mut self.rooms {
+            *place = places[*place];
+        }
+        for (place, _) in &mut self.submits {
+            *place = places[*place];
+        }
+        self
     }
 }
 
@@ -340,10 +345,10 @@ mod tests {
         admission.give_up(&[1, 3]);
         let mut again = Admission::default();
         assert_eq!(fill(&mut again, &meter, 0..9), 2, "two have come in again");
-        admission.absorb(again, &[1, 3]);
-        admission.give_up(&[3]);
-        assert_eq!(fill(&mut admission, &meter, 9..19), 1, "the one that was handed back once more");
-        drop(admission);
+        let mut again = again.at(&[1, 3]);
+        again.give_up(&[3]);
+        assert_eq!(fill(&mut again, &meter, 9..19), 1, "the one that was handed back once more");
+        drop((admission, again));
         assert_eq!(fill(&mut Admission::default(), &meter, 0..1), 0, "what is answered counts as stored");
     }
 

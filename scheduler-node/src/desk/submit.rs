@@ -145,15 +145,17 @@ impl Desk {
         for _ in 1..TRIES {
             let (places, tasks) = handed_back(&outcomes);
             if places.is_empty() {
-                break;
+                return outcomes;
             }
             room.give_up(&places);
+            // The others have their answers. A count from now on finds the stored ones, in place of what they took.
+            drop(room);
             if !self.read_as_of(revision + 1).await {
-                break;
+                return outcomes;
             }
             revision = self.parts().books.load().revision();
             let (tasks, again) = self.admit_all(tasks.into_iter().map(Ok).collect(), limited).await;
-            room.absorb(again, &places);
+            room = again.at(&places);
             for (place, outcome) in places.into_iter().zip(self.send(tasks, source, revision).await) {
                 outcomes[place] = outcome;
             }

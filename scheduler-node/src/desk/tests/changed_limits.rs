@@ -1,9 +1,10 @@
 //! Limits of a queue that another node has changed.
 
-use std::{pin::pin, sync::Arc};
+use std::{pin::pin, sync::Arc, time::Instant};
 
 use common::{
     ids::{QueueName, ScheduleName, ShardId},
+    limit::{PendingLimits, TokenLimits},
     task::envelope::{Field, Properties},
     wire::{Message, Problem, ScheduleRequest},
 };
@@ -12,16 +13,18 @@ use serde_json::{Value, json};
 
 use super::{
     Counter, PLAIN, counter, fresh, hide_queues,
-    limits::{batch, count_mail, put_queue, statuses, task},
+    limits::{batch, count_mail, put_queue, statuses, task, tenant},
     request,
 };
 use crate::{
     clock,
-    desk::ReceiveOutcome,
+    coordination::tests::soon,
+    desk::{ReceiveOutcome, meter::MeteredSubject},
     store::{
         inbox::{InboxRow, InboxScope},
         tests::fixture::{self, TestDatabase},
     },
+    supervise::spawn_child,
 };
 
 /// Two nodes with one database. The first one changes the queue `mail`; the second one has not read the change.
@@ -229,4 +232,29 @@ async fn requests_that_wait_for_a_read_of_changed_queues_share_it_also_where_it_
     drop(reading);
     assert!(!asking.await, "the read for which it waited has failed");
     assert!(behind.desk.read_as_of(newer + 1).await, "a later request makes one of its own");
+}
+
+/// A count that finds those would otherwise leave the others no room.
+#[tokio::test]
+async fn tasks_that_are_stored_count_once_while_others_of_their_request_come_in_again() {
+    let (changing, behind, test) = two_nodes().await;
+    put_queue(&changing, "other", json!({})).await;
+    change(&changing, &behind, json!({}), json!({ "max_pending": 5 })).await;
+    let tenant = tenant(&behind, &["mail", "other"], TokenLimits { pending: Some(2), ..TokenLimits::NONE });
+    let meter = tenant.meters().of(MeteredSubject::Scope(tenant.scope.clone()), Instant::now());
+    let reading = behind.desk.inner.reading.lock().await;
+    let desk = tenant.clone();
+    let sending = spawn_child(async move { batch(&desk, ["other", "mail"].map(task)).await });
+    // An admission holds its meters.
+    let is_answered = async {
+        while test.live().await == 0 || Arc::strong_count(&meter) > 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("one task is stored, and the other one waits for the new rules", is_answered).await;
+    meter.count(&tenant, PendingLimits { tasks: Some(2), bytes: None }).changed().await.expect("a count");
+    drop(reading);
+    assert_eq!(statuses(&sending.await.unwrap()), [200, 200]);
+    assert_eq!(statuses(&batch(&tenant, [task("other")]).await), [429]);
+    assert_eq!(test.live().await, 2);
 }

@@ -30,7 +30,7 @@ pub(super) async fn put_queue(counter: &Counter, name: &str, policy: Value) {
 }
 
 /// The desk for a token of these queues.
-fn tenant(counter: &Counter, queues: &[&str], limits: TokenLimits) -> Desk {
+pub(super) fn tenant(counter: &Counter, queues: &[&str], limits: TokenLimits) -> Desk {
     let queues = Scope::of(Some(queues.iter().map(ToString::to_string).collect())).expect("a scope");
     counter.desk.of(&Caller { id: None, name: "tenant".into(), role: Role::Operator, queues, limits })
 }
