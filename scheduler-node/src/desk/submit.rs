@@ -21,8 +21,8 @@ use crate::{
 /// The label of this source in the metrics.
 const SOURCE: &str = "http";
 
-/// The most attempts with a task whose queue gets other rules meanwhile. Each knows all rules that were answered before
-/// it began, so a task is refused only if they change each time.
+/// The most attempts with a task whose queue gets other rules meanwhile. Each knows newer rules than the one before,
+/// and as a rule all that were answered before it began. So a task is refused only if they change again and again.
 const TRIES: u32 = 3;
 
 /// Queues that are not in this node's book and that the first database does not show. Each may exist, with any policy.
@@ -142,16 +142,13 @@ impl Desk {
         limited: AppliedLimits,
     ) -> Vec<Outcome> {
         let mut outcomes = self.send(tasks, source, revision).await;
-        for _ in 1..TRIES {
+        for tries_left in (0..TRIES).rev() {
             let (places, tasks) = handed_back(&outcomes);
-            if places.is_empty() {
-                return outcomes;
-            }
             room.give_up(&places);
             // The others have their answers. A count from now on finds the stored ones, in place of what they took.
             drop(room);
-            if !self.read_as_of(revision + 1).await {
-                return outcomes;
+            if places.is_empty() || tries_left == 0 || !self.read_as_of(revision + 1).await {
+                break;
             }
             revision = self.parts().books.load().revision();
             let (tasks, again) = self.admit_all(tasks.into_iter().map(Ok).collect(), limited).await;

@@ -258,3 +258,18 @@ async fn tasks_that_are_stored_count_once_while_others_of_their_request_come_in_
     assert_eq!(statuses(&batch(&tenant, [task("other")]).await), [429]);
     assert_eq!(test.live().await, 2);
 }
+
+#[tokio::test]
+async fn a_task_that_is_handed_back_for_the_last_time_gives_back_its_part_of_the_rate() {
+    let (node, test) = fresh().await;
+    put_queue(&node, "mail", json!({ "max_submits_per_second": 1 })).await;
+    let turn = async |revision: i64| {
+        let sql = "UPDATE duetime.queue_turn SET revision = $1, placed = $1";
+        sqlx::query(sql).bind(revision).execute(&test.pool).await.unwrap();
+    };
+    // The queues have no such revision, so no attempt knows the rules.
+    turn(1_000_000).await;
+    assert_eq!(submit(&node).await.expect_err("its rules change each time").status, 503);
+    turn(0).await;
+    submit(&node).await.expect("no other task of this second was stored");
+}
