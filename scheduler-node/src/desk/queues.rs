@@ -331,7 +331,7 @@ impl Desk {
     }
 
     /// Announces a queue's new policy to the other databases. From the answer on, every database refuses claims
-    /// that do not know the policy, and tasks whose shards came from an older placement.
+    /// that do not know the policy, and tasks that were admitted by older rules for submissions.
     async fn announce(&self, name: &QueueName, to: QueueRevisions) -> Result<(), Problem> {
         let others = self.parts().store.databases().iter().skip(1);
         let announced = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, to)))).await;

@@ -1,5 +1,5 @@
 //! Keeps this node's copy of all queues. A change made on any node is read here within half a second, and at once
-//! when a claim was refused because the copy is old.
+//! when a claim was refused because the copy is old. Submissions that are handed back for that read it themselves.
 //!
 //! Each glance at the home database shows one small number, and when that has changed, the queues that were written
 //! since are read. While the home database is away the copy stays as it is.
