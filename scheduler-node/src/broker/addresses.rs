@@ -25,7 +25,7 @@ impl FailedAddresses {
         failed.drain(..surplus);
     }
 
-    /// Puts those among the addresses of a name last, the latest at the end. Each time a name is resolved, the order may
+    /// Puts those among the addresses of a name last, the latest at the end. Whenever a name is resolved, the order may
     /// be another one, so no place in the list is remembered.
     pub(super) fn put_last(&self, addresses: &mut [SocketAddr]) {
         let failed = self.0.lock();

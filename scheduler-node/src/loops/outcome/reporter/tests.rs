@@ -238,7 +238,8 @@ async fn a_report_on_a_closed_shard_waits_until_it_is_open_and_reports_on_other_
 async fn a_report_on_a_shard_that_may_be_open_elsewhere_goes_back_after_a_while_and_one_on_a_closed_shard_waits() {
     let (loops, mut bench) = (Loops::new().await, bench::Bench::new().await);
     let [closed, nowhere] = [1, 2].map(|shard| fixture::fresh_id_of(ShardId::new(shard)));
-    let close = "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1; DELETE FROM duetime.shard WHERE id = 2";
+    let close = "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1 WHERE id = 1;
+                 DELETE FROM duetime.shard WHERE id = 2";
     sqlx::raw_sql(close).execute(&loops.test.pool).await.unwrap();
     let away = NodeDatabase { sql: fixture::unreachable_database("away"), ..loops.database().clone() };
     let row = FenceRow { shard: closed.shard(), status: ShardStatus::Gone, epoch: Epoch::NONE };
