@@ -1,7 +1,7 @@
 -- Reads the waiting rows of the inbox, oldest first: rows for the shards of this node, and rows that no owner has
 -- collected for a while.
--- The statement leaves out a row whose database is unreachable or does not take the tasks of its shard, as in the last
--- part of a move, so that it does not stand in the way of the others.
+-- The statement leaves out a row whose database is unreachable, or does not take the tasks of its shard, as in the last
+-- part of a move. Such a row would stand in the way of the others.
 -- The read is bounded in bytes before any request is unpacked. The bound adds up the rows by their size in the table.
 -- A request that is too long, in the table or as text, comes back as NULL.
 -- `is_last`: the rows reach the bound with this one, so others may wait behind it.
@@ -13,8 +13,8 @@
 -- of this node first; the planner would begin with all that can be reached. Hash tables cost more than they save below
 -- some hundred rows.
 -- Guard: none is needed. A row that is read twice is moved once (task_collect.sql, task_collect_keyed.sql).
--- $1 this node's shards; $2 the shards whose database is reachable and takes tasks; $3 how long a row is left to its owner; $4 the
--- limit of rows; $5 ids to leave out; $6 the limit of bytes in the table (the first row comes in any case); $7 the
+-- $1 this node's shards; $2 the shards whose database is reachable and takes tasks; $3 how long a row is left to its
+-- owner; $4 the limit of rows; $5 ids to leave out; $6 the limit of bytes in the table (the first row comes in any case); $7 the
 -- length of the longest request; $8 whether the caller needs the requests; $9 the moment of a submission before which
 -- rows are not looked at; $10 the revision of the queues that the node knows.
 WITH head AS MATERIALIZED (

@@ -3,7 +3,7 @@
 -- Guard: as in task_change.sql, `waiting`, `scheduled` or `ready`, and the task must not expire before it is due. The
 -- statement skips a row that another transaction locks, as bulk_cancel.sql does.
 -- $1 ids; $2 queues, $3 partition keys and $4 keys of the requests without an id, as in task_cancel_shared.sql; $5
--- shards to leave out where a key is looked up; $6 the new due times, one for each request; a time in the past means now.
+-- shards to leave out where a key is looked up; $6 the new due times, one for each request; one in the past means now.
 -- Returns the changed rows as they are now, each with the place of its request from 1 on: of requests for one task, the
 -- first.
 WITH asked AS MATERIALIZED (
