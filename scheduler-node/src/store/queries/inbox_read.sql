@@ -14,9 +14,9 @@
 -- some hundred rows.
 -- Guard: none is needed. A row that is read twice is moved once (task_collect.sql, task_collect_keyed.sql).
 -- $1 this node's shards; $2 the shards whose database is reachable and takes tasks; $3 how long a row is left to its
--- owner; $4 the limit of rows; $5 ids to leave out; $6 the limit of bytes in the table (the first row comes in any case); $7 the
--- length of the longest request; $8 whether the caller needs the requests; $9 the moment of a submission before which
--- rows are not looked at; $10 the revision of the queues that the node knows.
+-- owner; $4 the limit of rows; $5 ids to leave out; $6 the limit of bytes in the table (the first row comes in any
+-- case); $7 the length of the longest request; $8 whether the caller needs the requests; $9 the moment of a submission
+-- before which rows are not looked at; $10 the revision of the queues that the node knows.
 WITH head AS MATERIALIZED (
     SELECT i.id, i.submitted_at, i.leaving_at IS NOT NULL OR i.cancelled_at IS NOT NULL AS leaving, pg_column_size(i.request) AS stored
       FROM duetime.inbox AS i
