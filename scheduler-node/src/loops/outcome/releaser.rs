@@ -161,8 +161,9 @@ impl<S: Statements> Releaser<S> {
     async fn release_rest(&self, database: &NodeDatabase<S>, rest: Vec<Dependents>) {
         let end = clock::instant() + REST_WITHIN;
         let mut parts = VecDeque::from(rest);
+        // Those that stay go first: what moved may wait for a place of a slow database.
         while clock::instant() < end
-            && let Some(part) = parts.pop_front()
+            && let Some(part) = parts.remove(parts.iter().position(|part| !part.has_moved).unwrap_or_default())
         {
             let Some(database) = self.place_of(&part, database).await else {
                 let shard = part.succeeded.first().map(|one| tracing::field::display(one.shard));
