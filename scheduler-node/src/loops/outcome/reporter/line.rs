@@ -165,9 +165,15 @@ impl<S: Statements> Reporter<S> {
             is_certain = places.is_current().await || places.refresh().await.is_ok();
             map = places.load();
         }
+        let is_known = |report: &ReadReport| is_certain && map.of(report.id.shard()).is_some();
+        let goes_back = |report: &&ReadReport| is_closed(&map, report) && is_old(report) && !is_known(report);
+        // With the later ones of their tasks, which would go first otherwise.
+        let back: HashSet<TaskId> = batch.iter().filter(goes_back).map(|report| report.id).collect();
+        if !back.is_empty() {
+            tracing::debug!(tasks = back.len(), "reports on shards that may be open elsewhere go back to RabbitMQ");
+        }
         for report in batch.extract_if(.., |report| is_closed(&map, report)) {
-            let is_known = is_certain && map.of(report.id.shard()).is_some();
-            if is_old(&report) && !is_known {
+            if back.contains(&report.id) {
                 report.message.ack.requeue().await;
             } else {
                 held.push(report);
