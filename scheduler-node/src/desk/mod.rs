@@ -116,8 +116,8 @@ struct Inner {
     parts: Parts,
     started: Instant,
     /// Held by a request that reads the queues, so that many requests that miss the same queue read it once. Inside:
-    /// when a read for rules that had changed failed last.
-    reading: Mutex<Option<Instant>>,
+    /// when the last read for rules that had changed began, and whether it succeeded.
+    reading: Mutex<Option<(Instant, bool)>>,
     meters: meter::Meters,
 }
 

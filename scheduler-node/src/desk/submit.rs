@@ -274,25 +274,30 @@ impl Desk {
         missing.into_iter().collect()
     }
 
-    /// Reads the queues, unless this node knows them as of `revision` or later. Requests that ask at the same time
-    /// share one read, whether it succeeds or fails. Returns whether this node could read them.
+    /// Reads the queues, unless this node knows them as of `revision` or later. Requests that wait for the same read
+    /// share it, whether it succeeds or fails. Returns whether this node could read them.
     pub(super) async fn read_as_of(&self, revision: i64) -> bool {
         let asked_at = clock::instant();
         let is_known = || self.parts().books.load().revision() >= revision;
         if is_known() {
             return true;
         }
-        let mut failed_at = self.inner.reading.lock().await;
+        let mut last = self.inner.reading.lock().await;
         if is_known() {
             return true;
         }
-        if failed_at.is_some_and(|at| at >= asked_at) {
-            return false;
+        if let Some((began, is_read)) = *last
+            && began >= asked_at
+        {
+            return is_read;
         }
-        let Err(error) = self.catch_up().await else { return true };
-        tracing::debug!(error = &error as &dyn std::error::Error, "the queues whose rules changed cannot be read");
-        *failed_at = Some(clock::instant());
-        false
+        let began = clock::instant();
+        let read = self.catch_up().await;
+        if let Err(error) = &read {
+            tracing::debug!(error = error as &dyn std::error::Error, "the queues whose rules changed cannot be read");
+        }
+        *last = Some((began, read.is_ok()));
+        read.is_ok()
     }
 }
 

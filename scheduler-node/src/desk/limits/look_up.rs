@@ -20,8 +20,8 @@ use crate::{
 };
 
 /// The longest time for the look-ups of one request. Submissions of other queues may wait behind it, also while a
-/// database is silent. Tests have longer, for a slow machine.
-const LOOKED_UP_WITHIN: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 2 });
+/// database is silent.
+const LOOKED_UP_WITHIN: Duration = Duration::from_secs(2);
 
 /// The most keys of one statement: some 0.15 s where the archive has 400 partitions. So a slow database answers for a
 /// part of the keys in time.
