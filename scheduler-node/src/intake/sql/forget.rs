@@ -30,11 +30,21 @@ impl SqlIntake {
         }
         let age = source.inbox_standing_from_head().await?.oldest + RECEIVED_KEPT;
         // Also in its own database: rows come back to it, and the notes of a shard move with it.
+        let mut failed = Ok(());
         for database in self.databases.all().iter() {
-            while database.sql.received_forget(source.name(), age).await? {
+            // One that is away keeps no other from its turn.
+            loop {
                 work.beat();
+                match database.sql.received_forget(source.name(), age).await {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        failed = failed.and(Err(error));
+                        break;
+                    }
+                }
             }
         }
-        Ok(())
+        failed
     }
 }
