@@ -15,7 +15,7 @@ use sqlx::{
 use super::{
     Database, Error, StoreOp,
     claim::interval,
-    conflict::{row_exists, without},
+    conflict::{new_first, without},
     unexpected,
 };
 use crate::audit::AuditRecord;
@@ -32,10 +32,7 @@ impl Database {
     /// Stores actions that were done on `node`. An entry that is stored already is not stored again.
     pub async fn audit_add(&self, notes: &[AuditRecord], node: &str) -> Result<(), Error> {
         self.run(StoreOp::AuditAdd, |pool| async move {
-            match add_query(*ADD_NEW, notes, node).execute(&pool).await {
-                Err(error) if row_exists(&error) => add_query(ADD, notes, node).execute(&pool).await.map(drop),
-                added => added.map(drop),
-            }
+            new_first(*ADD_NEW, ADD, |text| add_query(text, notes, node).execute(&pool)).await.map(drop)
         })
         .await
     }

@@ -23,14 +23,15 @@ use sqlx::{Row, postgres::PgRow};
 
 use super::{
     Database, Error, StoreOp,
-    change::{Cancelled, ENDED, Keep, bind_keep},
-    conflict::{row_exists, without},
+    change::{Cancelled, Keep, bind_keep},
+    conflict::{EARLIER_END, new_first, without},
     lender::Lender,
 };
 use crate::history::Step;
 
 /// The statement for tasks that have not ended before. See [`super::conflict`].
-pub(super) static CANCEL_NEW: LazyLock<&'static str> = LazyLock::new(|| without(ENDED, statement!("bulk_cancel")));
+pub(super) static CANCEL_NEW: LazyLock<&'static str> =
+    LazyLock::new(|| without(EARLIER_END, statement!("bulk_cancel")));
 
 /// The most rows examined in one step: some 20 ms where no history is read.
 const LOOK: i64 = 20_000;
@@ -216,10 +217,7 @@ impl Database {
     pub(super) async fn bulk_cancel(&self, ids: &[TaskId], keep: &Keep) -> Result<Vec<BulkChange>, Error> {
         let query = |text: &'static str| bind_keep(sqlx::query(text).bind(super::uuids(ids)), keep);
         self.run(StoreOp::BulkCancel, |pool| async move {
-            let rows = match query(*CANCEL_NEW).fetch_all(&pool).await {
-                Err(error) if row_exists(&error) => query(statement!("bulk_cancel")).fetch_all(&pool).await?,
-                rows => rows?,
-            };
+            let rows = new_first(*CANCEL_NEW, statement!("bulk_cancel"), |text| query(text).fetch_all(&pool)).await?;
             rows.iter().map(cancelled).collect()
         })
         .await

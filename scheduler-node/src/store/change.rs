@@ -29,16 +29,14 @@ use sqlx::{
 
 use super::{
     Database, Error, StoreOp,
-    conflict::{row_exists, without},
+    conflict::{EARLIER_END, new_first, without},
     rows::TaskRecord,
 };
 use crate::history::Step;
 
-/// The clause of a cancel for a task that has ended before.
-pub(super) const ENDED: &str = "ON CONFLICT (drop_on, id) DO NOTHING";
-
 /// The statement for a task that has not ended before. See [`super::conflict`].
-pub(super) static CANCEL_NEW: LazyLock<&'static str> = LazyLock::new(|| without(ENDED, statement!("task_cancel")));
+pub(super) static CANCEL_NEW: LazyLock<&'static str> =
+    LazyLock::new(|| without(EARLIER_END, statement!("task_cancel")));
 
 /// The most tries on one row. A row that misses the guard this often, and yet fits
 /// each time it is read, is refused.
@@ -187,10 +185,8 @@ impl Database {
     pub(super) async fn task_cancel_once(&self, id: TaskId, keep: &Keep) -> Result<Option<Cancelled>, Error> {
         let query = |text: &'static str| bind_keep(sqlx::query(text).bind(id.uuid()), keep);
         self.run(StoreOp::TaskCancel, |pool| async move {
-            let row = match query(*CANCEL_NEW).fetch_optional(&pool).await {
-                Err(error) if row_exists(&error) => query(statement!("task_cancel")).fetch_optional(&pool).await?,
-                row => row?,
-            };
+            let row =
+                new_first(*CANCEL_NEW, statement!("task_cancel"), |text| query(text).fetch_optional(&pool)).await?;
             row.as_ref().map(Cancelled::read).transpose()
         })
         .await

@@ -14,6 +14,24 @@ pub(super) fn without(clause: &str, text: &'static str) -> &'static str {
     text.replace(clause, "").leak()
 }
 
+/// The clause for tasks that have ended before.
+pub(super) const EARLIER_END: &str = "ON CONFLICT (drop_on, id) DO NOTHING";
+
+/// Runs `new`, the statement without its clause, and then `whole` if a row exists.
+pub(super) async fn new_first<T, F>(
+    new: &'static str,
+    whole: &'static str,
+    run: impl Fn(&'static str) -> F,
+) -> Result<T, sqlx::Error>
+where
+    F: Future<Output = Result<T, sqlx::Error>>,
+{
+    match run(new).await {
+        Err(error) if row_exists(&error) => run(whole).await,
+        done => done,
+    }
+}
+
 /// Whether a statement failed because a row exists already. It was rolled back.
 pub(super) fn row_exists(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Database(answer) if answer.is_unique_violation())

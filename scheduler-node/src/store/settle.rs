@@ -14,7 +14,7 @@ use sqlx::{Postgres, Row, postgres::PgArguments, query::Query};
 use super::{
     Database, Error, StoreOp,
     change::Keep,
-    conflict::{row_exists, without},
+    conflict::{EARLIER_END, row_exists, without},
     depend::Succeeded,
     glance::from_or_head,
     sparse, uniform,
@@ -23,7 +23,7 @@ use crate::history::Step;
 
 /// The statement for tasks that have not ended before. See [`super::conflict`].
 pub(super) static FINISH_NEW: LazyLock<&'static str> =
-    LazyLock::new(|| without("ON CONFLICT (drop_on, id) DO NOTHING", statement!("task_finish")));
+    LazyLock::new(|| without(EARLIER_END, statement!("task_finish")));
 
 /// A task whose publish is confirmed. Its outcome stays open until the deadline.
 #[derive(Clone, Debug)]

@@ -20,8 +20,8 @@ use sqlx::{
 
 use super::{
     Database, Error, StoreOp,
-    change::{Cancelled, ENDED, Keep, bind_keep},
-    conflict::{row_exists, without},
+    change::{Cancelled, Keep, bind_keep},
+    conflict::{EARLIER_END, new_first, without},
     rows::TaskRecord,
     sparse,
 };
@@ -29,7 +29,7 @@ use crate::history::Step;
 
 /// The statement for tasks that have not ended before. See [`super::conflict`].
 pub(super) static CANCEL_NEW: LazyLock<&'static str> =
-    LazyLock::new(|| without(ENDED, statement!("task_cancel_shared")));
+    LazyLock::new(|| without(EARLIER_END, statement!("task_cancel_shared")));
 
 /// The task that a request names.
 #[derive(Clone, Debug)]
@@ -102,12 +102,8 @@ impl Database {
         let query = |text: &'static str| bind_keep(bound(text, &jobs, elsewhere.clone()), newest);
         let done = self
             .run(StoreOp::TaskCancel, |pool| async move {
-                let rows = match query(*CANCEL_NEW).fetch_all(&pool).await {
-                    Err(error) if row_exists(&error) => {
-                        query(statement!("task_cancel_shared")).fetch_all(&pool).await?
-                    }
-                    rows => rows?,
-                };
+                let whole = statement!("task_cancel_shared");
+                let rows = new_first(*CANCEL_NEW, whole, |text| query(text).fetch_all(&pool)).await?;
                 answers(count, &rows, |row| Ok((super::task_id(row, "id")?, Cancelled::read(row)?)))
             })
             .await?;

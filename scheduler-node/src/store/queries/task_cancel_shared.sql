@@ -8,6 +8,8 @@
 -- apply; an array without a value may be empty); $5 shards to leave out where a key is looked up, because their place
 -- is another database; $6 ms for which a cancelled task is kept, except in the queues $7, which keep it for $8 ms ($7
 -- and $8 pairwise). See task_expire.sql for the map.
+-- It first runs without the clause for ends that exist. If there is one, it fails and changes nothing, and runs again
+-- as it stands here (store/conflict.rs).
 -- Returns the cancelled tasks, each with the place of its request from 1 on: of requests for one task, the first.
 WITH asked AS MATERIALIZED (
     SELECT DISTINCT ON (named.id) named.id, named.place
