@@ -373,6 +373,21 @@ fn sparse<T>(column: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
     if column.iter().all(Option::is_none) { Vec::new() } else { column }
 }
 
+/// The answer to each of so many requests, from rows that name the places of theirs.
+fn by_place<T>(
+    count: usize,
+    rows: &[PgRow],
+    read: impl Fn(&PgRow) -> Result<T, sqlx::Error>,
+) -> Result<Vec<Option<T>>, sqlx::Error> {
+    let mut answers: Vec<Option<T>> = std::iter::repeat_with(|| None).take(count).collect();
+    for row in rows {
+        let place: i64 = row.try_get("place")?;
+        let answer = usize::try_from(place - 1).ok().and_then(|place| answers.get_mut(place));
+        *answer.ok_or_else(|| unexpected("place", &place.to_string()))? = Some(read(row)?);
+    }
+    Ok(answers)
+}
+
 /// A column of a batch without NULL, for a statement that takes the first value for each row beyond the column's end.
 /// If all rows have the same value, it is sent and unpacked once.
 fn uniform<T: PartialEq>(mut column: Vec<T>) -> Vec<T> {

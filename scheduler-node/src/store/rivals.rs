@@ -14,7 +14,7 @@ use sqlx::{
     types::Json,
 };
 
-use super::{Database, Error, StoreOp, sparse};
+use super::{Database, Error, StoreOp, by_place, sparse};
 
 /// A key to look up, and the shard on which a new task with it would be.
 pub type AskedKey<'a> = (TaskKey<'a>, ShardId);
@@ -78,15 +78,10 @@ fn asked<'a>(statement: &'static str, keys: &[AskedKey<'a>], elsewhere: Vec<i32>
         .bind(elsewhere)
 }
 
-/// The answers for so many keys, from rows that name the places of theirs.
+/// The answers for so many keys.
 fn in_order(count: usize, rows: &[PgRow]) -> Result<Vec<KeyLook>, sqlx::Error> {
-    let mut answers = vec![KeyLook::Elsewhere; count];
-    for row in rows {
-        let place: i64 = row.try_get("place")?;
-        let answer = usize::try_from(place - 1).ok().and_then(|place| answers.get_mut(place));
-        *answer.ok_or_else(|| super::unexpected("place", &place.to_string()))? = KeyLook::read(row)?;
-    }
-    Ok(answers)
+    let looks = by_place(count, rows, KeyLook::read)?;
+    Ok(looks.into_iter().map(|look| look.unwrap_or(KeyLook::Elsewhere)).collect())
 }
 
 impl KeyLook {

@@ -12,14 +12,10 @@ use common::{
     task::TaskKey,
     time::UnixMicros,
 };
-use sqlx::{
-    Postgres, Row,
-    postgres::{PgArguments, PgRow},
-    query::Query,
-};
+use sqlx::{Postgres, postgres::PgArguments, query::Query};
 
 use super::{
-    Database, Error, StoreOp,
+    Database, Error, StoreOp, by_place,
     change::{Cancelled, Keep, bind_keep},
     conflict::{EARLIER_END, new_first, without},
     rows::TaskRecord,
@@ -104,7 +100,7 @@ impl Database {
             .run(StoreOp::TaskCancel, |pool| async move {
                 let whole = statement!("task_cancel_shared");
                 let rows = new_first(*CANCEL_NEW, whole, |text| query(text).fetch_all(&pool)).await?;
-                answers(count, &rows, |row| Ok((super::task_id(row, "id")?, Cancelled::read(row)?)))
+                by_place(count, &rows, |row| Ok((super::task_id(row, "id")?, Cancelled::read(row)?)))
             })
             .await?;
         let cancelled = done.iter().flatten();
@@ -119,7 +115,7 @@ impl Database {
         let change = bound(statement, &jobs, self.elsewhere()).bind(due_at);
         self.run(StoreOp::TaskChange, |pool| async move {
             let rows = change.fetch_all(&pool).await?;
-            answers(count, &rows, TaskRecord::read)
+            by_place(count, &rows, TaskRecord::read)
         })
         .await
     }
@@ -142,19 +138,4 @@ fn bound<'a, T>(
         .bind(sparse(keys().map(|key| key.and_then(|(_, partition_key, _)| partition_key))))
         .bind(sparse(keys().map(|key| key.map(|(.., key)| key))))
         .bind(elsewhere)
-}
-
-/// The answer to each of so many jobs, from rows that name the places of theirs.
-fn answers<T>(
-    count: usize,
-    rows: &[PgRow],
-    read: impl Fn(&PgRow) -> Result<T, sqlx::Error>,
-) -> Result<Vec<Option<T>>, sqlx::Error> {
-    let mut answers: Vec<Option<T>> = std::iter::repeat_with(|| None).take(count).collect();
-    for row in rows {
-        let place: i64 = row.try_get("place")?;
-        let answer = usize::try_from(place - 1).ok().and_then(|place| answers.get_mut(place));
-        *answer.ok_or_else(|| super::unexpected("place", &place.to_string()))? = Some(read(row)?);
-    }
-    Ok(answers)
 }

@@ -74,13 +74,19 @@ async fn first_sendings_and_look_ups_of_live_tasks_do_not_open_the_archive() {
     assert_eq!(dependencies[0].state, Some(TaskState::Scheduled));
 }
 
-#[tokio::test]
-async fn a_task_that_is_revived_during_a_look_up_is_found() {
+/// A cancelled task with a key. Look-ups wait for its archive as long as it takes.
+async fn cancelled() -> (TestDatabase, NewTask) {
     let test = fixture::database().await;
     let task = keyed(&test).await;
     let keep = Keep { default_ms: DAY_MS, others: std::sync::Arc::default() };
     test.database.task_cancel(task.id, &keep).await.unwrap();
     test.be_patient(PoolKind::Read).await;
+    (test, task)
+}
+
+#[tokio::test]
+async fn a_task_that_is_revived_during_a_look_up_is_found() {
+    let (test, task) = cancelled().await;
     let mut lock = locked_archive(&test).await;
     let (reader, finder, queue) = (test.database.clone(), test.database.clone(), task.queue.clone());
     let read = spawn_child(async move { reader.task_read(task.id).await });
@@ -98,11 +104,7 @@ async fn a_task_that_is_revived_during_a_look_up_is_found() {
 
 #[tokio::test]
 async fn a_task_that_is_revived_during_a_look_up_of_many_keys_is_found() {
-    let test = fixture::database().await;
-    let task = keyed(&test).await;
-    let keep = Keep { default_ms: DAY_MS, others: std::sync::Arc::default() };
-    test.database.task_cancel(task.id, &keep).await.unwrap();
-    test.be_patient(PoolKind::Read).await;
+    let (test, task) = cancelled().await;
     let mut lock = locked_archive(&test).await;
     let (reader, queue, shard) = (test.database.clone(), task.queue.clone(), task.id.shard());
     let read = spawn_child(async move {
