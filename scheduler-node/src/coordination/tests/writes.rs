@@ -207,25 +207,29 @@ async fn what_was_seen_is_written_only_over_what_was_read() {
     assert_eq!(one.seen_read(&DatabaseName::new("west")).await.unwrap().seen, None);
 }
 
+async fn takes_writes(coordination: &Coordination) {
+    while coordination.write_probe().await.is_err() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn refuses_writes(coordination: &Coordination) {
+    while !matches!(coordination.write_probe().await, Err(Error::Refused { .. })) {}
+}
+
 #[tokio::test]
 async fn a_probe_finds_out_whether_etcd_takes_writes_and_writes_nothing() {
     let (etcd, _) = own_etcd(1).await;
     let coordination = coordination(&etcd.endpoints(), "/duetime").await;
     let writable = || coordination.metrics().etcd_writable.get();
-    let taken = || async {
-        while coordination.write_probe().await.is_err() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    soon("etcd takes writes", taken()).await;
+    soon("etcd takes writes", takes_writes(&coordination)).await;
     let found = coordination.record_read(EtcdOp::RealmRead, &coordination.keys.realm()).await.unwrap();
     assert!(found.is_none(), "{found:?}");
     etcd.raise_no_space().await.unwrap();
-    let refused = async { while !matches!(coordination.write_probe().await, Err(Error::Refused { .. })) {} };
-    soon("etcd refuses writes", refused).await;
+    soon("etcd refuses writes", refuses_writes(&coordination)).await;
     assert_eq!(writable(), 0);
     etcd.clear_no_space().await.unwrap();
-    soon("etcd takes writes again", taken()).await;
+    soon("etcd takes writes again", takes_writes(&coordination)).await;
     assert_eq!(writable(), 1);
     coordination.metrics().etcd_writable.set(0);
     etcd.kill_all();
@@ -239,18 +243,12 @@ async fn an_etcd_whose_members_differ_is_one_that_refuses_writes_and_answers_rea
     let (etcd, _) = own_etcd(1).await;
     let coordination = coordination(&etcd.endpoints(), "/duetime").await;
     let writable = || coordination.metrics().etcd_writable.get();
-    let taken = || async {
-        while coordination.write_probe().await.is_err() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    soon("etcd takes writes", taken()).await;
+    soon("etcd takes writes", takes_writes(&coordination)).await;
     etcd.raise_corrupt().await.unwrap();
-    let refused = async { while !matches!(coordination.write_probe().await, Err(Error::Refused { .. })) {} };
-    soon("etcd refuses writes", refused).await;
+    soon("etcd refuses writes", refuses_writes(&coordination)).await;
     assert_eq!(writable(), 0);
     coordination.record_read(EtcdOp::RealmRead, &coordination.keys.realm()).await.unwrap();
     etcd.clear_corrupt().await.unwrap();
-    soon("etcd takes writes again", taken()).await;
+    soon("etcd takes writes again", takes_writes(&coordination)).await;
     assert_eq!(writable(), 1);
 }
