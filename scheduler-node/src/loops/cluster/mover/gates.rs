@@ -50,7 +50,7 @@ impl Gates {
                 *due = after;
             } else if due.is_some_and(|due| due <= now) {
                 let _work = at_work();
-                *due = if is_over(database).await { None } else { after };
+                *due = if take_out(database).await { None } else { after };
             }
         }
     }
@@ -64,7 +64,7 @@ pub(super) fn next_look(now: Instant) -> Instant {
 
 /// Takes the shards that no longer move out of the gate of one database. Returns whether that is over: they are out, or
 /// the database refuses it, as it would again.
-async fn is_over(database: &NodeDatabase) -> bool {
+async fn take_out(database: &NodeDatabase) -> bool {
     let taken_out = async {
         if database.sql.move_guard_left().await? {
             database.sql.move_guard(&[], true).await?;
