@@ -89,8 +89,8 @@ impl std::str::FromStr for TaskId {
     }
 }
 
-/// How often a shard has changed hands. The shard's own database counts it, and refuses a claim under any epoch but
-/// the newest.
+/// The number of an ownership of a shard; it rises with each. The shard's own database mints it, and refuses a claim
+/// under any epoch but the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(i64);

@@ -1,6 +1,8 @@
 //! A shard that moves from one database to another while others write: whatever is committed is in the target
 //! afterwards, and whatever is refused has changed nothing. Races use two connections and a lock.
 
+use std::sync::Arc;
+
 use common::{
     ids::{Epoch, NodeId, ShardId, TaskId},
     shard::ShardStatus,
@@ -376,6 +378,19 @@ async fn a_cut_that_is_given_up_opens_the_source_again_and_a_move_that_is_called
     let guarded: bool =
         sqlx::query_scalar("SELECT bool_or(0 <@ shards) FROM duetime.gate").fetch_one(&pair.source.pool).await.unwrap();
     assert!(!guarded, "a shard that does not move costs nothing");
+}
+
+#[tokio::test]
+async fn the_owner_of_a_closed_shard_and_the_one_that_opens_it_in_its_target_have_different_epochs() {
+    let (mut pair, _) = Pair::copied().await;
+    let source = pair.source.database.clone();
+    let closed = source.move_close(SHARD, pair.epoch, CloseWait::Plain).await.unwrap().expect("it leaves");
+    // Two nodes take the fence there one after the other. The open was sent before, and comes after.
+    source.closed.store(Arc::new(vec![SHARD.number().into()]));
+    let first = source.shard_acquire(&[SHARD], &node("next")).await.unwrap()[0].1;
+    let second = source.shard_acquire(&[SHARD], &node("last")).await.unwrap()[0].1;
+    let opened = pair.open(closed).await;
+    assert!(closed < first && first < second && second < opened, "{closed}, {first}, {second}, {opened}");
 }
 
 #[tokio::test]
