@@ -17,7 +17,7 @@ impl Desk {
     /// Returns one answer for each row of a read, in their order: the task to store, or the reason why the row cannot
     /// be one. The caller keeps the [`Admission`] until the tasks are stored.
     pub(crate) async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
-        let unread = self.learn_turns(rows).await;
+        let unread = self.learn_rules(rows).await;
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.
         let read = |row: &InboxRow| -> Result<ValidTask, Problem> {
@@ -42,9 +42,9 @@ impl Desk {
     /// Returns the changed queues while it cannot read them: rows that name one of these wait. After a second, a node
     /// that knows the change takes them. Where the read shows no change, the first database was set back, and what it
     /// has counts.
-    async fn learn_turns(&self, rows: &[InboxRow]) -> BTreeSet<QueueName> {
-        let Some(turned) = rows.first().map(|row| &row.turned) else { return BTreeSet::new() };
-        if self.read_as_of(turned.revision).await { BTreeSet::new() } else { turned.queues.clone() }
+    async fn learn_rules(&self, rows: &[InboxRow]) -> BTreeSet<QueueName> {
+        let Some(changed) = rows.first().map(|row| &row.rules_changed) else { return BTreeSet::new() };
+        if self.read_as_of(changed.revision).await { BTreeSet::new() } else { changed.queues.clone() }
     }
 
     /// Refuses a row whose shard does not fit the queue's placement. A database that did not know the queue's

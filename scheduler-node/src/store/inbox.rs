@@ -54,13 +54,13 @@ pub struct InboxRow {
     /// Whether the read ended with this row because of its size, so that others may wait behind it.
     pub is_last: bool,
     /// One value for all rows of a read.
-    pub turned: Arc<TurnedQueues>,
+    pub rules_changed: Arc<RulesChanged>,
 }
 
 /// The queues whose rules for submissions have changed since the revision that the reader of an inbox knew. Every
 /// change that was answered before one of the rows was committed is among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TurnedQueues {
+pub struct RulesChanged {
     pub queues: BTreeSet<QueueName>,
     /// Queues as of this revision, or of a later one, have these changes.
     pub revision: i64,
@@ -149,7 +149,7 @@ impl Database {
                 .bind(wanted.known)
                 .fetch(&mut *connection);
             let (mut read, mut bytes, mut is_whole) = (Vec::new(), 0, false);
-            let mut turned = Arc::new(TurnedQueues::default());
+            let mut rules_changed = Arc::new(RulesChanged::default());
             // The others come with the next read. The pool throws away what is still on its way.
             while bytes < READ_BYTES {
                 let Some(row) = rows.try_next().await? else {
@@ -157,9 +157,9 @@ impl Database {
                     break;
                 };
                 let request: Option<String> = row.try_get("request")?;
-                if let Some(queues) = row.try_get::<Option<Vec<String>>, _>("turned")? {
+                if let Some(queues) = row.try_get::<Option<Vec<String>>, _>("rules_changed")? {
                     let queues = queues.into_iter().map(QueueName::new).collect();
-                    turned = Arc::new(TurnedQueues { queues, revision: row.try_get("turned_at")? });
+                    rules_changed = Arc::new(RulesChanged { queues, revision: row.try_get("rules_revision")? });
                 }
                 bytes += request.as_ref().map_or(0, String::len);
                 read.push(InboxRow {
@@ -168,7 +168,7 @@ impl Database {
                     submitted_at: super::moment(&row, "submitted_at")?,
                     leaving: row.try_get("leaving")?,
                     is_last: row.try_get::<bool, _>("is_last")? || bytes >= READ_BYTES,
-                    turned: Arc::clone(&turned),
+                    rules_changed: Arc::clone(&rules_changed),
                 });
             }
             drop(rows);

@@ -19,7 +19,7 @@ fn row(id: TaskId, request: &str) -> InboxRow {
         submitted_at: SUBMITTED_AT,
         leaving: false,
         is_last: false,
-        turned: Default::default(),
+        rules_changed: Default::default(),
     }
 }
 

@@ -63,7 +63,7 @@ fn row(counter: &Counter, task: &Value) -> InboxRow {
         submitted_at: counter.desk.now(),
         leaving: false,
         is_last: false,
-        turned: Default::default(),
+        rules_changed: Default::default(),
     }
 }
 

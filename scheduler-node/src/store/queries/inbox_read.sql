@@ -6,9 +6,9 @@
 -- A request that is too long, in the table or as text, comes back as NULL.
 -- `is_last`: the rows reach the bound with this one, so others may wait behind it.
 -- `leaving`: the row is on its way into another database, or was cancelled while its shard was in another one.
--- `turned`: with the first row, the queues whose rules for submissions have changed since revision $10 (see
--- queue_turn.sql). Every change that was answered before a row was committed is among them. `turned_at`: the latest
--- revision of these.
+-- `rules_changed`: with the first row, the queues whose rules for submissions have changed since revision $10 (see
+-- queue_turn.sql). Every change that was answered before a row was committed is among them. `rules_revision`: the
+-- latest revision of these.
 -- A comparison with an array that is a parameter is a linear search. By the CASE a row is compared with the few shards
 -- of this node first; the planner would begin with all that can be reached. Hash tables cost more than they save below
 -- some hundred rows.
@@ -26,14 +26,14 @@ WITH head AS MATERIALIZED (
        AND i.id <> ALL($5::uuid[])
      ORDER BY i.submitted_at
      LIMIT $4
-), turned AS MATERIALIZED (
+), rules_changed AS MATERIALIZED (
     SELECT array_agg(q.queue) AS queues, max(q.placed) AS placed FROM duetime.queue_turn AS q WHERE q.revision > $10 AND q.placed > $10
 ), added AS (
     SELECT h.*, sum(h.stored) OVER (ORDER BY h.submitted_at, h.id) - h.stored AS before FROM head AS h
 )
 SELECT a.id, a.submitted_at, a.leaving, a.before + a.stored >= $6 AS is_last,
-       CASE WHEN a.before = 0 THEN (SELECT t.queues FROM turned AS t) END AS turned,
-       CASE WHEN a.before = 0 THEN (SELECT t.placed FROM turned AS t) END AS turned_at,
+       CASE WHEN a.before = 0 THEN (SELECT t.queues FROM rules_changed AS t) END AS rules_changed,
+       CASE WHEN a.before = 0 THEN (SELECT t.placed FROM rules_changed AS t) END AS rules_revision,
        CASE WHEN $8 AND a.stored <= $7
             THEN (SELECT CASE WHEN octet_length(r.text) <= $7 THEN r.text END
                     FROM (SELECT i.request::text AS text FROM duetime.inbox AS i WHERE i.id = a.id OFFSET 0) AS r)
