@@ -1,6 +1,7 @@
 //! Finds the node's program, and runs it to its end.
 
 use std::{
+    ffi::OsStr,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::OnceLock,
@@ -8,6 +9,11 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use tokio::io::AsyncWriteExt;
+
+/// What the names of variables for `duetime` begin with.
+const PREFIX: &str = "DUETIME_";
+/// The one variable that a `duetime` of the sandbox takes from this process: tests run with a seeded bug by it.
+const SEEDED_BUG: &str = "DUETIME_SEEDED_BUG";
 
 /// The program in `DUETIME_BIN`, or the one built beside this test, built now if it is missing.
 pub fn binary() -> Result<&'static Path> {
@@ -39,6 +45,26 @@ pub fn last_release() -> Result<Release> {
     Ok(Release { version, schema, program: program.exists().then_some(program) })
 }
 
+/// `duetime`, to be started by a scenario, without the variables of this process.
+pub fn command() -> Result<tokio::process::Command> {
+    let mut command = tokio::process::Command::new(binary()?);
+    hide_variables(command.as_std_mut());
+    Ok(command)
+}
+
+/// Hides this process's variables for `duetime` from `command`, before that gets its own. The shell of a developer may
+/// name another cluster, whose database `duetime migrate` would migrate.
+pub fn hide_variables(command: &mut Command) {
+    let inherited = std::env::vars_os().map(|(name, _)| name);
+    for name in inherited.filter(|name| is_for_duetime(name)) {
+        command.env_remove(name);
+    }
+}
+
+fn is_for_duetime(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) && name != SEEDED_BUG
+}
+
 /// Runs `duetime` with these arguments and waits for it.
 pub async fn run(words: &[&str]) -> Result<Output> {
     run_with(words, &[], "").await
@@ -52,7 +78,9 @@ pub async fn run_with(words: &[&str], env: &[(&str, &str)], input: &str) -> Resu
 /// Like `run_with`, with another `duetime`.
 pub(super) async fn run_program(program: &Path, words: &[&str], env: &[(&str, &str)], input: &str) -> Result<Output> {
     let name = format!("duetime {}", words.join(" "));
-    let mut child = tokio::process::Command::new(program)
+    let mut command = tokio::process::Command::new(program);
+    hide_variables(command.as_std_mut());
+    let mut child = command
         .args(words)
         .envs(env.iter().copied())
         .stdin(Stdio::piped())

@@ -28,7 +28,7 @@ mod tests;
 pub use self::redis::{REDIS_SETTINGS, Redis};
 pub use account::all_may_enter;
 pub use authority::{Authority, CertificateFiles};
-pub use binary::{Release, binary, last_release, run, run_with};
+pub use binary::{Release, binary, command, hide_variables, last_release, run, run_with};
 pub use builder::Builder;
 pub use clock::{Clock, may_set_clocks};
 pub use cluster::{Links, Sandbox};

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use tokio::{io::AsyncWriteExt, time::Instant};
 
-use super::{account::Account, spawner};
+use super::{account::Account, binary, spawner};
 
 /// The longest wait for the end of a killed process.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
@@ -91,7 +91,7 @@ impl Launch {
 
     /// `setpriv` becomes the user and ties the process to its parent, then executes the program: the process id
     /// stays.
-    fn command(&self) -> Result<Command> {
+    pub(super) fn command(&self) -> Result<Command> {
         let mut words: Vec<String> = Vec::new();
         if self.tether == Tether::Detached {
             words.push("setsid".into());
@@ -105,6 +105,7 @@ impl Launch {
         words.push("--".into());
         words.push(self.program.to_str().context("program paths are UTF-8")?.into());
         let mut command = Command::new(&words[0]);
+        binary::hide_variables(&mut command);
         command.args(&words[1..]).args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
         Ok(command)
     }

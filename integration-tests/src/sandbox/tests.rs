@@ -1,9 +1,18 @@
-use std::{fs, net::TcpListener, path::Path, time::Duration};
+use std::{
+    fs,
+    net::TcpListener,
+    path::Path,
+    process::{Command, Output},
+    time::Duration,
+};
 
 use lapin::{Connection, ConnectionProperties};
 use sqlx::Connection as _;
 
-use super::*;
+use super::{account::Account, process::Launch, *};
+
+/// Set where a test runs again, with the variables of a developer's shell.
+const IN_A_SHELL: &str = "SANDBOX_TEST_IN_A_SHELL";
 
 fn exists(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
@@ -118,4 +127,45 @@ async fn rabbit_keeps_what_it_holds_when_its_port_is_taken() {
 fn the_temporary_folder_lets_the_stores_users_through() {
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(fs::metadata(scratch()).unwrap().permissions().mode() & 0o777, 0o755);
+}
+
+/// The variables for `duetime` among those that `env` printed.
+fn variables(printed: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&printed.stdout);
+    let mut lines: Vec<String> = text.lines().filter(|line| line.starts_with("DUETIME_")).map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+#[tokio::test]
+async fn no_program_gets_what_the_callers_shell_says_to_duetime() {
+    if std::env::var_os(IN_A_SHELL).is_none() {
+        let names = ["DUETIME_DATABASE__0__URL", "DUETIME_DATABASE_0_URL", "DUETIME_CONFIG", "DUETIME_URL"];
+        let again = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "sandbox::tests::no_program_gets_what_the_callers_shell_says_to_duetime"])
+            .env(IN_A_SHELL, "yes")
+            .env("DUETIME_SEEDED_BUG", "kept")
+            .envs(names.map(|name| (name, "production")))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&again.stdout);
+        assert!(again.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let own = ("DUETIME_DATABASE__0__URL", "own");
+    let run = binary::run_program(Path::new("env"), &[], &[own], "").await.unwrap();
+    let launch = Launch {
+        name: "env".into(),
+        program: "env".into(),
+        args: Vec::new(),
+        env: vec![(own.0.into(), own.1.into())],
+        account: Account::Own,
+        folder: "/".into(),
+        log: "/dev/null".into(),
+        tether: Tether::Tethered,
+        on_death: Signal::Kill,
+    };
+    let launched = launch.command().unwrap().output().unwrap();
+    let wanted = ["DUETIME_DATABASE__0__URL=own", "DUETIME_SEEDED_BUG=kept"];
+    assert_eq!([variables(&run), variables(&launched)], [wanted, wanted]);
 }

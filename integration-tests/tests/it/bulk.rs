@@ -8,7 +8,7 @@ use integration_tests::{
     client::Client,
     clock::now_ms,
     ledger::{Ledger, Number},
-    sandbox::{Sandbox, binary},
+    sandbox::{Sandbox, command},
 };
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -304,7 +304,7 @@ async fn held_import(input: &str, answers: &Arc<Semaphore>) -> Result<(Child, mp
     });
     let app = Router::new().route("/v1/tasks/batch", route);
     tokio::spawn(async move { axum::serve(listener, app).await });
-    let mut command = Command::new(binary()?);
+    let mut command = command()?;
     command.args(["import", input, "--url", &url]).kill_on_drop(true);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Ok((command.spawn()?, receives))

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use integration_tests::sandbox::{Authority, Rabbit, Sandbox, Tether, binary, run_with, scratch};
+use integration_tests::sandbox::{Authority, Rabbit, Sandbox, Tether, command, run_with, scratch};
 use serde_json::json;
-use tokio::process::Command;
 
 use crate::{in_state, scenario, until};
 
@@ -61,7 +60,7 @@ async fn with_certificates_tasks_are_delivered_and_without_one_the_node_says_why
         in_state(&client, &id, "delivered").await?;
 
         client.put_queue("jobs", &json!({ "settle": "result", "timeout_ms": 60_000 })).await?;
-        let mut relay = Command::new(binary()?);
+        let mut relay = command()?;
         relay.args(["relay", "--queue", "jobs", "--command", "/bin/echo", "--", "done"]);
         relay.envs(variables(&authority, &rabbit, "relay")?);
         let _relay = relay.kill_on_drop(true).spawn()?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::{
     client::Client,
     load::Load,
-    sandbox::{Sandbox, binary, free_port, run_with},
+    sandbox::{Sandbox, command, free_port, run_with},
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -88,7 +88,7 @@ impl Terminal {
         for _ in refused.len()..3 {
             ids.push(client.submit(&json!({ "queue": "mail", "delay_ms": 3_600_000 })).await?.id);
         }
-        let mut cancel = tokio::process::Command::new(binary()?);
+        let mut cancel = command()?;
         cancel.arg("cancel").args(refused).args(&ids);
         cancel.env("DUETIME_URLS", &self.urls).env("DUETIME_TOKEN", &self.token);
         // `output` would put pipes of its own in the place of ours.

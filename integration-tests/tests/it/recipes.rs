@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
 use integration_tests::{
     page::Page,
-    sandbox::{Etcd, Sandbox, Tether, binary, run_with, scratch},
+    sandbox::{Etcd, Sandbox, Tether, command, run_with, scratch},
 };
 use lapin::{
     BasicProperties,
@@ -171,7 +171,7 @@ async fn the_recipe_for_rabbitmq_allows_what_each_program_needs_and_nothing_else
 
         // A relay is a consumer.
         let url = sandbox.amqp_url().replace("guest:guest", &format!("shop-consumer:{PASSWORD}"));
-        let mut relay = Command::new(binary()?);
+        let mut relay = command()?;
         relay.args(["relay", "--queue", "shop.jobs", "--command", "/bin/echo", "--", "done"]);
         let _relay = relay.env("DUETIME_AMQP__URL", url).kill_on_drop(true).spawn()?;
         let id = client.submit(&json!({ "queue": "shop.jobs" })).await?.id;

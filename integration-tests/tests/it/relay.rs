@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use axum::{Router, body::Bytes, extract::State, http::HeaderMap, response::IntoResponse, routing::post};
 use integration_tests::{
     client::Task,
-    sandbox::{Sandbox, binary, free_port, run_with, scratch},
+    sandbox::{Sandbox, binary, free_port, hide_variables, run_with, scratch},
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -71,6 +71,7 @@ impl Relay {
     /// Starts the relay by `command`, which runs the program with the arguments it is given.
     fn start_as(sandbox: &Sandbox, mut command: Command, queue: &str, words: &[&str]) -> Result<Self> {
         let log = scratch().join(format!("relay-{}-{queue}-{}", sandbox.vhost(), free_port()));
+        hide_variables(command.as_std_mut());
         command.args(["relay", "--queue", queue]).args(words).env("DUETIME_AMQP__URL", sandbox.amqp_url());
         command.env("DUETIME_TELEMETRY__LOG", "debug");
         Ok(Self { child: language::start(&mut command, &log)?, log })

@@ -10,7 +10,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
     consumer::Answer,
-    sandbox::{DatabaseConfig, Node, NodeConfig, Sandbox, Tether, binary, free_port, migrate, run, run_with, scratch},
+    sandbox::{
+        DatabaseConfig, Node, NodeConfig, Sandbox, Tether, binary, command, free_port, migrate, run, run_with, scratch,
+    },
 };
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -305,7 +307,7 @@ async fn migrate_goes_on_to_the_last_database_without_a_reader() {
         let file = node.file().to_str().context("paths are UTF-8")?;
 
         let (_, without_reader) = std::io::pipe()?;
-        let mut command = tokio::process::Command::new(binary()?);
+        let mut command = command()?;
         command.args(["migrate", "--config", file]).stdout(without_reader).stderr(Stdio::piped());
         // `output` would put a pipe of its own in the place of ours.
         let ended = command.spawn()?.wait_with_output().await?;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, os::unix::fs::symlink, path::Path, process::Std
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
     page::{Fence, Page, is_shown, root},
-    sandbox::{Node, Sandbox, binary, scratch},
+    sandbox::{Node, Sandbox, binary, hide_variables, scratch},
 };
 use tokio::process::Command;
 
@@ -101,6 +101,7 @@ fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
     let urls: Vec<String> = sandbox.nodes().iter().filter(|node| node.is_running()).map(Node::url).collect();
     let programs = binary()?.parent().context("a program lies in a folder")?.display();
     let mut shell = Command::new("bash");
+    hide_variables(shell.as_std_mut());
     shell
         .args(["-euo", "pipefail", "typed.sh"])
         .current_dir(folder)
