@@ -81,7 +81,7 @@ test-newer: test-programs ## Run the scenarios on servers of the next Debian rel
 	@integration-tests/newer $(RELEASE) "$(SERVERS)" sh -c '$(TEST) --test it --test rooms --no-run && $(TEST) --test it -- --test-threads=1 $(ARGS)'
 
 # It needs a nightly compiler and cargo-fuzz; `make test` drives the same targets with their seeds on any compiler. TARGETS and FUZZ_SECONDS choose.
-# Everything is built in fuzz/target. The targets of fuzz/node_targets take the whole node with them; they come last.
+# A toolchain in CARGO gives way to the nightly one. Everything is built in fuzz/target. The targets of fuzz/node_targets take the whole node with them; they come last.
 FUZZ_SECONDS ?= 60
 NODE_TARGETS := $(basename $(notdir $(wildcard fuzz/node_targets/*.rs)))
 TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs))) $(NODE_TARGETS)
@@ -90,7 +90,7 @@ fuzz: ## Look for inputs that break a parser, FUZZ_SECONDS for each target
 	FUZZ_CORPUS="$(CURDIR)/fuzz/corpus" $(TEST) --lib --test fuzz -- no_parser
 	@for target in $(TARGETS); do \
 	   case " $(NODE_TARGETS) " in *" $$target "*) features=node ;; *) features= ;; esac; \
-	   $(CARGO) +nightly fuzz run --features "$$features" $$target -- -max_total_time=$(FUZZ_SECONDS) -max_len=131072 -timeout=10 || exit 1; \
+	   $(filter-out +%,$(CARGO)) +nightly fuzz run --features "$$features" $$target -- -max_total_time=$(FUZZ_SECONDS) -max_len=131072 -timeout=10 || exit 1; \
 	 done
 
 # libFuzzer itself, which is C++, is not needed to check the crate around it; the path only has to exist.

@@ -1,6 +1,11 @@
-//! What `make` says before it installs or builds anything.
+//! What `make` says before it installs or builds anything, and how its tools call cargo.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Command, Output},
+};
 
 use integration_tests::page::root;
 
@@ -13,6 +18,11 @@ fn stores_with(cargo: &Path) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+fn write_program(file: &Path, text: &str) {
+    fs::write(file, text).expect("written");
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("executable");
+}
+
 #[test]
 fn a_rust_that_is_missing_or_too_old_is_named_before_anything_is_installed() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -20,8 +30,63 @@ fn a_rust_that_is_missing_or_too_old_is_named_before_anything_is_installed() {
     let (went_on, said) = stores_with(&cargo);
     assert!(!went_on && said.contains("no Rust") && said.contains("rustup"), "{said}");
 
-    fs::write(&cargo, "#!/bin/sh\necho 'cargo 1.85.1 (d73d2caf9 2024-12-31)'\n").expect("written");
-    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).expect("executable");
+    write_program(&cargo, "#!/bin/sh\necho 'cargo 1.85.1 (d73d2caf9 2024-12-31)'\n");
     let (went_on, said) = stores_with(&cargo);
     assert!(!went_on && said.contains("Rust 1.85.1") && said.contains("rustup"), "{said}");
+}
+
+/// Builds nothing, and only as `cargo +stable`.
+const CARGO: &str = r#"#!/bin/sh
+[ "$1" = +stable ] || exit 1
+case $2 in
+metadata) echo '{"packages":[],"target_directory":"/built/here","version":1}' ;;
+test) mkdir -p "$CARGO_TARGET_DIR/debug" && echo "$CARGO_BUILD_BUILD_DIR" >"$CARGO_TARGET_DIR/debug/duetime" ;;
+*) exit 1 ;;
+esac
+"#;
+
+/// Runs a command, which must end well, and returns its output.
+fn said(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("it can be started");
+    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8_lossy(&stdout).trim_end().to_owned()
+}
+
+/// As in `make test CARGO='cargo +stable'`.
+#[test]
+fn cargo_may_be_several_words() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("cargo");
+    write_program(&program, CARGO);
+    let cargo = format!("{} +stable", program.display());
+    assert_eq!(said(Command::new(root().join("tools/target-folder")).env("CARGO", &cargo)), "/built/here");
+
+    // A repository with one commit, the last release.
+    let project = folder.path().join("project");
+    for tool in ["tools/target-folder", "integration-tests/build-last-release"] {
+        let copy = project.join(tool);
+        fs::create_dir_all(copy.parent().expect("a tool lies in a folder")).expect("made");
+        fs::copy(root().join(tool), copy).expect("copied");
+    }
+    let git = |words: &[&str]| {
+        let mut git = Command::new("git");
+        said(git.args(["-c", "user.name=a", "-c", "user.email=a@b.example", "-C"]).arg(&project).args(words))
+    };
+    git(&["init", "--quiet"]);
+    git(&["add", "tools"]);
+    git(&["commit", "--quiet", "--no-gpg-sign", "--message", "the last release"]);
+    let releases = format!("# version, commit, schema\n0.1.0 {} 1\n", git(&["rev-parse", "HEAD"]));
+    fs::write(project.join("integration-tests/releases"), releases).expect("written");
+    said(Command::new(project.join("integration-tests/build-last-release")).env("CARGO", &cargo));
+    let built = fs::read_to_string(project.join(".local/releases/0.1.0/duetime")).expect("it was built");
+    assert_eq!(built, "/built/here\n");
+}
+
+/// The image needs a builder of images to be tried.
+#[test]
+fn no_tool_takes_cargo_for_one_word() {
+    for tool in ["tools/image", "tools/rust-version", "tools/target-folder", "integration-tests/build-last-release"] {
+        let text = fs::read_to_string(root().join(tool)).expect("it can be read");
+        assert!(text.contains("${CARGO:-cargo}") && !text.contains("\"${CARGO:-cargo}\""), "{tool}");
+    }
 }

@@ -124,9 +124,20 @@ fn find() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Cargo, which this process runs under, or `make` has named: the path of a program, or words such as `cargo +stable`.
+fn cargo(named: &str) -> Command {
+    if Path::new(named).exists() {
+        return Command::new(named);
+    }
+    let mut words = named.split_whitespace();
+    let mut cargo = Command::new(words.next().unwrap_or("cargo"));
+    cargo.args(words);
+    cargo
+}
+
 /// Fail points are for tests: a release build never has them.
 fn build(folder: &Path) -> Result<()> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = cargo(&std::env::var("CARGO").unwrap_or_default());
     cargo.args(["build", "--package", "scheduler-node", "--bin", "duetime"]);
     if folder.ends_with("release") {
         cargo.arg("--release");
@@ -139,4 +150,25 @@ fn build(folder: &Path) -> Result<()> {
         bail!("cargo could not build the node: {status}");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_is_a_path_or_several_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("my cargo");
+        std::fs::write(&program, "").unwrap();
+        for (named, words) in [
+            ("", vec!["cargo"]),
+            ("cargo +stable", vec!["cargo", "+stable"]),
+            (program.to_str().unwrap(), vec![program.to_str().unwrap()]),
+        ] {
+            let cargo = cargo(named);
+            let found: Vec<&OsStr> = [cargo.get_program()].into_iter().chain(cargo.get_args()).collect();
+            assert_eq!(found, words);
+        }
+    }
 }
