@@ -266,16 +266,18 @@ pub(super) async fn run_with(what: &str, mut command: tokio::process::Command, i
     Ok(stdout.into_owned())
 }
 
-/// Writes a file that only its owner can read.
+/// Writes a file that only its owner can read. It is whole, and its owner's, whenever this process is killed.
 pub(super) fn write_secret(path: &Path, text: &str, account: &Account) -> Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
-    fs::remove_file(path).ok();
+    let fresh = path.with_extension("new");
+    fs::remove_file(&fresh).ok();
     let mut file = File::options()
         .create_new(true)
         .write(true)
         .mode(0o400)
-        .open(path)
-        .with_context(|| format!("writing {}", path.display()))?;
-    file.write_all(text.as_bytes())?;
-    account.own(path)
+        .open(&fresh)
+        .with_context(|| format!("writing {}", fresh.display()))?;
+    file.write_all(text.as_bytes()).with_context(|| format!("writing {}", fresh.display()))?;
+    account.own(&fresh)?;
+    fs::rename(&fresh, path).with_context(|| format!("writing {}", path.display()))
 }

@@ -442,12 +442,14 @@ impl Rabbit {
 /// taken by another program.
 fn remembered_name(folder: &Path) -> Result<String> {
     let (file, port) = (folder.join("name"), folder.join("port"));
-    // It is empty where the process was killed before it was written.
-    if let Some(known) = fs::read_to_string(&file).ok().filter(|known| !known.is_empty()) {
+    if let Some(known) = secret::kept(&file) {
         return Ok(known);
     }
     // A broker of earlier versions has a port and no file with its name.
-    let first = if port.exists() { fs::read_to_string(&port)? } else { secret::remembered_port(&port)?.to_string() };
+    let first = match secret::kept(&port) {
+        Some(known) => known,
+        None => secret::remembered_port(&port)?.to_string(),
+    };
     let name = format!("duetime-{}@localhost", first.trim());
     fs::write(&file, &name).with_context(|| format!("writing {}", file.display()))?;
     Ok(name)
@@ -472,4 +474,21 @@ fn encrypt(folder: &Path, account: &Account, authority: &Authority) -> Result<u1
     fs::write(&file, settings)?;
     account.own(&file)?;
     Ok(port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broker_whose_first_start_wrote_nothing_gets_a_name_with_a_port() {
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["name", "port"] {
+            fs::write(folder.path().join(file), "").unwrap();
+        }
+        let name = remembered_name(folder.path()).unwrap();
+        let port = secret::remembered_port(&folder.path().join("port")).unwrap();
+        assert_eq!(name, format!("duetime-{port}@localhost"));
+        assert_eq!(remembered_name(folder.path()).unwrap(), name);
+    }
 }
