@@ -1,10 +1,10 @@
-//! What `make` says before it installs or builds anything, and how its tools call cargo.
+//! What `make` says before it installs or builds anything, and how its tools call cargo and end without a reader.
 
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 use integration_tests::page::root;
@@ -89,4 +89,15 @@ fn no_tool_takes_cargo_for_one_word() {
         let text = fs::read_to_string(root().join(tool)).expect("it can be read");
         assert!(text.contains("${CARGO:-cargo}") && !text.contains("\"${CARGO:-cargo}\""), "{tool}");
     }
+}
+
+/// As in `stack chaos --list | head -3`.
+#[test]
+fn a_list_whose_reader_has_seen_enough_ends_well() {
+    let (_, without_reader) = std::io::pipe().expect("a pipe");
+    let mut list = Command::new(env!("CARGO_BIN_EXE_stack"));
+    let listing = list.args(["chaos", "--list"]).stdout(without_reader).stderr(Stdio::piped()).spawn();
+    let ended = listing.expect("it starts").wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success() && said.is_empty(), "{said}");
 }

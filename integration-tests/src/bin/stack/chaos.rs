@@ -15,6 +15,8 @@ use integration_tests::{
     sandbox::scratch_below,
 };
 
+use crate::say::say;
+
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// How long load and faults last; what is due by then is waited for.
@@ -47,7 +49,7 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     if options.list {
         for fault in chaos::known_faults() {
             let lack = fault.lack.map(|lack| format!(" (not here: {lack})")).unwrap_or_default();
-            println!("{:<22}{:<5}{}{lack}", fault.name, fault.row, fault.says);
+            say(format_args!("{:<22}{:<5}{}{lack}", fault.name, fault.row, fault.says));
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -65,18 +67,18 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
         faults: options.faults.clone(),
         folder: options.out.clone().unwrap_or_else(|| base.join("chaos").join(format!("seed-{seed}"))),
     };
-    println!("seed {seed}; history and report: {}", plan.folder.display());
+    say(format_args!("seed {seed}; history and report: {}", plan.folder.display()));
     // Dropping the cluster stops its nodes; the stores end with this process.
     tokio::select! {
-        verdict = chaos::run(&plan, |line| println!("{line}")) => Ok(conclude(&verdict?)),
+        verdict = chaos::run(&plan, |line| say(line)) => Ok(conclude(&verdict?)),
         _ = tokio::signal::ctrl_c() => {
-            println!("\ninterrupted: all is stopped; `stack chaos --judge` judges what the history has");
+            say("\ninterrupted: all is stopped; `stack chaos --judge` judges what the history has");
             Ok(ExitCode::from(130))
         }
     }
 }
 
 fn conclude(verdict: &Verdict) -> ExitCode {
-    println!("{verdict}");
+    say(verdict);
     if verdict.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use integration_tests::sandbox::Signal;
 
-use crate::place::Place;
+use crate::{place::Place, say::say};
 
 const NODE_WITHIN: Duration = Duration::from_secs(30);
 const STORE_WITHIN: Duration = Duration::from_secs(30);
@@ -21,10 +21,10 @@ pub(crate) struct Options {
 pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     let place = Place::new(base)?;
     let stopped = stop(&place).await?;
-    println!("{stopped} processes stopped");
+    say(format_args!("{stopped} processes stopped"));
     if options.purge {
         place.purge();
-        println!("data removed");
+        say("data removed");
     }
     Ok(ExitCode::SUCCESS)
 }

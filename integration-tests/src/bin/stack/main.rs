@@ -10,6 +10,7 @@ mod down;
 mod env_file;
 mod peers;
 mod place;
+mod say;
 mod up;
 mod view;
 

@@ -21,6 +21,7 @@ use crate::{
     down,
     env_file::Addresses,
     place::{Place, Running},
+    say::say,
 };
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -55,7 +56,7 @@ struct Record<'a> {
 pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     let place = Place::new(base)?;
     if place.is_whole()? {
-        println!("The local stack already runs.");
+        say("The local stack already runs.");
     } else {
         // Processes of an earlier stack would be in the way.
         down::stop(&place).await?;
@@ -99,7 +100,7 @@ async fn start(place: &Place, options: &Options) -> Result<()> {
     let began = Instant::now();
     let record = Record { place, running: Mutex::default() };
     let stores = start_stores(&record).await?;
-    println!("PostgreSQL, etcd and RabbitMQ run ({:.1} s)", began.elapsed().as_secs_f32());
+    say(format_args!("PostgreSQL, etcd and RabbitMQ run ({:.1} s)", began.elapsed().as_secs_f32()));
 
     let nodes = prepare_nodes(place, options, &stores).await?;
     for node in &nodes {
@@ -110,7 +111,7 @@ async fn start(place: &Place, options: &Options) -> Result<()> {
         node.wait_ready(READY_WITHIN).await?;
     }
     declare_target(&nodes).await?;
-    println!("{} nodes are ready ({:.1} s)", nodes.len(), began.elapsed().as_secs_f32());
+    say(format_args!("{} nodes are ready ({:.1} s)", nodes.len(), began.elapsed().as_secs_f32()));
 
     let config = nodes.first().context("there is at least one node")?.config();
     Addresses {
@@ -216,7 +217,7 @@ fn print_commands(place: &Place) -> Result<()> {
     let settings = fs::read_to_string(&place.env_file).with_context(|| format!("reading {env}"))?;
     let urls = settings.lines().find_map(|line| line.strip_prefix("export DUETIME_URLS=")).unwrap_or_default();
     let urls = urls.trim_matches('\'').replace(',', "  ");
-    println!(
+    say(format_args!(
         r#"
 Nodes: {urls}
 Logs:  {logs}
@@ -243,6 +244,6 @@ Try it:
 
 Stop it: make down"#,
         logs = place.nodes().display(),
-    );
+    ));
     Ok(())
 }
