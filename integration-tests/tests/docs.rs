@@ -184,6 +184,16 @@ fn what_is_not_run_is_on_the_list() {
     assert_eq!(not_run, NOT_RUN);
 }
 
+/// A scenario's shell finds `duetime` by itself.
+#[test]
+fn a_page_that_starts_a_cluster_puts_duetime_on_the_path() {
+    for page in Page::all() {
+        for fence in page.fences().iter().filter(|fence| fence.text.contains("source .local/env")) {
+            assert!(fence.text.contains("\nPATH=$PWD/target/release:$PATH"), "{}:\n{}", page.name, fence.text);
+        }
+    }
+}
+
 /// The examples share a queue: of two with one key, the second would make no task.
 #[test]
 fn every_example_submits_under_a_key_of_its_own() {
