@@ -19,7 +19,7 @@ The threshold of an alert is the number that its expression ends with.
     {{- $change := get $changes $name | default dict }}
     {{- $_ := unset $changes $name }}
     {{- if hasKey $change "threshold" }}
-      {{- if not (regexMatch "> [0-9.]+$" $rule.expr) }}
+      {{- if not (regexMatch "[<>] [0-9.]+$" $rule.expr) }}
         {{- fail (printf "metrics.prometheusRule.alerts.%s.threshold: this alert has no threshold" $name) }}
       {{- end }}
       {{- $_ := set $rule "expr" (regexReplaceAll "[0-9.]+$" $rule.expr (toString $change.threshold)) }}
