@@ -99,17 +99,40 @@ async fn stream(mut watch: Watch) -> Result<(), Error> {
 
 /// Draws until the person quits. Keeps trying a cluster that cannot be reached.
 async fn live(mut watch: Watch) -> Result<(), Error> {
-    let mut last = watch.look().await?.text();
+    let mut view = View { picture: watch.look().await?.text(), trouble: None };
     let mut screen = Screen::open().map_err(Error::Terminal)?;
     loop {
-        screen.draw(&last).map_err(Error::Terminal)?;
+        screen.draw(&view.text()).map_err(Error::Terminal)?;
         if screen.ends_within(EVERY).await.map_err(Error::Terminal)? {
             return Ok(());
         }
-        last = match watch.look().await {
-            Ok(picture) => picture.text(),
-            Err(error) => format!("{}\n\n{last}", printable(&error.to_string())),
-        };
+        view.note(watch.look().await.map(|picture| picture.text()));
+    }
+}
+
+/// What the screen shows.
+#[derive(Debug)]
+struct View {
+    /// The last picture that could be taken.
+    picture: String,
+    /// Why there has been none since.
+    trouble: Option<String>,
+}
+
+impl View {
+    fn note(&mut self, look: Result<String, Error>) {
+        match look {
+            Ok(picture) => *self = Self { picture, trouble: None },
+            Err(error) => self.trouble = Some(printable(&error.to_string())),
+        }
+    }
+
+    /// The trouble stands above the picture.
+    fn text(&self) -> String {
+        match &self.trouble {
+            Some(trouble) => format!("{trouble}\n\n{}", self.picture),
+            None => self.picture.clone(),
+        }
     }
 }
 
@@ -207,6 +230,20 @@ mod tests {
         let client = Client::new(vec![address(given)], token, ANSWER_WITHIN).expect("a client");
         let watch = Watch { client, names: BTreeMap::new(), looks: VecDeque::new(), notes: Vec::new() };
         watch.may_know_the_token(&address(named))
+    }
+
+    #[test]
+    fn the_screen_shows_the_newest_trouble_above_the_last_picture() {
+        let mut view = View { picture: "first".to_owned(), trouble: None };
+        assert_eq!(view.text(), "first");
+        for _ in 0..2 {
+            view.note(Err(Error::Usage("no node answers".to_owned())));
+            assert_eq!(view.text(), "no node answers\n\nfirst");
+        }
+        view.note(Err(Error::Usage("no permission".to_owned())));
+        assert_eq!(view.text(), "no permission\n\nfirst");
+        view.note(Ok("second".to_owned()));
+        assert_eq!(view.text(), "second");
     }
 
     #[test]
