@@ -27,7 +27,6 @@ use crate::{
         nudger::Nudger,
         upkeep::config_reader::{ReadConfig, Reading},
     },
-    readiness::{Readiness, Sources},
     store::schema::Misfit,
     supervise::{Crew, LoopKind},
     telemetry::LogFilter,
@@ -108,18 +107,7 @@ impl Node {
         let submitter = shared.submitter();
         let (claim_on_insert, settlements) = shared.publish(work, &broker, &reporter);
         shared.watch(work, &broker, &views, nudger.clone());
-        let readiness = Readiness::new(Sources {
-            fitness: shared.fitness.subscribe(),
-            broker: broker.state(),
-            session,
-            cluster: shared.cluster.subscribe(),
-            realm: shared.realm.subscribe(),
-            admitted: shared.admitted.subscribe(),
-            leaving: shared.stop.leaving.clone(),
-            exchanges: broker.exchange_troubles(),
-            set_aside: shared.set_aside.clone(),
-            pulse: shared.pulse.clone(),
-        });
+        let readiness = shared.readiness(work, &broker, session);
         let desk = Desk::new(Parts {
             me: shared.me.clone(),
             store: shared.store.clone(),

@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::ids::{ClusterId, DatabaseName};
@@ -29,6 +29,9 @@ use crate::{
     supervise::Pulse,
     working_set::set_aside::SetAside,
 };
+
+/// How often a node that starts looks whether it has reached everything.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub struct Readiness {
@@ -85,6 +88,19 @@ impl Readiness {
         Self { sources, complete: Arc::default() }
     }
 
+    /// Looks until everything has been reachable at the same time. A node may be asked for the first time in an outage,
+    /// long after its start, and has to know then that it was complete before.
+    pub async fn follow(self, stop: CancellationToken) {
+        while !self.was_complete(self.lacks(&self.fitness()).is_empty()) {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+        // A loop that ends before the stop would end the node.
+        stop.cancelled().await;
+    }
+
     pub fn report(&self) -> Report {
         let exchanges = self.sources.exchanges.reasons().into_iter().map(|why| format!("amqp: {why}"));
         self.report_with(exchanges.collect(), self.sources.set_aside.reasons())
@@ -100,11 +116,9 @@ impl Readiness {
     }
 
     fn report_with(&self, exchanges: Vec<String>, set_aside: Vec<String>) -> Report {
-        let fitness = self.sources.fitness.borrow().clone();
+        let fitness = self.fitness();
         let (mut missing, mut reasons): (BTreeSet<Lack>, Vec<String>) = self.lacks(&fitness).into_iter().unzip();
-        if reasons.is_empty() {
-            self.complete.store(true, Ordering::Relaxed);
-        }
+        let was_complete = self.was_complete(reasons.is_empty());
         // A broker that is short of memory is reached; it takes messages again by itself.
         let is_admitted = self.sources.admitted.borrow().is_some();
         if is_admitted && matches!(&*self.sources.broker.borrow(), BrokerState::Up { blocked: true }) {
@@ -128,7 +142,16 @@ impl Readiness {
             reasons.push("this node is stopping".to_owned());
         }
         let any_database = fitness.any_fit();
-        Report { ready: self.complete.load(Ordering::Relaxed) && any_database && !leaving, missing, reasons }
+        Report { ready: was_complete && any_database && !leaving, missing, reasons }
+    }
+
+    fn fitness(&self) -> NodeFitness {
+        self.sources.fitness.borrow().clone()
+    }
+
+    /// Whether this node has lacked nothing at the same time, once: now or before.
+    fn was_complete(&self, lacks_nothing: bool) -> bool {
+        self.complete.fetch_or(lacks_nothing, Ordering::Relaxed) || lacks_nothing
     }
 
     /// The stores that this node cannot reach or use now, each with the reason.
@@ -169,8 +192,6 @@ impl Readiness {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{
         supervise::{LoopKind, at_work},
@@ -220,6 +241,27 @@ mod tests {
         let report = readiness.report();
         assert_eq!((report.ready, report.missing), (true, [Lack::Amqp].into()));
         assert_eq!(report.reasons, ["amqp: the broker has blocked the connection"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_is_first_asked_in_an_outage_of_the_broker_is_ready() {
+        let down = || BrokerState::Down { reason: "not connected".to_owned(), since: Instant::now() };
+        let fitness = watch::channel(NodeFitness { databases: 1, ..NodeFitness::default() }).1;
+        let (leaving, pulse, stop) = (CancellationToken::new(), Pulse::default(), CancellationToken::new());
+        let mut readiness = readiness(fitness, &leaving, &pulse);
+        let (broker, seen) = watch::channel(down());
+        readiness.sources.broker = seen;
+        let unasked = async {
+            tokio::time::sleep(2 * LOOK_EVERY).await;
+            assert!(!readiness.report().ready, "it has never reached the broker");
+            broker.send_replace(BrokerState::Up { blocked: false });
+            tokio::time::sleep(2 * LOOK_EVERY).await;
+            broker.send_replace(down());
+            let report = readiness.report();
+            assert_eq!((report.ready, report.missing), (true, [Lack::Amqp].into()));
+            stop.cancel();
+        };
+        tokio::join!(readiness.clone().follow(stop.clone()), unasked);
     }
 
     #[tokio::test]

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use tokio::{signal::unix::Signal, sync::mpsc};
+use tokio::{
+    signal::unix::Signal,
+    sync::{mpsc, watch},
+};
 
 use super::Shared;
 use crate::{
@@ -10,6 +13,7 @@ use crate::{
     broker::Broker,
     coordination::Views,
     loops::{
+        cluster::session_keeper::Session,
         nudger::Nudger,
         upkeep::{
             auditor::Auditor,
@@ -23,6 +27,7 @@ use crate::{
             token_reader::TokenReader,
         },
     },
+    readiness::{Readiness, Sources},
     receipt::Receipts,
     supervise::{Crew, LoopKind},
 };
@@ -50,6 +55,24 @@ impl Shared {
         crew.spawn(LoopKind::Prober, watching);
         let following = room::follow(self.fitness.subscribe(), views.clone(), broker.clone(), stop.clone());
         crew.spawn(LoopKind::Prober, following);
+    }
+
+    /// What `/readyz` answers from.
+    pub(super) fn readiness(&self, crew: &mut Crew, broker: &Broker, session: watch::Receiver<Session>) -> Readiness {
+        let readiness = Readiness::new(Sources {
+            fitness: self.fitness.subscribe(),
+            broker: broker.state(),
+            session,
+            cluster: self.cluster.subscribe(),
+            realm: self.realm.subscribe(),
+            admitted: self.admitted.subscribe(),
+            leaving: self.stop.leaving.clone(),
+            exchanges: broker.exchange_troubles(),
+            set_aside: self.set_aside.clone(),
+            pulse: self.pulse.clone(),
+        });
+        crew.spawn(LoopKind::Prober, readiness.clone().follow(self.stop.work.clone()));
+        readiness
     }
 
     /// Follows changes of the configuration. Ends with what comes in: a node that stops follows no change.
