@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use crate::{
     command::Terminal,
     confirm, load,
-    moves::{MOVED_WITHIN, ask, ask_for, cancel_at_the_last_moment, cuts, each_row_once, moved, number},
+    moves::{MOVED_WITHIN, ask, ask_for, cancel_at_the_last_moment, cuts, each_row_once, moved, number, report_cuts},
     rebalance::fill,
     scenario, traffic, until,
 };
@@ -90,7 +90,8 @@ async fn under_traffic(sandbox: &Sandbox, story: impl Future<Output = Result<()>
     let (told, cancelled) = tokio::join!(story, cancels);
     running.end().await?;
     told.and(cancelled)?;
-    cuts(sandbox).await?;
+    // Once the open is sent, a cut lasts as long as the target is silent.
+    report_cuts(sandbox).await?;
     ensure!(ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
     each_row_once(sandbox).await?;
     sandbox.settled().await
