@@ -3,6 +3,7 @@
 //! Consumers report and reject while a database, or all nodes, are away or stopped. Those messages wait at the broker.
 //! A deadline that passed meanwhile says nothing about the consumer, so after the outage the messages come first. After
 //! a long one they may be many, so the broker is asked what is left before the first deadline ends an attempt.
+//! An interrupted move that keeps a shard closed is an outage of its tasks: where the shard opens, messages come first.
 
 use std::time::{Duration, Instant};
 
@@ -52,7 +53,7 @@ impl Hearing {
         }
     }
 
-    /// Messages come again, as after an outage of the broker.
+    /// Messages come again, as after an outage of the broker, or where a shard opens that was closed for long.
     pub fn begin_again(&mut self, now: Instant) {
         // A short gap while many are left does not begin the longest wait anew.
         let is_short = self.since.is_some_and(|since| now.saturating_duration_since(since) < SHORT_GAP);

@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 
 use super::{
     copy::Round,
-    work::{Ends, LEAVING_AT_LEAST, STAYS_CLOSED, Stepped, Work, explained},
+    work::{Ends, LEAVING_AT_LEAST, STAYS_CLOSED, Stepped, Work, explained, hear_first},
 };
 use crate::{
     store::{
@@ -218,6 +218,7 @@ impl Work {
         if !self.arrive_in_target(ends, epoch).await? || !self.last_rounds(ends, epoch).await? {
             return Ok(None);
         }
+        hear_first(&ends.target);
         ends.target.sql.move_open(self.shard, epoch, epoch, &self.shared.me).await
     }
 
@@ -230,6 +231,7 @@ impl Work {
         if !ends.target.sql.move_refuse_open(self.shard, closed).await? {
             return Ok(false);
         }
+        hear_first(&ends.source);
         let reopened = ends.source.sql.move_reopen(self.shard, closed, &self.shared.me).await?;
         if let Some(reopened) = reopened {
             tracing::info!(shard = %self.shard, source = %ends.source.name(), epoch = %reopened, "a closed shard is open in its source again");
@@ -285,6 +287,7 @@ impl Work {
             && ends.source.owned_shards.own_since(self.shard).is_some()
             && ends.target.owned_shards.own_since(self.shard).is_none();
         if is_opened {
+            hear_first(&ends.target);
             self.take_over(ends, target.epoch);
         }
         is_opened

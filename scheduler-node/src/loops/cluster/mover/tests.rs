@@ -1,6 +1,7 @@
 //! The mover on real databases without etcd.
 
 mod gates;
+mod heard;
 mod late;
 mod steps;
 

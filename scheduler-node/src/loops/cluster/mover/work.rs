@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Fences, LOOK_EVERY, Resting, Shared};
 use crate::{
+    clock,
     store::{
         Error,
         move_requests::{MoveNote, MoveRow},
@@ -247,6 +248,7 @@ impl Work {
         };
         let held = owned_shards.owned().get(&self.shard).copied();
         if fence.status.is_open() && held.is_some_and(|held| held < fence.epoch) {
+            hear_first(&ends.source);
             owned_shards.adopt_own(self.shard, fence.epoch, own_since);
         }
         true
@@ -336,6 +338,16 @@ impl Work {
             false
         })
     }
+}
+
+/// Has reports that were held while a shard was closed come before the deadlines that have passed meanwhile. Call it
+/// before the shard opens in this database: an open without an answer lets deadlines end attempts, too. A cut that
+/// nothing interrupts has its shard closed for too short a time.
+///
+/// Deadlines of the other shards that this node has there wait as well, some 10 s. A move that does not get on rests
+/// longer and longer between its attempts, so they come in between.
+pub(super) fn hear_first(database: &NodeDatabase) {
+    database.hearing.lock().begin_again(clock::instant());
 }
 
 fn stuck(fences: &Fences) -> String {

@@ -6,7 +6,7 @@ use super::*;
 
 impl Moving {
     /// Asks for the move, so that it can be noted and called off.
-    async fn ask(&mut self) {
+    pub(super) async fn ask(&mut self) {
         assert_eq!(self.ends.source.sql.move_add(&[asked(SHARD, "east")], "a test").await.unwrap(), MovesAdded::All);
         self.work.shared.look().await;
         self.work.requested_at = self.work.shared.plans.load()[&SHARD].requested_at;
@@ -23,7 +23,7 @@ impl Moving {
         count.fetch_one(&self.tests[0].pool).await.unwrap()
     }
 
-    async fn step(&mut self) -> Result<Stepped, crate::store::Error> {
+    pub(super) async fn step(&mut self) -> Result<Stepped, crate::store::Error> {
         let plan = self.work.plan().expect("the move has not ended");
         self.work.step(&plan).await
     }
