@@ -357,9 +357,17 @@ pub(super) async fn return_old(line: &mut mpsc::Receiver<ReadReport>, batch: &mu
 
 /// Returns the reports that have waited for [`HELD_LONGEST`] to the broker, and the last beyond [`HELD_MOST`].
 pub(super) async fn return_surplus(held: &mut Vec<ReadReport>) {
-    let mut surplus = held.split_off(held.len().min(HELD_MOST));
-    surplus.extend(held.extract_if(.., |report| report.has_waited(HELD_LONGEST)));
-    for report in surplus {
+    let old = held.iter().filter(|report| report.has_waited(HELD_LONGEST));
+    // With the later ones of their tasks, which would go first otherwise.
+    let back: HashSet<TaskId> = old.map(|report| report.id).collect();
+    let mut room = HELD_MOST;
+    let goes_back = |report: &mut ReadReport| {
+        let is_kept = room > 0 && !back.contains(&report.id);
+        room -= usize::from(is_kept);
+        !is_kept
+    };
+    // In their order, in which the broker delivers them again.
+    for report in held.extract_if(.., goes_back) {
         report.message.ack.requeue().await;
     }
 }

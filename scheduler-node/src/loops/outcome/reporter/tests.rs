@@ -440,6 +440,25 @@ async fn a_report_that_is_held_for_ten_minutes_goes_back_to_the_broker() {
     assert_eq!(bench.next().await.correlation_id, Some(id.to_string()), "it comes again");
 }
 
+/// The later report would come first otherwise, and the earlier one be stale.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn later_reports_on_the_task_of_one_that_goes_back_go_back_behind_it() {
+    let (mut bench, [id, other]) = (bench::Bench::new().await, [fixture::fresh_id(), fixture::fresh_id()]);
+    let (hand, mut held) = (bench.hand().await, Vec::new());
+    for (id, body) in [(id, "first"), (other, "other"), (id, "last")] {
+        hand.publish(RESULTS, body.as_bytes(), about(id)).await;
+        let (event, message) = (AttemptEvent::Deadline, bench.next().await);
+        held.push(incoming::ReadReport { id, event, message, is_kept: false, left_out: None });
+    }
+    let arrived_at = &mut held[0].message.arrived_at;
+    *arrived_at = arrived_at.checked_sub(HELD_LONGEST).expect("a moment");
+    line::return_surplus(&mut held).await;
+    assert_eq!(held.iter().map(|report| report.id).collect::<Vec<_>>(), [other]);
+    let back = next_of(&mut bench, 2).await;
+    let bodies = back.iter().map(|message| String::from_utf8_lossy(&message.body));
+    assert_eq!(bodies.collect::<Vec<_>>(), ["first", "last"]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_that_wait_behind_others_for_a_database_that_is_away_go_back_after_a_minute_and_later_ones_wait_on() {
     let (mut bench, ids) = (bench::Bench::new().await, [fixture::fresh_id(), fixture::fresh_id()]);
