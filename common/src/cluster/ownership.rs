@@ -49,8 +49,12 @@ impl Action {
 /// | no | another's | any | none: its owner releases it first, or its lease runs out |
 /// | no | absent | another or no node | none |
 ///
-/// An earlier owner's key has an epoch below that of the fence held, as when etcd was restored from a backup. It ends
-/// with its lease or with its node's release; until then no node could take the shard over, and the fence decides.
+/// An earlier owner's key has an epoch below that of the fence held. There are two cases, and the fence decides:
+/// - etcd was restored from a backup. The key ends with its lease or with its node's release; until then no node could
+///   take the shard over.
+/// - This node has lost its own key, and has opened a shard in the target of its move before it knew that. The node of
+///   the key has taken the fence in the source meanwhile, where the shard is closed. It drops that, and takes the fence
+///   of the target or deletes the key.
 ///
 /// A node "stays" if that very start of it is a member and is not leaving; an assignment to an earlier start is not
 /// waited for. A node "leaves last" if it is leaving and no other member stays.

@@ -1,5 +1,5 @@
--- Acquires the fences of the shards that this node was assigned, with a new epoch for each. Only the acquire
--- statements mint epochs.
+-- Acquires the fences of the shards that this node was assigned, with a new epoch for each. Beside the acquire
+-- statements, those of a cut mint epochs: move_close, move_open and move_reopen.
 -- Guard: the shard is in this database, or goes through the last part of a move away from it and its owner has to
 -- finish that ($4). The lease decides which node should own a shard, and this row decides which one does. The statement
 -- waits for claims in flight, because they hold the row FOR SHARE. Once it returns, no claim of an older epoch can
