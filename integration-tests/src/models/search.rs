@@ -8,7 +8,8 @@ use stateright::{Checker, HasDiscoveries, Model};
 pub trait Guarded: Model + Clone + Send + Sync + 'static {
     type Guard: Copy + Debug + 'static;
     const NAME: &'static str;
-    /// Every guard, beside the invariant that its absence breaks.
+    /// Every guard, beside the invariant that its absence breaks: the number of that, or the whole name if an invariant
+    /// before it has the same number.
     const GUARDS: &'static [(Self::Guard, &'static str)];
     fn without(guard: Option<Self::Guard>) -> Self;
 }
@@ -27,8 +28,8 @@ where
     report(&format!("{}: {} states, depth {}", M::NAME, whole.unique_state_count(), whole.max_depth()));
     for (guard, number) in M::GUARDS {
         let model = M::without(Some(*guard));
-        let invariant =
-            model.properties().into_iter().find(|property| property.name.split(' ').next() == Some(*number));
+        let is_meant = |name: &str| name == *number || name.split(' ').next() == Some(*number);
+        let invariant = model.properties().into_iter().find(|property| is_meant(property.name));
         let invariant = invariant.expect("the invariant has a number");
         let name = invariant.name;
         let search = model.clone().checker().finish_when(HasDiscoveries::AnyOf([name].into())).spawn_bfs().join();

@@ -25,7 +25,7 @@ use stateright::{Model, Property};
 
 use self::{
     action::Action,
-    state::{Bounds, DATABASES, NODES, Node, State, Status},
+    state::{Bounds, DATABASES, NODES, Node, OPENS_ABOVE, State, Status},
 };
 use super::search::{Guarded, explore};
 
@@ -42,6 +42,9 @@ const BOUNDS_OF_GUARDS: usize = 2;
 
 /// What may happen in the space that begins with an interrupted cut.
 const INTERRUPTED: Bounds = Bounds { moves_back: 0, assignments: 0, faults: 2 };
+
+/// The invariant that [`Guard::OpenFarAbove`] keeps.
+const ONE_OWNER: &str = "G4 an epoch has one owner, in one database";
 
 /// What keeps the guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +65,8 @@ pub(crate) enum Guard {
     MovesCounted,
     /// The target opens under an epoch above those of the source.
     OpenAbove,
+    /// That epoch is also above those of nodes that take the fence of the closed source meanwhile.
+    OpenFarAbove,
     /// A cut that the target refuses already is undone. Without it the mover only tries to end the cut.
     UndoRefused,
 }
@@ -84,6 +89,7 @@ impl Guarded for Places {
         (Guard::TakeClosed, "G6"),
         (Guard::MovesCounted, "G5"),
         (Guard::OpenAbove, "G5"),
+        (Guard::OpenFarAbove, ONE_OWNER),
         (Guard::UndoRefused, "G6"),
     ];
 
@@ -95,6 +101,12 @@ impl Guarded for Places {
 impl Places {
     fn has(&self, guard: Guard) -> bool {
         self.without != Some(guard)
+    }
+
+    /// How far an open raises the epoch. Where a guard is taken out it does so by one: the gap would prevent some of
+    /// the faults that the other guards have to prevent.
+    fn opens_above(&self) -> u8 {
+        if self.without.is_none() { OPENS_ABOVE } else { 1 }
     }
 
     fn faults(state: &State, actions: &mut Vec<Action>) {
@@ -177,6 +189,7 @@ impl Model for Places {
                 let count = claims.filter(|(node, database)| state.can_claim(*node, *database)).count();
                 count <= 1 && !are_open && !(0..DATABASES).any(is_doubled)
             }),
+            Property::always(ONE_OWNER, |_, state: &State| !state.was_minted_twice),
             Property::always("G5 no node gives up a fence in force for its map", |_, state: &State| {
                 !state.was_given_up
             }),

@@ -138,7 +138,7 @@ impl Places {
         let is_closed = state.rows[source].status == Leaving && state.rows[source].epoch == epoch;
         if is_closed {
             Self::turn(state, source, Gone);
-            state.rows[source].epoch += 1;
+            state.mint(source, epoch + 1);
         }
         if is_closed && is_answered {
             state.nodes[at].step = Step::Closed { epoch, closed: epoch + 1 };
@@ -159,9 +159,10 @@ impl Places {
         let is_opened = state.rows[target].status == Arriving && state.rows[target].move_epoch == filled;
         if is_opened {
             Self::turn(state, target, Here);
-            let row = &mut state.rows[target];
-            let above = if self.has(Guard::OpenAbove) { row.epoch.max(closed) } else { row.epoch };
-            (row.epoch, row.owner) = (above + 1, Some(at));
+            let before = state.rows[target].epoch;
+            let above = if self.has(Guard::OpenAbove) { before.max(closed) } else { before };
+            state.mint(target, above + self.opens_above());
+            state.rows[target].owner = Some(at);
         }
         if is_opened && is_answered {
             state.nodes[at].step = Step::Opened { epoch: state.rows[target].epoch };
@@ -192,7 +193,7 @@ impl Places {
         let is_reopened = row.status == Gone && row.epoch == closed && row.owner == Some(at);
         if is_reopened {
             Self::turn(state, source, Leaving);
-            state.rows[source].epoch += 1;
+            state.mint(source, closed + 1);
         }
         if is_reopened && is_answered {
             state.nodes[at].step = Step::Reopened { epoch: closed + 1 };

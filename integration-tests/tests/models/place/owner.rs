@@ -108,11 +108,11 @@ impl Places {
         let Act::Asked { database, even_closed } = state.nodes[at].act else { return None };
         state.nodes[at].act = Act::None;
         if self.would_take(state, database, even_closed) {
-            let row = &mut state.rows[database];
-            row.epoch += u8::from(self.has(Guard::Epoch));
-            row.owner = Some(at);
+            let epoch = state.rows[database].epoch + u8::from(self.has(Guard::Epoch));
+            state.mint(database, epoch);
+            state.rows[database].owner = Some(at);
             if is_answered {
-                state.nodes[at].act = Act::Taken { database, epoch: row.epoch };
+                state.nodes[at].act = Act::Taken { database, epoch };
             }
         }
         Some(())

@@ -3,6 +3,9 @@
 pub(super) const NODES: usize = 2;
 pub(super) const DATABASES: usize = 2;
 
+/// As the 1,000 of `move_open.sql`: more epochs than a closed source mints in any of the spaces.
+pub(super) const OPENS_ABOVE: u8 = 32;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Status {
     Here,
@@ -212,6 +215,8 @@ pub(crate) struct State {
     pub(super) left: Bounds,
     /// A node has given up a fence in force, under which it claimed, because of its map.
     pub(super) was_given_up: bool,
+    /// One database has minted an epoch that the other had minted.
+    pub(super) was_minted_twice: bool,
 }
 
 impl State {
@@ -229,6 +234,7 @@ impl State {
             nodes: [Node { held: [Some(Held { is_acquired: true, ..Held::new(1) }), None], ..node }, node],
             left,
             was_given_up: false,
+            was_minted_twice: false,
         }
     }
 
@@ -238,6 +244,13 @@ impl State {
         let closed = Row { status: Gone, epoch: 2, owner: None, ..state.rows[0] };
         (state.rows[0], state.key, state.nodes) = (closed, None, [Node::started(); NODES]);
         state
+    }
+
+    /// The fence row of a database gets a new epoch. An epoch that the other row had before its newest one is not
+    /// noticed: where such a one is minted twice, another order of the same steps meets it while it is the newest.
+    pub(super) fn mint(&mut self, database: usize, epoch: u8) {
+        self.was_minted_twice |= self.rows[1 - database].epoch == epoch;
+        self.rows[database].epoch = epoch;
     }
 
     /// Whether the node can claim from the shard in this database.
