@@ -344,10 +344,13 @@ fn give_back(id: TaskId, message: Incoming) {
 /// Fills the batch from the line. Reports that have waited there for [`KEPT_LONGEST`] go back to the broker instead.
 /// Those whose connection is gone come again by themselves, and only take the places of others.
 pub(super) async fn return_old(line: &mut mpsc::Receiver<ReadReport>, batch: &mut Vec<ReadReport>) {
+    // A later report on the same task would go first otherwise.
+    let mut back: HashSet<TaskId> = HashSet::new();
     while batch.len() < BATCH
         && let Ok(report) = line.try_recv()
     {
-        if report.has_waited(KEPT_LONGEST) {
+        if report.has_waited(KEPT_LONGEST) || back.contains(&report.id) {
+            back.insert(report.id);
             report.message.ack.requeue().await;
         } else if !report.message.ack.is_lost() {
             batch.push(report);
