@@ -36,17 +36,19 @@ impl Addresses {
             ("DUETIME_DELAY_EXCHANGE", self.delay_exchange.clone()),
             ("DUETIME_DELAY_TARGET", self.delay_target.clone()),
         ];
-        fs::remove_file(file).ok();
+        // The file is whole whenever this process is killed.
+        let fresh = file.with_extension("new");
+        fs::remove_file(&fresh).ok();
         let mut out = File::options()
             .create_new(true)
             .write(true)
             .mode(0o600)
-            .open(file)
-            .with_context(|| format!("writing {}", file.display()))?;
+            .open(&fresh)
+            .with_context(|| format!("writing {}", fresh.display()))?;
         for (name, value) in lines {
             // None of the values holds a quote: they are URLs, names, numbers and hexadecimal digits.
             writeln!(out, "export {name}='{value}'")?;
         }
-        Ok(())
+        fs::rename(&fresh, file).with_context(|| format!("writing {}", file.display()))
     }
 }
