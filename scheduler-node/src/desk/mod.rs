@@ -19,6 +19,7 @@ mod meter;
 mod overview;
 mod placement;
 mod queues;
+mod reading;
 mod receive;
 pub(crate) mod refusal;
 mod revival;
@@ -115,9 +116,8 @@ pub struct Desk {
 struct Inner {
     parts: Parts,
     started: Instant,
-    /// Held by a request that reads the queues, so that many requests that miss the same queue read it once. Inside:
-    /// when the last read for rules that had changed began, and whether it succeeded.
-    reading: Mutex<Option<(Instant, bool)>>,
+    /// Held by a request that reads or adds queues, so that many requests that miss the same queue read it once.
+    reading: Mutex<reading::LastTries>,
     meters: meter::Meters,
 }
 
@@ -141,7 +141,7 @@ impl Desk {
             inner: Arc::new(Inner {
                 parts,
                 started: Instant::now(),
-                reading: Mutex::new(None),
+                reading: Mutex::default(),
                 meters: meter::Meters::default(),
             }),
             scope: Scope::ALL,

@@ -23,13 +23,10 @@ use super::{
     run_to_end,
     seen::{self, Seen},
 };
-use crate::{
-    loops::upkeep::queue_reader::catch_up,
-    store::{
-        Error,
-        queues::{PutQueue, QueueQuota, QueueRevisions},
-        rows::QueueRecord,
-    },
+use crate::store::{
+    Error,
+    queues::{PutQueue, QueueRevisions},
+    rows::QueueRecord,
 };
 
 pub(crate) use crate::store::outlook::Census;
@@ -355,47 +352,6 @@ impl Desk {
         self.with_counts(vec![record]).await.pop().unwrap_or(view)
     }
 
-    /// Reads the queues that changed into this node's book.
-    pub(super) async fn read_anew(&self) -> Result<(), Error> {
-        let _alone = self.inner.reading.lock().await;
-        self.catch_up().await
-    }
-
-    /// Reads the queues if they have changed, because `missing` are not in the book.
-    pub(super) async fn read_missing(&self, missing: &[QueueName]) -> Result<(), Error> {
-        let _alone = self.inner.reading.lock().await;
-        let book = self.parts().books.load_full();
-        // An earlier request may have read them.
-        if missing.iter().all(|queue| book.find(queue).is_some()) {
-            return Ok(());
-        }
-        self.catch_up().await
-    }
-
-    /// Creates those of `missing` that do not exist, as far as there is room.
-    pub(super) async fn create_missing(&self, missing: Vec<QueueName>) -> Result<(), Error> {
-        let _alone = self.inner.reading.lock().await;
-        let book = self.parts().books.load_full();
-        let mut missing: Vec<QueueName> = missing.into_iter().filter(|queue| book.find(queue).is_none()).collect();
-        let parts = self.parts();
-        let mut per_caller = parts.queues_max_per_caller;
-        if let Some((used, most)) = self.queues_of_token() {
-            // The token's own limit takes the place of the configured one.
-            missing.truncate(usize::try_from(most - used).unwrap_or(0));
-            per_caller = u32::MAX;
-        }
-        let quota = QueueQuota { caller: &self.caller, all: parts.queues_max, per_caller };
-        for some in missing.chunks(CREATED_AT_ONCE) {
-            parts.store.home().queue_add(some, &QueuePolicy::default(), Some(quota)).await?;
-        }
-        if missing.is_empty() { Ok(()) } else { self.catch_up().await }
-    }
-
-    /// Reads the queues that changed. Other requests may do so at the same time.
-    pub(super) async fn catch_up(&self) -> Result<(), Error> {
-        catch_up(self.parts().store.home(), &self.parts().books).await
-    }
-
     /// Counts the first unfinished tasks of a queue in each database. Returns their number, which is 0 only if there
     /// are none, and whether there may be more. Fails when a database cannot be reached.
     async fn live(&self, name: &QueueName) -> Result<(i64, bool), Problem> {
@@ -452,9 +408,6 @@ fn sum(one: Counts, other: Counts) -> Counts {
         at_least: one.at_least || other.at_least,
     }
 }
-
-/// The number of queues that one statement creates. The limits may be exceeded by at most this many for each node.
-const CREATED_AT_ONCE: usize = 100;
 
 /// `Retry-After` in seconds: an operator has to delete a queue or raise the limit.
 const AGAIN_AFTER_S: u32 = 60;

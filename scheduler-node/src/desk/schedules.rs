@@ -15,8 +15,9 @@ use common::{
 use super::{
     Desk, last_of_full,
     limits::AppliedLimits,
-    run_to_end,
+    refusal, run_to_end,
     seen::{self, Seen},
+    submit::Unread,
 };
 use crate::{
     internal::{self, Origin},
@@ -56,10 +57,14 @@ impl Desk {
     ) -> Result<PutSchedule, Problem> {
         let valid = request.validate(self.now(), &self.limits())?;
         self.require_queue(&valid.rules.queue)?;
-        let unread = self.read_unknown([&valid.rules.queue]).await;
-        self.admit_payload(&valid.rules.queue, &valid.payload, &unread)?;
-        if !self.create_unknown([&valid.rules.queue]).await.is_empty() {
-            return Err(self.no_queue_more(&valid.rules.queue));
+        let queue = &valid.rules.queue;
+        // The database that has the queues is the one that keeps the schedule.
+        if self.read_unknown([queue]).await.contains(queue) {
+            return Err(refusal::unread(queue));
+        }
+        self.admit_payload(queue, &valid.payload, &Unread::new())?;
+        if !self.create_unknown([queue], &Unread::new()).await.is_empty() {
+            return Err(self.no_queue_more(queue));
         }
         let desk = self.clone();
         run_to_end(async move {

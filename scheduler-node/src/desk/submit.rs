@@ -12,7 +12,6 @@ use common::{
 
 use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
 use crate::{
-    clock,
     loops::submit::submitter::{Accepted, Stored, SubmitError},
     store::put::{Put, PutOutcome},
     traces::{Hop, Way},
@@ -198,7 +197,7 @@ impl Desk {
         let tasks: Vec<_> = tasks.into_iter().map(|task| task.and_then(admit)).collect();
         let (mut tasks, admission) = self.within_limits(tasks, limited).await;
         let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).map(|task| &task.queue).collect();
-        let refused = self.create_unknown(queues).await;
+        let refused = self.create_unknown(queues, &unread).await;
         if !refused.is_empty() {
             for task in &mut tasks {
                 if let Ok(valid) = task
@@ -213,15 +212,17 @@ impl Desk {
     }
 
     /// Creates the queues that do not exist, where submissions may create queues. Returns those for which there is no
-    /// room. When the database cannot say, a task is accepted all the same: its queue has the default policy.
-    pub(super) async fn create_unknown(&self, queues: impl IntoIterator<Item = &QueueName>) -> BTreeSet<QueueName> {
+    /// room. When the database cannot say, a task is accepted all the same: its queue has the default policy. So it is
+    /// for the queues that could not be read a moment ago. A later submission creates them.
+    pub(super) async fn create_unknown(
+        &self,
+        queues: impl IntoIterator<Item = &QueueName>,
+        unread: &Unread,
+    ) -> BTreeSet<QueueName> {
         let book = self.parts().books.load_full();
-        let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
-        if missing.is_empty() || !self.parts().auto_create {
-            return BTreeSet::new();
-        }
-        if let Err(error) = self.create_missing(missing.clone()).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "could not create the queues of a submission");
+        let is_missing = |queue: &&QueueName| book.find(queue).is_none() && !unread.contains(*queue);
+        let missing: Vec<QueueName> = queues.into_iter().filter(is_missing).cloned().collect();
+        if missing.is_empty() || !self.parts().auto_create || !self.create_missing(missing.clone()).await {
             return BTreeSet::new();
         }
         let book = self.parts().books.load_full();
@@ -269,35 +270,7 @@ impl Desk {
         if missing.is_empty() {
             return Unread::new();
         }
-        let Err(error) = self.read_missing(&missing).await else { return Unread::new() };
-        tracing::debug!(error = &error as &dyn std::error::Error, "the queues cannot be read");
-        missing.into_iter().collect()
-    }
-
-    /// Reads the queues, unless this node knows them as of `revision` or later. Requests that wait for the same read
-    /// share it, whether it succeeds or fails. Returns whether this node could read them.
-    pub(super) async fn read_as_of(&self, revision: i64) -> bool {
-        let asked_at = clock::instant();
-        let is_known = || self.parts().books.load().revision() >= revision;
-        if is_known() {
-            return true;
-        }
-        let mut last = self.inner.reading.lock().await;
-        if is_known() {
-            return true;
-        }
-        if let Some((began, is_read)) = *last
-            && began >= asked_at
-        {
-            return is_read;
-        }
-        let began = clock::instant();
-        let read = self.catch_up().await;
-        if let Err(error) = &read {
-            tracing::debug!(error = error as &dyn std::error::Error, "the queues whose rules changed cannot be read");
-        }
-        *last = Some((began, read.is_ok()));
-        read.is_ok()
+        if self.read_missing(&missing).await { Unread::new() } else { missing.into_iter().collect() }
     }
 }
 

@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use super::{
     Counter, PLAIN, counter, fresh, hide_queues,
     limits::{batch, count_mail, put_queue, statuses, task, tenant},
+    reading::ended_now,
     request,
 };
 use crate::{
-    clock,
     coordination::tests::soon,
     desk::{ReceiveOutcome, meter::MeteredSubject},
     store::{
@@ -229,7 +229,7 @@ async fn requests_that_wait_for_a_read_of_changed_queues_share_it_also_where_it_
         let mut reading = behind.desk.inner.reading.lock().await;
         let mut asking = pin!(behind.desk.read_as_of(newer + 1));
         assert!(poll!(asking.as_mut()).is_pending());
-        *reading = Some((clock::instant(), is_read));
+        reading.read = Some(ended_now(is_read));
         drop(reading);
         hide_queues(&test, is_read).await;
         assert_eq!(asking.await, is_read, "a read began while it waited");

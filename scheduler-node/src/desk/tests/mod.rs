@@ -10,6 +10,7 @@ mod looked_up;
 mod loss;
 mod moves;
 mod queues;
+mod reading;
 mod receive;
 mod schedules;
 pub(crate) mod shards;

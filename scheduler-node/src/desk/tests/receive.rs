@@ -9,7 +9,7 @@ use common::{
     wire::{DelayRoute, Message, QueueRequest},
 };
 
-use super::{PLAIN, Setup, counter, fresh, hide_queues, upper_half};
+use super::{PLAIN, Setup, counter, fresh, hide_queues, reading::forget_tries, upper_half};
 use crate::{desk::ReceiveOutcome, store::tests::fixture};
 
 fn message(headers: &[(&str, Field)]) -> Message {
@@ -77,6 +77,7 @@ async fn messages_come_again_while_their_queues_cannot_be_read() {
     let taken = running.desk.receive(&[(None, &mail), (None, &later)]).await;
     assert!(matches!(taken.as_slice(), [ReceiveOutcome::Durable, ReceiveOutcome::Again(_)]), "{taken:?}");
     hide_queues(&test, false).await;
+    forget_tries(&running).await;
     assert_eq!(running.desk.receive(&[(None, &later)]).await, [ReceiveOutcome::Durable]);
 }
 

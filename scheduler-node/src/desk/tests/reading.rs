@@ -1,0 +1,107 @@
+//! Requests that miss queues share reads of them, and what such reads have failed with.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use common::{
+    ids::{QueueName, ScheduleName},
+    queue::QueueBook,
+    wire::ScheduleRequest,
+};
+use futures::{future::join_all, poll};
+
+use super::{Counter, PLAIN, counter, fresh, request};
+use crate::{
+    clock,
+    desk::reading::{LastTries, Try},
+    store::tests::fixture::{self, TestDatabase},
+    working_set::failures::tests::Log,
+};
+
+/// A read of the queues that begins and ends now.
+pub(super) fn ended_now(is_done: bool) -> Try {
+    let now = clock::instant();
+    Try { began: now, ended: now, is_done }
+}
+
+/// As if the last tries were long ago.
+pub(super) async fn forget_tries(counter: &Counter) {
+    *counter.desk.inner.reading.lock().await = Default::default();
+}
+
+/// A failure that also answers for the requests of the next minute.
+fn failed_just_now() -> Try {
+    let failed = ended_now(false);
+    Try { ended: failed.ended + Duration::from_secs(60), ..failed }
+}
+
+fn failed_long_ago() -> Try {
+    let at = clock::instant() - Duration::from_secs(60);
+    Try { began: at, ended: at, is_done: false }
+}
+
+async fn stored_queues(test: &TestDatabase) -> Vec<String> {
+    let (_, queues) = test.database.queue_read().await.expect("they can be read");
+    queues.iter().map(|queue| queue.name.to_string()).collect()
+}
+
+#[tokio::test]
+async fn requests_that_miss_a_queue_share_a_read_also_where_it_fails() {
+    let (counter, _test) = fresh().await;
+    let missing = [QueueName::new("mail")];
+    for is_read in [true, false] {
+        let mut last = counter.desk.inner.reading.lock().await;
+        let mut asking = pin!(counter.desk.read_missing(&missing));
+        assert!(poll!(asking.as_mut()).is_pending());
+        last.read = Some(ended_now(is_read));
+        drop(last);
+        assert_eq!(asking.await, is_read, "a read began while it waited");
+        assert!(!counter.books.load().is_read(), "so it made none of its own");
+    }
+    counter.desk.inner.reading.lock().await.read = Some(failed_just_now());
+    assert!(!counter.desk.read_missing(&missing).await);
+    assert!(!counter.books.load().is_read());
+    assert!(counter.desk.read_as_of(0).await, "a request for changed rules makes a read of its own");
+
+    counter.books.store(Arc::default());
+    counter.desk.inner.reading.lock().await.read = Some(failed_long_ago());
+    assert!(counter.desk.read_missing(&missing).await);
+    assert!(counter.books.load().is_read());
+}
+
+#[tokio::test]
+async fn a_submission_creates_no_queue_where_the_queues_could_not_be_read_or_added_just_now() {
+    let (counter, test) = fresh().await;
+    counter.desk.catch_up().await.expect("the queues can be read");
+    let submit = async || counter.desk.submit(request(r#"{"queue":"mail","delay_ms":60000}"#)).await;
+    let failed = Some(failed_just_now());
+    for last in [LastTries { read: failed, addition: None }, LastTries { read: None, addition: failed }] {
+        *counter.desk.inner.reading.lock().await = last;
+        submit().await.expect("its queue has the default policy");
+        assert_eq!(stored_queues(&test).await, [""; 0]);
+    }
+    let read = failed;
+    *counter.desk.inner.reading.lock().await = LastTries { read, addition: None };
+    let schedule = ScheduleRequest::parse(r#"{"queue":"mail","every_ms":3600000}"#).expect("a schedule");
+    let problem = counter.desk.schedule_put(ScheduleName::new("hourly"), schedule).await.expect_err("not read");
+    assert_eq!((problem.status, problem.retry_after_s), (503, Some(1)), "{problem}");
+
+    let addition = Some(failed_long_ago());
+    *counter.desk.inner.reading.lock().await = LastTries { read: None, addition };
+    submit().await.expect("accepted");
+    assert_eq!(stored_queues(&test).await, ["mail"]);
+}
+
+/// Each try of its own would take two seconds, one after the other.
+#[tokio::test]
+async fn while_the_first_database_is_away_requests_that_miss_queues_wait_for_one_try_together() {
+    let log = Log::keep();
+    let counter = counter(vec![fixture::unreachable_database("main")], PLAIN);
+    counter.books.store(Arc::new(QueueBook::new(1, [])));
+    let queues: Vec<QueueName> = (0..8).map(|n| QueueName::new(format!("q{n}"))).collect();
+    let unread = join_all(queues.iter().map(|queue| counter.desk.read_unknown([queue]))).await;
+    assert!(unread.iter().all(|unread| unread.len() == 1), "{unread:?}");
+    assert_eq!(log.count("the queues cannot be read"), 1);
+    let created = join_all(queues.iter().map(|queue| counter.desk.create_missing(vec![queue.clone()]))).await;
+    assert!(!created.contains(&true));
+    assert_eq!(log.count("could not create the queues"), 1);
+}
