@@ -144,8 +144,9 @@ impl SqlIntake {
                 self.logged(self.measure(&mut measured).await);
                 self.logged(self.copy_queues(&mut copied).await);
             }
-            if turn(&mut forgot, FORGET_EVERY) {
-                self.logged(self.forget().await);
+            if turn(&mut forgot, FORGET_EVERY) && self.logged(self.forget().await) == Some(true) {
+                // The rest follows the next pass.
+                forgot = None;
             }
             if left != Left::More {
                 pause = left.until_look(pause, &inbox, &mut glances, &stop).await;

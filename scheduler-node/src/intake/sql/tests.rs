@@ -1,3 +1,5 @@
+mod forget;
+
 use common::{
     ids::Epoch,
     queue::{Queue, QueueBook, QueuePolicy},
@@ -320,57 +322,6 @@ async fn rows_that_were_refused_on_their_way_into_another_database_stay_with_a_r
     let refused = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     assert_eq!(sqlx::query_scalar::<_, i64>(refused).fetch_one(&main.pool).await.unwrap(), 3);
     assert_eq!(east.live().await, 0);
-}
-
-/// A shard brings its notes along when it moves into the database from whose inbox its rows came.
-#[tokio::test]
-async fn old_notes_of_arrivals_from_the_inbox_of_their_own_database_are_forgotten() {
-    let (counter, [main, _east]) = with_two_databases().await;
-    let note = "INSERT INTO duetime.received (id, source, received_at)
-                SELECT duetime.mint(now(), 0), 'main', now() - h * interval '1 hour' FROM unnest(ARRAY[0, 2]) AS a (h)";
-    sqlx::raw_sql(note).execute(&main.pool).await.unwrap();
-    intake(&counter).forget().await.unwrap();
-    let left = "SELECT count(*) FROM duetime.received";
-    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap(), 1);
-}
-
-/// All nodes ended before the row was deleted. Without the note, its task is made again once the row is seen.
-#[tokio::test]
-async fn a_note_of_an_arrival_outlives_a_row_of_the_inbox_that_no_look_reaches() {
-    let (counter, [main, east]) = with_two_databases().await;
-    let row = "INSERT INTO duetime.inbox (id, shard, request, submitted_at, leaving_at)
-               SELECT duetime.mint(now(), 100), 100, '{}', past, past
-                 FROM (SELECT now() - interval '3 hours' AS past) AS p
-               RETURNING id";
-    let id: uuid::Uuid = sqlx::query_scalar(row).fetch_one(&main.pool).await.unwrap();
-    let note = "INSERT INTO duetime.received (id, source, received_at) VALUES ($1, 'main', now() - interval '2 hours')";
-    sqlx::query(note).bind(id).execute(&east.pool).await.unwrap();
-    let intake = intake(&counter);
-    fixture::run_out_of_time(intake.source());
-    assert_eq!(intake.source().inbox_standing().await.unwrap().waiting, 0, "it is before the mark");
-    intake.forget().await.unwrap();
-    let left = "SELECT count(*) FROM duetime.received";
-    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&east.pool).await.unwrap(), 1);
-}
-
-/// The glance that wakes the intake also has the next glances rest, so whether they rest says nothing.
-#[tokio::test]
-async fn notes_of_arrivals_are_forgotten_just_after_a_quick_glance_and_wait_after_a_slow_one() {
-    let (counter, [main, _east]) = with_two_databases().await;
-    let note = "INSERT INTO duetime.received (id, source, received_at)
-                VALUES (duetime.mint(now(), 0), 'main', now() - interval '2 hours')";
-    sqlx::raw_sql(note).execute(&main.pool).await.unwrap();
-    let intake = intake(&counter);
-    let left = async |took| {
-        intake.source().look().await.unwrap();
-        // Glances rest for nine times as long: longer than this test looks.
-        fixture::looked_from_head(intake.source(), took);
-        intake.forget().await.unwrap();
-        let left = "SELECT count(*) FROM duetime.received";
-        sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap()
-    };
-    assert_eq!(left(Duration::from_secs(5)).await, 1);
-    assert_eq!(left(Duration::from_millis(900)).await, 0);
 }
 
 #[tokio::test]

@@ -1,0 +1,94 @@
+//! What is deleted of the inboxes and of the notes of arrivals.
+
+use super::*;
+use crate::{intake::sql::forget::STATEMENTS_PER_TURN, loops::upkeep::prober::Unfit};
+
+/// A shard brings its notes along when it moves into the database from whose inbox its rows came.
+#[tokio::test]
+async fn old_notes_of_arrivals_from_the_inbox_of_their_own_database_are_forgotten() {
+    let (counter, [main, _east]) = with_two_databases().await;
+    let note = "INSERT INTO duetime.received (id, source, received_at)
+                SELECT duetime.mint(now(), 0), 'main', now() - h * interval '1 hour' FROM unnest(ARRAY[0, 2]) AS a (h)";
+    sqlx::raw_sql(note).execute(&main.pool).await.unwrap();
+    intake(&counter).forget().await.unwrap();
+    let left = "SELECT count(*) FROM duetime.received";
+    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap(), 1);
+}
+
+/// All nodes ended before the row was deleted. Without the note, its task is made again once the row is seen.
+#[tokio::test]
+async fn a_note_of_an_arrival_outlives_a_row_of_the_inbox_that_no_look_reaches() {
+    let (counter, [main, east]) = with_two_databases().await;
+    let row = "INSERT INTO duetime.inbox (id, shard, request, submitted_at, leaving_at)
+               SELECT duetime.mint(now(), 100), 100, '{}', past, past
+                 FROM (SELECT now() - interval '3 hours' AS past) AS p
+               RETURNING id";
+    let id: uuid::Uuid = sqlx::query_scalar(row).fetch_one(&main.pool).await.unwrap();
+    let note = "INSERT INTO duetime.received (id, source, received_at) VALUES ($1, 'main', now() - interval '2 hours')";
+    sqlx::query(note).bind(id).execute(&east.pool).await.unwrap();
+    let intake = intake(&counter);
+    fixture::run_out_of_time(intake.source());
+    assert_eq!(intake.source().inbox_standing().await.unwrap().waiting, 0, "it is before the mark");
+    intake.forget().await.unwrap();
+    let left = "SELECT count(*) FROM duetime.received";
+    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&east.pool).await.unwrap(), 1);
+}
+
+/// The glance that wakes the intake also has the next glances rest, so whether they rest says nothing.
+#[tokio::test]
+async fn notes_of_arrivals_are_forgotten_just_after_a_quick_glance_and_wait_after_a_slow_one() {
+    let (counter, [main, _east]) = with_two_databases().await;
+    let note = "INSERT INTO duetime.received (id, source, received_at)
+                VALUES (duetime.mint(now(), 0), 'main', now() - interval '2 hours')";
+    sqlx::raw_sql(note).execute(&main.pool).await.unwrap();
+    let intake = intake(&counter);
+    let left = async |took| {
+        intake.source().look().await.unwrap();
+        // Glances rest for nine times as long: longer than this test looks.
+        fixture::looked_from_head(intake.source(), took);
+        intake.forget().await.unwrap();
+        let left = "SELECT count(*) FROM duetime.received";
+        sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap()
+    };
+    assert_eq!(left(Duration::from_secs(5)).await, 1);
+    assert_eq!(left(Duration::from_millis(900)).await, 0);
+}
+
+#[tokio::test]
+async fn a_turn_to_forget_ends_after_some_statements_and_the_next_one_goes_on() {
+    let (counter, test) = fresh().await;
+    let refused = "INSERT INTO duetime.inbox (id, shard, request, submitted_at, error, refused_at)
+                   SELECT duetime.mint(past, 0), 0, '{}', past, 'no', past
+                     FROM (SELECT now() - interval '1 year' AS past) AS p, generate_series(1, $1)";
+    let rows = i32::try_from(1_000 * STATEMENTS_PER_TURN + 10).unwrap();
+    sqlx::query(refused).bind(rows).execute(&test.pool).await.unwrap();
+    let note = "INSERT INTO duetime.received (id, source, received_at)
+                SELECT duetime.mint(now(), 0), 'main', now() - interval '2 hours' FROM generate_series(1, $1)";
+    sqlx::query(note).bind(rows).execute(&test.pool).await.unwrap();
+    let intake = intake(&counter);
+    let left = "SELECT (SELECT count(*) FROM duetime.inbox), (SELECT count(*) FROM duetime.received)";
+    for (has_more, expected) in [(true, (10, i64::from(rows))), (true, (0, 10)), (false, (0, 0))] {
+        assert_eq!(intake.forget().await.unwrap(), has_more);
+        assert_eq!(sqlx::query_as::<_, (i64, i64)>(left).fetch_one(&test.pool).await.unwrap(), expected);
+    }
+}
+
+/// Each of its statements would take seconds, in which no row is collected.
+#[tokio::test]
+async fn a_database_that_cannot_be_used_is_not_asked_to_forget() {
+    let (counter, [main, east]) = with_two_databases().await;
+    let note = "INSERT INTO duetime.received (id, source, received_at)
+                VALUES (duetime.mint(now(), 0), 'main', now() - interval '2 hours')";
+    for test in [&main, &east] {
+        sqlx::raw_sql(note).execute(&test.pool).await.unwrap();
+    }
+    let unfit = BTreeMap::from([(DatabaseName::new("east"), Unfit::away("it is away".to_owned()))]);
+    let fitness = watch::channel(NodeFitness { unfit, ..NodeFitness::default() }).1;
+    let intake = SqlIntake { fitness, ..intake(&counter) };
+    assert!(!intake.forget().await.unwrap());
+    let left = async |test: &TestDatabase| {
+        let left = "SELECT count(*) FROM duetime.received";
+        sqlx::query_scalar::<_, i64>(left).fetch_one(&test.pool).await.unwrap()
+    };
+    assert_eq!((left(&main).await, left(&east).await), (0, 1));
+}
