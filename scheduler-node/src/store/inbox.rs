@@ -270,8 +270,8 @@ impl Database {
         self.returned_ids(StoreOp::InboxRefuse, statement).await
     }
 
-    /// Keeps `ids` of the inbox of `source` from ever arriving here. Returns those that have not arrived, as often as
-    /// it is asked.
+    /// Keeps `ids` of the inbox of `source` from ever arriving here. Returns those for which no task stands here, as
+    /// often as it is asked: they have not arrived, or were refused on arrival.
     pub async fn received_refuse(&self, ids: &[TaskId], source: &DatabaseName) -> Result<Vec<TaskId>, Error> {
         let statement = sqlx::query(include_str!("queries/received_refuse.sql"));
         let statement = statement.bind(super::uuids(ids)).bind(source.as_str());

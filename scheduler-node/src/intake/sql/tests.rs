@@ -324,6 +324,27 @@ async fn rows_that_were_refused_on_their_way_into_another_database_stay_with_a_r
     assert_eq!(east.live().await, 0);
 }
 
+/// A pass broke off after that database had refused them. Since then the desk refuses them too.
+#[tokio::test]
+async fn rows_that_another_database_has_refused_stay_with_a_reason_also_where_the_desk_refuses_them() {
+    let (counter, [main, east]) = with_two_databases().await;
+    let submitted = "INSERT INTO duetime.inbox (id, shard, request, submitted_at, leaving_at)
+                     SELECT duetime.mint(now(), 100), 100, '{\"queue\": \"orders\", \"priority\": 9}'::jsonb,
+                            now() - interval '1 minute', now()
+                       FROM generate_series(1, 5) RETURNING id";
+    let ids: Vec<uuid::Uuid> = sqlx::query_scalar(submitted).fetch_all(&main.pool).await.unwrap();
+    let noted = "INSERT INTO duetime.received (id, source, answer)
+                 SELECT n.id, 'main', jsonb_build_object('outcome', n.outcome)
+                   FROM unnest($1::uuid[], ARRAY['refused', 'stale', 'cycle', 'deep', 'created']) AS n (id, outcome)";
+    sqlx::query(noted).bind(&ids).execute(&east.pool).await.unwrap();
+    intake(&counter).collect(&mut PassState::default()).await.unwrap();
+    let left = "SELECT id, error IS NOT NULL FROM duetime.inbox ORDER BY id";
+    let left: Vec<(uuid::Uuid, bool)> = sqlx::query_as(left).fetch_all(&main.pool).await.unwrap();
+    let mut refused: Vec<(uuid::Uuid, bool)> = ids[..4].iter().map(|id| (*id, true)).collect();
+    refused.sort_unstable();
+    assert_eq!(left, refused, "a task stands for the fifth");
+}
+
 #[tokio::test]
 async fn rows_of_another_database_leave_an_inbox_whose_own_database_takes_no_tasks() {
     let (counter, [main, east]) = with_two_databases().await;

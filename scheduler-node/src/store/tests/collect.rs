@@ -141,6 +141,8 @@ async fn what_a_key_came_to_is_said_again_when_it_is_sent_again() {
             .unwrap();
         let again = target.database.task_collect_keyed(&tasks, &[HOLD], Some(&name)).await.unwrap();
         assert_eq!((again[0].first, &again[0].put), (false, &sent[0].put));
+        let refused = target.database.received_refuse(&[tasks[0].id], &name).await.unwrap();
+        assert_eq!(!refused.is_empty(), outcome == PutOutcome::Refused, "a task stands for each other row");
         sqlx::query("UPDATE duetime.task SET state = 'scheduled'").execute(&target.pool).await.unwrap();
         source.database.inbox_leave(&[tasks[0].id]).await.unwrap();
         source.database.inbox_delete(&[tasks[0].id]).await.unwrap();
