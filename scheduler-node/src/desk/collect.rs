@@ -1,9 +1,8 @@
 //! Judges tasks submitted in SQL by the rules for every other submission.
 
-use std::collections::BTreeSet;
+use std::time::Duration;
 
 use common::{
-    ids::QueueName,
     shard::route::bound_to,
     task::{NewTask, ValidTask},
     time::Present,
@@ -13,22 +12,22 @@ use common::{
 use super::{Desk, limits::AppliedLimits, meter::Admission, refusal, submit::queues_of};
 use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
+/// How long a failure to read the queues also answers for the rows of later passes: as long as the intake leaves those
+/// alone that wait for it. Each pass would wait for a read of its own. Once this node knows the change, none waits.
+const ROWS_WAIT: Duration = Duration::from_secs(5);
+
 impl Desk {
     /// Returns one answer for each row of a read, in their order: the task to store, or the reason why the row cannot
     /// be one. The caller keeps the [`Admission`] until the tasks are stored.
     pub(crate) async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
-        let unread = self.learn_rules(rows).await;
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.
         let read = |row: &InboxRow| -> Result<ValidTask, Problem> {
             let request = row.request.as_ref().ok_or_else(too_large)?;
-            let task = TaskRequest::parse(request)?.validate(Present::exactly(row.submitted_at), &limits)?;
-            if queues_of(&task).any(|queue| unread.contains(queue)) {
-                return Err(refusal::outdated());
-            }
-            Ok(task)
+            TaskRequest::parse(request)?.validate(Present::exactly(row.submitted_at), &limits)
         };
-        let read: Vec<Result<ValidTask, Problem>> = rows.iter().map(read).collect();
+        let mut read: Vec<Result<ValidTask, Problem>> = rows.iter().map(read).collect();
+        self.learn_rules(rows, &mut read).await;
         let (read, room) = self.admit_all(read, AppliedLimits::Pending).await;
         let judged = |(row, task): (&InboxRow, Result<ValidTask, Problem>)| {
             let task = task?;
@@ -38,13 +37,21 @@ impl Desk {
         (rows.iter().zip(read).map(judged).collect(), room)
     }
 
-    /// Reads the queues if this node may not know a change that was answered before one of the rows was committed.
-    /// Returns the changed queues while it cannot read them: rows that name one of these wait. After a second, a node
-    /// that knows the change takes them. Where the read shows no change, the first database was set back, and what it
-    /// has counts.
-    async fn learn_rules(&self, rows: &[InboxRow]) -> BTreeSet<QueueName> {
-        let Some(changed) = rows.first().map(|row| &row.rules_changed) else { return BTreeSet::new() };
-        if self.read_as_of(changed.revision).await { BTreeSet::new() } else { changed.queues.clone() }
+    /// Reads the queues if a task names one whose change this node may not know, although it was answered before one of
+    /// the rows was committed. Such tasks wait while it cannot read them. After a second, a node that knows the change
+    /// takes them. Where the read shows no change, the first database was set back, and what it has counts.
+    async fn learn_rules(&self, rows: &[InboxRow], read: &mut [Result<ValidTask, Problem>]) {
+        let Some(changed) = rows.first().map(|row| &row.rules_changed) else { return };
+        let is_changed = |task: &ValidTask| queues_of(task).any(|queue| changed.queues.contains(queue));
+        let knows = || self.knows(changed.revision);
+        if !read.iter().flatten().any(is_changed) || self.read_unless(knows, ROWS_WAIT).await {
+            return;
+        }
+        for task in read {
+            if task.as_ref().is_ok_and(is_changed) {
+                *task = Err(refusal::outdated());
+            }
+        }
     }
 
     /// Refuses a row whose shard does not fit the queue's placement. A database that did not know the queue's

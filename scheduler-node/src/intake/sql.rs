@@ -222,7 +222,7 @@ impl SqlIntake {
         // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
         let head = rows.first().map(|row| row.id);
         let is_new = head.is_some() && std::mem::replace(&mut state.head, head) != head;
-        // While queues cannot be read, each pass waits for that, and finds other rows first.
+        // While queues cannot be read, passes may wait for that. Each finds other rows first.
         Ok(match (is_new && !is_unread, state.has_more) {
             (false, _) => Left::Nothing,
             (true, false) if rows.len() < MANY => Left::Fresh,

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{
     Counter, PLAIN, counter, fresh, hide_queues,
     limits::{batch, count_mail, put_queue, statuses, task, tenant},
-    reading::ended_now,
+    reading::{ended_now, failed_just_now, forget_tries},
     request,
 };
 use crate::{
@@ -184,6 +184,7 @@ async fn a_submission_in_sql_is_judged_by_what_its_queue_was_when_it_was_committ
     let (judged, _room) = behind.desk.judge(&rows).await;
     assert!(judged[0].as_ref().expect_err("its queue has changed").is_unavailable(), "the row waits: {judged:?}");
     hide_queues(&test, false).await;
+    forget_tries(&behind).await;
     let (mut judged, _room) = behind.desk.judge(&rows).await;
     assert_refused(judged.remove(0).map(drop), "queue.max_pending");
 }
@@ -209,6 +210,31 @@ async fn while_the_queues_cannot_be_read_only_rows_wait_that_name_one_with_other
         judged.iter().map(|one| one.as_ref().is_err_and(|problem| problem.is_unavailable())).collect();
     assert_eq!(waits, [true, false, true], "{judged:?}");
     assert!(judged[1].is_ok(), "a pause is no rule for submissions: {judged:?}");
+}
+
+/// Each pass over the inbox would wait for such a read while the first database is away.
+#[tokio::test]
+async fn the_queues_are_read_only_for_rows_that_name_one_with_other_rules_and_not_again_soon_after_a_failure() {
+    let (changing, behind, test) = two_nodes().await;
+    put_queue(&changing, "other", json!({})).await;
+    change(&changing, &behind, json!({}), json!({ "dedup_window_ms": 0 })).await;
+    for queue in ["other", "mail"] {
+        sqlx::query("SELECT duetime.submit($1, '1')").bind(queue).execute(&test.pool).await.unwrap();
+    }
+    let (rows, known) = (waiting_rows(&behind, &test).await, behind.books.load().revision());
+    let (judged, _room) = behind.desk.judge(&rows[..1]).await;
+    assert!(judged[0].is_ok(), "{judged:?}");
+    assert_eq!(behind.books.load().revision(), known, "its queue has not changed");
+
+    behind.desk.inner.reading.lock().await.read = Some(failed_just_now());
+    let (judged, _room) = behind.desk.judge(&rows).await;
+    assert!(judged[0].is_ok() && judged[1].is_err(), "{judged:?}");
+    assert_eq!(behind.books.load().revision(), known, "the failure answers");
+
+    forget_tries(&behind).await;
+    let (judged, _room) = behind.desk.judge(&rows).await;
+    assert!(judged[1].is_ok(), "{judged:?}");
+    assert!(behind.books.load().revision() > known);
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ pub(super) async fn forget_tries(counter: &Counter) {
 }
 
 /// A failure that also answers for the requests of the next minute.
-fn failed_just_now() -> Try {
+pub(super) fn failed_just_now() -> Try {
     let failed = ended_now(false);
     Try { ended: failed.ended + Duration::from_secs(60), ..failed }
 }
