@@ -221,6 +221,45 @@ async fn an_old_map_leads_a_move_and_a_cancel_by_key_to_the_new_place() {
     assert_eq!(tests[0].state_of(cancelled).await.as_deref(), Some("scheduled"), "it is left over there");
 }
 
+/// What a move left over of a former task with the key, live or finished, would answer for it.
+#[tokio::test]
+async fn an_old_map_leads_a_change_and_a_cancel_by_key_to_the_task_that_has_the_key_by_now() {
+    let (counter, tests) = with_two_databases().await;
+    let mut keys = Vec::new();
+    for name in ["live", "finished"] {
+        let (key, former) = keyed_in_main(&counter, name, r#","delay_ms":60000"#).await;
+        if name == "finished" {
+            counter.desk.cancel(former).await.expect("cancelled");
+        }
+        keys.push((key, former));
+    }
+    let before = counter.store.places().load();
+    moved(&tests).await;
+    counter.store.places().refresh().await.expect("both answer");
+    for (key, former) in keys {
+        counter.desk.cancel(former).await.expect("cancelled, perhaps again");
+        let newer = submitted(&counter, &format!(r#"{{"queue":"q","key":"{key}","delay_ms":60000}}"#)).await;
+        assert_ne!(newer, former, "the key was free");
+        // Each request begins with the old map.
+        let forget = || {
+            let places = counter.store.places();
+            for (shard, place) in before.iter() {
+                places.moved(shard, place.database, place.epoch);
+            }
+        };
+        forget();
+        assert_eq!(counter.desk.find("q", None, &key).await.expect("found"), newer, "{key}");
+        forget();
+        let change = common::wire::ChangeRequest { priority: Some(1), ..Default::default() };
+        let answer = counter.desk.change_by_key("q", None, &key, change).await.expect("changed");
+        assert_eq!((answer.id, answer.priority), (newer, 1), "{key}");
+        forget();
+        let answer = counter.desk.cancel_by_key("q", None, &key).await.expect("cancelled");
+        assert_eq!((answer.id, answer.outcome), (newer, CancelOutcome::Cancelled), "{key}");
+        assert_eq!(tests[1].state_of(newer).await.as_deref(), Some("cancelled"));
+    }
+}
+
 #[tokio::test]
 async fn a_bulk_shift_that_meets_a_move_in_its_last_database_shifts_no_task_twice() {
     let (counter, [main, east]) = with_two_databases().await;
