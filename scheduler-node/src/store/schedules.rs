@@ -56,7 +56,8 @@ pub struct ScheduleQuota<'a> {
 #[derive(Debug)]
 pub enum ScheduleWrite {
     Done(Box<ScheduleRecord>),
-    /// The schedule has changed since the caller read it, or one exists that the caller did not know.
+    /// The schedule has changed since the caller read it, or another transaction held it, or one exists that the caller
+    /// did not know.
     Overtaken,
     /// The queue has so many schedules, and may have no more than `most`.
     QueueFull {
@@ -201,7 +202,7 @@ impl Database {
     }
 
     /// Changes a schedule. A buffered fire time stays buffered. Only a schedule that comes
-    /// from another queue needs room.
+    /// from another queue needs room. Waits for a transaction that holds the schedule, which then counts as overtaken.
     pub async fn schedule_change(
         &self,
         name: &ScheduleName,
@@ -210,7 +211,13 @@ impl Database {
     ) -> Result<ScheduleWrite, Error> {
         self.run(StoreOp::ScheduleChange, |pool| async move {
             let query = wish.bound_to(include_str!("queries/schedule_change.sql"), name).bind(read.0);
-            written(&query.fetch_one(&pool).await?)
+            let row = query.fetch_one(&pool).await?;
+            let written = written(&row)?;
+            if matches!(written, ScheduleWrite::Overtaken) && row.try_get::<bool, _>("held")? {
+                let held = sqlx::query(include_str!("queries/schedule_await.sql")).bind(name.as_str());
+                held.execute(&pool).await?;
+            }
+            Ok(written)
         })
         .await
     }

@@ -96,12 +96,16 @@ async fn assert_each_once(test: &TestDatabase, count: usize) {
     assert_eq!(left, 0, "everything decided is made");
 }
 
-/// Holds the rows of all schedules until the connection commits. Firers can read them; every decision and change
-/// waits.
-async fn hold_schedules(test: &TestDatabase) -> sqlx::pool::PoolConnection<sqlx::Postgres> {
+/// Holds the rows of all schedules until the connection commits. Firers can read them; every decision and change waits.
+const SCHEDULES: &str = "SELECT FROM duetime.schedule FOR SHARE";
+
+/// Holds the fire times: every decision waits, and no change does.
+const FIRE_TIMES: &str = "LOCK TABLE duetime.fire IN SHARE MODE";
+
+async fn hold(test: &TestDatabase, what: &'static str) -> sqlx::pool::PoolConnection<sqlx::Postgres> {
     let mut connection = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
-    sqlx::query("SELECT FROM duetime.schedule FOR SHARE").execute(&mut *connection).await.unwrap();
+    sqlx::query(what).execute(&mut *connection).await.unwrap();
     connection
 }
 
@@ -195,7 +199,7 @@ async fn two_firers_at_the_same_moment_make_one_task_for_each_fire_time() {
     counter.desk.schedule_put(name("s"), hourly(r#","overlap":"allow""#)).await.expect("put");
     set_back(&test, 5).await;
     test.be_patient(PoolKind::Fire).await;
-    let held = hold_schedules(&test).await;
+    let held = hold(&test, SCHEDULES).await;
     let firers = [firer(&counter, true), firer(&counter, true)];
     let looks = firers.clone().map(|(firer, _)| spawn_child(async move { look(&firer).await }));
     // Both firers have read the same state.
@@ -273,32 +277,28 @@ async fn a_change_at_the_moment_of_a_fire_time_neither_loses_nor_doubles_it() {
         set_back(&test, 1).await;
         test.be_patient(PoolKind::Fire).await;
         test.be_patient(PoolKind::Write).await;
-        let held = hold_schedules(&test).await;
+        let held = hold(&test, if change_first { FIRE_TIMES } else { SCHEDULES }).await;
         let (firer, _) = firer(&counter, true);
-        let firing = || {
-            let firer = firer.clone();
-            spawn_child(async move { look(&firer).await })
-        };
-        let desk = counter.desk.clone();
-        let changing = || {
+        let (looking, desk) = (firer.clone(), counter.desk.clone());
+        let fired = spawn_child(async move { look(&looking).await });
+        test.until_waiting(1).await;
+        let changing = spawn_child(async move {
             let request =
                 schedule(r#"{"queue":"others","every_ms":86400000,"overlap":"allow","catch_up_ms":86400000}"#);
-            spawn_child(async move { desk.schedule_put(name("s"), request).await.map(|put| put.created) })
-        };
-        // The first to wait goes first; the other finds the schedule changed.
-        let (fired, changed) = if change_first {
-            let changed = changing();
-            test.until_waiting(1).await;
-            (firing(), changed)
+            desk.schedule_put(name("s"), request).await.map(|put| put.created)
+        });
+        // The first to be written is in force; the other finds the schedule changed.
+        let changed = if change_first {
+            let changed = changing.await;
+            let_go(held).await;
+            changed
         } else {
-            let fired = firing();
-            test.until_waiting(1).await;
-            (fired, changing())
+            test.until_waiting(2).await;
+            let_go(held).await;
+            changing.await
         };
-        test.until_waiting(2).await;
-        let_go(held).await;
         fired.await.expect("no panic");
-        assert_eq!(changed.await.expect("no panic"), Ok(false));
+        assert_eq!(changed.expect("no panic"), Ok(false));
         look(&firer).await;
         assert_each_once(&test, 1).await;
         let queue: String = sqlx::query_scalar("SELECT queue FROM duetime.task").fetch_one(&test.pool).await.unwrap();

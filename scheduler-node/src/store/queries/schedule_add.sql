@@ -2,7 +2,8 @@
 -- Guard: no schedule has that name, and there is room; otherwise the statement changes nothing. The limit of the queue
 -- is that of its policy as stored. A change of a queue (queue_put.sql) waits for the statements in flight, because they
 -- lock the table of the fences in ROW SHARE mode; a statement that waited for a change reads its limit. Two concurrent
--- statements do not see each other's schedules and may both take the last place.
+-- statements do not see each other's schedules and may both take the last place. The statement waits for less time than
+-- the change of a queue does (duetime.await_claims) when another transaction adds or deletes a schedule of that name.
 -- $1 name; $2 rules; $3 payload; $4 next fire time; $5 since; $6 paused at; $7 wake at; $8 the limit of schedules of
 -- the caller's queues or NULL; $9 the caller's queues: names, or starts of names and `*`; NULL: all.
 -- Returns one row: the limit of its queue; the number of schedules of its queue and of the caller's queues where a
@@ -31,7 +32,9 @@ WITH gate AS MATERIALIZED (                                -- ROW SHARE lock on 
       FROM used AS u
 ), added AS (
     INSERT INTO duetime.schedule (name, rules, payload, next_at, since, paused_at, wake_at)
-    SELECT $1::text, $2::jsonb, $3::bytea, $4::timestamptz, $5::timestamptz, $6::timestamptz, $7::timestamptz FROM room AS r WHERE NOT r.queue_full AND NOT r.caller_full
+    SELECT $1::text, $2::jsonb, $3::bytea, $4::timestamptz, $5::timestamptz, $6::timestamptz, $7::timestamptz FROM room AS r
+     WHERE NOT r.queue_full AND NOT r.caller_full
+       AND set_config('lock_timeout', '250ms', true) = '250ms'         -- from here on
         ON CONFLICT (name) DO NOTHING
     RETURNING name, revision, rules, payload, next_at, since, paused_at, buffered_at, last_fire_at, last_task, created_at, updated_at
 )

@@ -362,9 +362,9 @@ async fn a_change_of_a_queue_waits_for_the_new_schedules_in_flight_and_later_one
     test.be_patient(PoolKind::Write).await;
     limit(&test, None).await;
     added(&test, "a").await;
-    let mut deleting = test.pool.acquire().await.unwrap();
-    for statement in ["BEGIN", "DELETE FROM duetime.schedule"] {
-        sqlx::query(statement).execute(&mut *deleting).await.unwrap();
+    let mut locking = test.pool.acquire().await.unwrap();
+    for statement in ["BEGIN", "LOCK TABLE duetime.schedule IN SHARE MODE"] {
+        sqlx::query(statement).execute(&mut *locking).await.unwrap();
     }
     let add = |name: &'static str| {
         let database = test.database.clone();
@@ -384,9 +384,53 @@ async fn a_change_of_a_queue_waits_for_the_new_schedules_in_flight_and_later_one
     let second = add("b");
     test.until_waiting(3).await;
     assert!(!changing.is_finished(), "no answer while a schedule by the former limit is under way");
-    sqlx::query("ROLLBACK").execute(&mut *deleting).await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut *locking).await.unwrap();
     assert!(done(first.await.unwrap()).is_none(), "its name is taken");
     changing.await.unwrap().unwrap().expect("there is room");
     let second = second.await.unwrap();
     assert!(matches!(second, ScheduleWrite::QueueFull { used: 1, most: 0 }), "{second:?}");
+}
+
+/// Otherwise claims wait behind the change of the queue, which waits for the change of the schedule.
+#[tokio::test]
+async fn a_change_of_a_schedule_that_a_transaction_holds_keeps_no_change_of_a_queue_waiting() {
+    let test = database().await;
+    test.be_patient(PoolKind::Write).await;
+    let read = added(&test, "a").await;
+    let mut holding = test.pool.acquire().await.unwrap();
+    for statement in ["BEGIN", "SELECT FROM duetime.schedule FOR SHARE"] {
+        sqlx::query(statement).execute(&mut *holding).await.unwrap();
+    }
+    let (database, revision) = (test.database.clone(), read.revision);
+    let changing = spawn_child(async move {
+        let others = rules("others");
+        database.schedule_change(&ScheduleName::new("a"), revision, wish(&others, standing(2))).await
+    });
+    test.until_waiting(1).await;
+    limit(&test, Some(2)).await;
+    assert!(!changing.is_finished(), "it waits for the schedule");
+    sqlx::query("COMMIT").execute(&mut *holding).await.unwrap();
+    let written = changing.await.unwrap().unwrap();
+    assert!(matches!(written, ScheduleWrite::Overtaken), "{written:?}");
+    let others = rules("others");
+    let again = test.database.schedule_change(&read.name, read.revision, wish(&others, standing(2))).await.unwrap();
+    assert!(done(again).is_some(), "it is as it was read");
+}
+
+/// A change of a queue waits for twice as long. The session has no bound of its own here.
+#[tokio::test]
+async fn a_new_schedule_waits_for_its_name_no_longer_than_its_statement_allows() {
+    let test = database().await;
+    test.be_patient(PoolKind::Write).await;
+    added(&test, "a").await;
+    let mut deleting = test.pool.acquire().await.unwrap();
+    for statement in ["BEGIN", "DELETE FROM duetime.schedule"] {
+        sqlx::query(statement).execute(&mut *deleting).await.unwrap();
+    }
+    let (name, mails) = (ScheduleName::new("a"), rules("mails"));
+    let adding = test.database.schedule_add(&name, wish(&mails, standing(1)), NONE);
+    let refused = adding.await.expect_err("a transaction holds the name");
+    assert!(refused.is_contention(), "{refused}");
+    sqlx::query("COMMIT").execute(&mut *deleting).await.unwrap();
+    assert!(put(&test, "a", &mails, NONE).await.is_some());
 }
