@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use common::{
     ids::ShardId,
     task::{Content, TaskKey, TaskState},
-    time::UnixMicros,
 };
 use sqlx::{
     Postgres, Row,
@@ -16,48 +15,64 @@ use sqlx::{
 
 use super::{Database, Error, StoreOp, by_place, sparse};
 
-/// A key to look up, and the shard on which a new task with it would be.
-pub type AskedKey<'a> = (TaskKey<'a>, ShardId);
+/// A key to look up.
+#[derive(Clone, Copy, Debug)]
+pub struct AskedKey<'a> {
+    pub key: TaskKey<'a>,
+    /// The shard on which a new task with it would be.
+    pub shard: ShardId,
+    /// How long a finished task answers for others with its key.
+    pub window_ms: i64,
+    /// Whether it is for a submission that gives a version. A finished task may have a higher one than the live task,
+    /// and one without a success answers, too.
+    pub by_version: bool,
+}
 
 /// What one database tells of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyLook {
     /// The shard of the key, or of the task that has it, is in another database.
     Elsewhere,
-    /// No task has the key.
+    /// No task answers for the key.
     Free,
     Taken(Rival),
 }
 
-/// The newest task with a key: a live one if there is any, else the newest that is still kept.
+/// The task with which a new one with its key is compared: of the live tasks and of the finished ones that answer for
+/// others, the one of the highest version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rival {
     pub state: TaskState,
     pub version: i64,
-    /// Those of its content, as [`Content::usage`] estimates them.
+    /// Those of its content, as [`Content::usage`] estimates them. Not read of a finished task, which takes no room.
     pub bytes: i64,
-    /// `None`: the task is a live one.
-    pub finished_at: Option<UnixMicros>,
 }
 
 impl Database {
     /// Looks up each of these keys. Returns their answers, in their order.
     ///
-    /// Looks for live tasks first, which is much cheaper. The second statement reads both tables at one moment, because
-    /// a dead task may be revived between the two.
+    /// Looks for live tasks first, which is much cheaper, and most often enough where no version is asked for. The
+    /// second statement reads both tables at one moment, because a dead task may be revived between the two.
     pub async fn task_rivals(&self, keys: &[AskedKey<'_>]) -> Result<Vec<KeyLook>, Error> {
         let elsewhere = self.elsewhere();
         self.run(StoreOp::TaskFind, |pool| async move {
             let live = asked(include_str!("queries/task_rivals_live.sql"), keys, elsewhere.clone());
             let mut looks = in_order(keys.len(), &live.fetch_all(&pool).await?)?;
-            let free: Vec<usize> = (0..looks.len()).filter(|at| looks[*at] == KeyLook::Free).collect();
-            if free.is_empty() {
+            let is_open = |at: &usize| match looks[*at] {
+                KeyLook::Elsewhere => false,
+                KeyLook::Free => true,
+                KeyLook::Taken(_) => keys[*at].by_version,
+            };
+            let open: Vec<usize> = (0..looks.len()).filter(is_open).collect();
+            if open.is_empty() {
                 return Ok(looks);
             }
-            let keys: Vec<AskedKey<'_>> = free.iter().map(|at| keys[*at]).collect();
-            let any = asked(include_str!("queries/task_rivals.sql"), &keys, elsewhere);
+            let keys: Vec<AskedKey<'_>> = open.iter().map(|at| keys[*at]).collect();
+            let any = asked(include_str!("queries/task_rivals.sql"), &keys, elsewhere)
+                .bind(keys.iter().map(|asked| asked.window_ms).collect::<Vec<i64>>())
+                .bind(keys.iter().map(|asked| asked.by_version).collect::<Vec<bool>>());
             let answers = in_order(keys.len(), &any.fetch_all(&pool).await?)?;
-            for (at, look) in free.into_iter().zip(answers) {
+            for (at, look) in open.into_iter().zip(answers) {
                 looks[at] = look;
             }
             Ok(looks)
@@ -67,12 +82,13 @@ impl Database {
 }
 
 fn asked<'a>(statement: &'static str, keys: &[AskedKey<'a>], elsewhere: Vec<i32>) -> Query<'a, Postgres, PgArguments> {
-    let queues: Vec<&str> = keys.iter().map(|((queue, ..), _)| queue.as_str()).collect();
-    let texts: Vec<&str> = keys.iter().map(|((.., key), _)| *key).collect();
-    let shards: Vec<ShardId> = keys.iter().map(|(_, shard)| *shard).collect();
+    let parts = || keys.iter().map(|asked| asked.key);
+    let queues: Vec<&str> = parts().map(|(queue, ..)| queue.as_str()).collect();
+    let texts: Vec<&str> = parts().map(|(.., key)| key).collect();
+    let shards: Vec<ShardId> = keys.iter().map(|asked| asked.shard).collect();
     sqlx::query(statement)
         .bind(queues)
-        .bind(sparse(keys.iter().map(|((_, partition_key, _), _)| *partition_key)))
+        .bind(sparse(parts().map(|(_, partition_key, _)| partition_key)))
         .bind(texts)
         .bind(super::numbers(&shards))
         .bind(elsewhere)
@@ -99,7 +115,6 @@ impl KeyLook {
             state: super::state(row, "state")?,
             version: row.try_get("version")?,
             bytes: Content::bytes_of(payload_bytes, &headers),
-            finished_at: super::optional_moment(row, "finished_at")?,
         }))
     }
 }

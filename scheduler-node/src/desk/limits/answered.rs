@@ -10,7 +10,6 @@ use common::{
     ids::QueueName,
     limit::{Limit, Usage},
     task::{OnDuplicate, TaskKey, TaskState, ValidTask},
-    time::UnixMicros,
 };
 
 use super::{LimitHolder, LimitVerdict, LimitedTask, look_up::LookedUp};
@@ -32,16 +31,7 @@ enum KeyRoom {
     /// The room of a new task. `takers`: the indices of the admitted cases; `bytes`: those of the largest.
     New { takers: BTreeSet<usize>, bytes: i64 },
     /// The room of a stored task, and the bytes by which admitted ones make it larger.
-    Stored { task: StoredTask, more: i64 },
-}
-
-/// What decides whether a stored task answers for a later one with its key.
-struct StoredTask {
-    state: TaskState,
-    version: i64,
-    bytes: i64,
-    /// False for a finished task that no longer keeps others with its key out.
-    holds_its_key: bool,
+    Stored { task: Rival, more: i64 },
 }
 
 impl<'a> KeyRooms<'a> {
@@ -53,7 +43,7 @@ impl<'a> KeyRooms<'a> {
                 Some(case.size.bytes - bytes)
             }
             Some(KeyRoom::New { bytes, .. }) => Some(growth_beyond(*bytes, case.task)),
-            Some(KeyRoom::Stored { task, more }) => task.growth(case.task).map(|growth| growth - more),
+            Some(KeyRoom::Stored { task, more }) => growth(task, case.task).map(|growth| growth - more),
             None => None,
         };
         growth.map_or(case.size, |growth| Usage { tasks: 0, bytes: growth.max(0) })
@@ -95,7 +85,6 @@ impl Desk {
         }
         let LookedUp { found, unread } = self.look_up(&keys).await;
         rooms.unread.extend(unread);
-        let found = self.stored(found);
         let grown = growth_by_admitted(cases, &found);
         for (key, task) in found {
             let more = match (rooms.rooms.get(&key), grown.get(&key).copied().flatten()) {
@@ -119,46 +108,31 @@ impl Desk {
         }
         true
     }
-
-    fn stored<'a>(&self, found: BTreeMap<TaskKey<'a>, Rival>) -> BTreeMap<TaskKey<'a>, StoredTask> {
-        let (book, now) = (self.parts().books.load_full(), self.now());
-        let stored = |(key, rival): (TaskKey<'a>, Rival)| {
-            let window_ms = book.get(key.0).policy.dedup_window_ms;
-            (key, StoredTask::of(rival, window_ms, now))
-        };
-        found.into_iter().map(stored).collect()
-    }
 }
 
-impl StoredTask {
-    fn of(there: Rival, window_ms: i64, now: UnixMicros) -> Self {
-        let Rival { state, version, bytes, finished_at } = there;
-        let is_held = |finished_at: UnixMicros| {
-            matches!(state, TaskState::Succeeded | TaskState::Dead) && finished_at.shifted(window_ms) > now
-        };
-        Self { state, version, bytes, holds_its_key: finished_at.is_none_or(is_held) }
-    }
-
-    /// The bytes by which this task grows when `later` takes its place; 0: it answers for `later` as it is. `None`:
-    /// `later` becomes a task beside it.
-    fn growth(&self, later: &ValidTask) -> Option<i64> {
-        let keyed = later.keyed.as_ref()?;
-        let adds_one = match keyed.version.cmp(&self.version) {
-            _ if keyed.on_duplicate != OnDuplicate::Version => false,
-            Ordering::Less => false,
-            Ordering::Equal => self.state == TaskState::Dead,
-            Ordering::Greater => !self.state.may_be_changed(),
-        };
-        if adds_one || !self.holds_its_key {
-            return None;
+/// The bytes by which `stored` grows when `later` takes its place; 0: it answers for `later` as it is. `None`: `later`
+/// becomes a task beside it.
+fn growth(stored: &Rival, later: &ValidTask) -> Option<i64> {
+    let keyed = later.keyed.as_ref()?;
+    let state = stored.state;
+    let adds_one = match keyed.version.cmp(&stored.version) {
+        // Only for the versions of the same request was such a task looked up.
+        _ if keyed.on_duplicate != OnDuplicate::Version => {
+            matches!(state, TaskState::Cancelled | TaskState::Superseded | TaskState::Expired)
         }
-        let takes_its_place = match keyed.on_duplicate {
-            OnDuplicate::Keep | OnDuplicate::Reject => false,
-            OnDuplicate::Replace => self.state.may_be_changed(),
-            OnDuplicate::Version => self.state.may_be_changed() && keyed.version >= self.version,
-        };
-        Some(if takes_its_place { later.content.usage().bytes - self.bytes } else { 0 })
+        Ordering::Less => false,
+        Ordering::Equal => state.is_final() && state != TaskState::Succeeded,
+        Ordering::Greater => !state.may_be_changed(),
+    };
+    if adds_one {
+        return None;
     }
+    let takes_its_place = match keyed.on_duplicate {
+        OnDuplicate::Keep | OnDuplicate::Reject => false,
+        OnDuplicate::Replace => state.may_be_changed(),
+        OnDuplicate::Version => state.may_be_changed() && keyed.version >= stored.version,
+    };
+    Some(if takes_its_place { later.content.usage().bytes - stored.bytes } else { 0 })
 }
 
 /// Whether the case is refused because a limit of unfinished tasks is reached, or may be.
@@ -167,8 +141,8 @@ fn is_beyond(case: &LimitedTask<'_>) -> bool {
 }
 
 /// The keys of refused tasks, in their order; then those of admitted ones that share a limit with these. They may have
-/// taken room that they do not need.
-fn keys_to_look_up<'a>(cases: &[LimitedTask<'a>]) -> Vec<TaskKey<'a>> {
+/// taken room that they do not need. With each key, whether one of its tasks gives a version.
+fn keys_to_look_up<'a>(cases: &[LimitedTask<'a>]) -> Vec<(TaskKey<'a>, bool)> {
     let refused = || cases.iter().filter(|case| is_beyond(case));
     let full: BTreeSet<&QueueName> = refused().map(|case| &case.task.queue).collect();
     let shares_a_limit = |case: &LimitedTask<'a>| {
@@ -176,22 +150,26 @@ fn keys_to_look_up<'a>(cases: &[LimitedTask<'a>]) -> Vec<TaskKey<'a>> {
         full.contains(&case.task.queue) || (of_token && !full.is_empty())
     };
     let admitted = cases.iter().filter(|case| matches!(case.verdict, LimitVerdict::Admitted) && shares_a_limit(case));
+    let gives_version =
+        |task: &ValidTask| task.keyed.as_ref().is_some_and(|keyed| keyed.on_duplicate == OnDuplicate::Version);
+    let versions = cases.iter().filter(|case| gives_version(case.task));
+    let versions: BTreeSet<TaskKey<'a>> = versions.filter_map(|case| case.task.full_key()).collect();
     let mut seen = BTreeSet::new();
     let keys = refused().chain(admitted).filter_map(|case| case.task.full_key());
-    keys.filter(|key| seen.insert(*key)).collect()
+    keys.filter(|key| seen.insert(*key)).map(|key| (key, versions.contains(&key))).collect()
 }
 
 /// By key, the bytes by which admitted tasks make the stored one larger. `None`: one of them is a task beside it.
 fn growth_by_admitted<'a>(
     cases: &[LimitedTask<'a>],
-    found: &BTreeMap<TaskKey<'a>, StoredTask>,
+    found: &BTreeMap<TaskKey<'a>, Rival>,
 ) -> BTreeMap<TaskKey<'a>, Option<i64>> {
     let mut grown: BTreeMap<TaskKey<'a>, Option<i64>> = BTreeMap::new();
     for case in cases.iter().filter(|case| matches!(case.verdict, LimitVerdict::Admitted)) {
         let Some(key) = case.task.full_key() else { continue };
         let Some(stored) = found.get(&key) else { continue };
         let most = grown.entry(key).or_insert(Some(0));
-        *most = most.zip(stored.growth(case.task)).map(|(most, growth)| most.max(growth));
+        *most = most.zip(growth(stored, case.task)).map(|(most, growth)| most.max(growth));
     }
     grown
 }

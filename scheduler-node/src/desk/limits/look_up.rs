@@ -23,7 +23,7 @@ use crate::{
 /// database is silent.
 const LOOKED_UP_WITHIN: Duration = Duration::from_secs(2);
 
-/// The most keys of one statement: some 0.15 s where the archive has 400 partitions. So a slow database answers for a
+/// The most keys of one statement: some 0.2 s where the archive has 400 partitions. So a slow database answers for a
 /// part of the keys in time.
 const KEYS_AT_A_TIME: usize = 100;
 
@@ -37,11 +37,11 @@ pub(super) struct LookedUp<'a> {
 }
 
 impl Desk {
-    /// Looks up each of these keys in the database that has its shard. A database that is silent keeps no other from
-    /// answering.
-    pub(super) async fn look_up<'a>(&self, keys: &[TaskKey<'a>]) -> LookedUp<'a> {
+    /// Looks up each of these keys, by version where a task gives one, in the database that has its shard. A database
+    /// that is silent keeps no other from answering.
+    pub(super) async fn look_up<'a>(&self, keys: &[(TaskKey<'a>, bool)]) -> LookedUp<'a> {
         let until = clock::instant() + LOOKED_UP_WITHIN;
-        let mut looked = LookedUp { unread: keys.iter().copied().collect(), ..LookedUp::default() };
+        let mut looked = LookedUp { unread: keys.iter().map(|(key, _)| *key).collect(), ..LookedUp::default() };
         let Ok(Ok(shard_count)) = timeout_at(until.into(), self.shard_count()).await else { return looked };
         let mut looks = Vec::new();
         for keys in self.by_database(self.with_shards(keys, shard_count)).into_values() {
@@ -56,13 +56,14 @@ impl Desk {
         looked
     }
 
-    fn with_shards<'a>(&self, keys: &[TaskKey<'a>], shard_count: u16) -> Vec<AskedKey<'a>> {
+    fn with_shards<'a>(&self, keys: &[(TaskKey<'a>, bool)], shard_count: u16) -> Vec<AskedKey<'a>> {
         let book = self.parts().books.load_full();
-        let asked = |key: &TaskKey<'a>| {
+        let asked = |(key, by_version): &(TaskKey<'a>, bool)| {
             let (queue, partition_key, text) = *key;
-            let placement = book.get(queue).policy.placement;
-            let shard = bound_to(queue, placement, partition_key, Some(text), shard_count.into());
-            (*key, shard.expect("a key is bound to a shard"))
+            let known = book.get(queue);
+            let shard = bound_to(queue, known.policy.placement, partition_key, Some(text), shard_count.into());
+            let shard = shard.expect("a key is bound to a shard");
+            AskedKey { key: *key, shard, window_ms: known.policy.dedup_window_ms, by_version: *by_version }
         };
         keys.iter().map(asked).collect()
     }
@@ -72,7 +73,7 @@ impl Desk {
         let map = self.parts().store.places().load();
         let mut parts: BTreeMap<DatabaseIndex, Vec<AskedKey<'a>>> = BTreeMap::new();
         for asked in keys {
-            if let Some(place) = map.of(asked.1) {
+            if let Some(place) = map.of(asked.shard) {
                 parts.entry(place.database).or_default().push(asked);
             }
         }
@@ -98,8 +99,8 @@ impl Desk {
             for (asked, look) in join_all(looks).await.into_iter().flatten() {
                 match look {
                     KeyLook::Elsewhere => moved.push(asked),
-                    KeyLook::Free => answers.push((asked.0, None)),
-                    KeyLook::Taken(rival) => answers.push((asked.0, Some(rival))),
+                    KeyLook::Free => answers.push((asked.key, None)),
+                    KeyLook::Taken(rival) => answers.push((asked.key, Some(rival))),
                 }
             }
             if moved.is_empty() {

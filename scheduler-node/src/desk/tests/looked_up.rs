@@ -104,3 +104,40 @@ async fn a_task_that_cannot_be_read_keeps_no_other_from_answering_for_a_key() {
     let answers = batch(&counter.desk, ["good", "new", "bad", "well", "other"].map(keyed)).await;
     assert_eq!(statuses(&answers), [200, 429, 503, 200, 429]);
 }
+
+/// A running first version beside a second one that succeeded; and a fourth version that succeeded before a fifth one
+/// was cancelled.
+const OF_VERSIONS: &str = "
+INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version, attempt, claim_epoch)
+VALUES (duetime.mint(now(), 0), 0, 'mail', 'running', now(), now(), '', 'x', 'overtaken', 1, 1, 1);
+INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version, finished_at, drop_on)
+SELECT duetime.mint(now(), 0), 0, 'mail', f.state::duetime.task_state, now(), now(), '', 'x', f.key, f.version, now() - f.ago::interval,
+       (now() AT TIME ZONE 'UTC')::date + 1
+  FROM (VALUES ('overtaken', 'succeeded', 2, '1 min'), ('withdrawn', 'succeeded', 4, '2 min'), ('withdrawn', 'cancelled', 5, '1 min'))
+       AS f (key, state, version, ago)";
+
+#[tokio::test]
+async fn a_finished_task_that_would_answer_does_so_though_a_live_one_or_a_cancelled_one_has_its_key_too() {
+    let (counter, test) = fresh().await;
+    run(&test, OF_VERSIONS).await;
+    fill(&counter).await;
+    let versioned = |key: &str, version: i64| {
+        let mut task = keyed(key);
+        (task["on_duplicate"], task["version"]) = (json!("version"), json!(version));
+        task
+    };
+    for (sent, status, state) in [
+        (versioned("overtaken", 2), 200, Some("succeeded")),
+        (versioned("overtaken", 1), 409, None),
+        (versioned("overtaken", 3), 429, None),
+        (keyed("withdrawn"), 200, Some("succeeded")),
+        (versioned("withdrawn", 4), 409, None),
+        (versioned("withdrawn", 5), 429, None),
+    ] {
+        // Each alone, so that no other of its request decides how its key is looked up.
+        let answers = batch(&counter.desk, [sent.clone()]).await;
+        assert_eq!(statuses(&answers), [status], "{sent}: {answers:?}");
+        let answered = answers[0].as_ref().ok().map(|receipt| receipt.state.text());
+        assert_eq!(answered, state, "{sent}");
+    }
+}

@@ -233,15 +233,24 @@ async fn the_keys_of_a_batch_cost_a_few_rows_each_however_many_tasks_there_are()
             format!("array_fill('big'::text, ARRAY[{count}]), '{{}}', {keys}, array_fill(7, ARRAY[{count}]), '{{}}'")
         };
         let [often, absent] = ["often", "absent"].map(|key| format!("array_fill('{key}'::text, ARRAY[{count}])"));
-        // Each of 40 partitions shows its newest task with the key.
-        for (statement, keys, most_each) in [
-            (include_str!("../queries/task_rivals_live.sql"), format!("'{live}'"), 2_u64),
-            (include_str!("../queries/task_rivals_live.sql"), absent.clone(), 0),
-            (include_str!("../queries/task_rivals.sql"), often, 45),
-            (include_str!("../queries/task_rivals.sql"), absent, 0),
+        let (types, more_types) = ("text[], text[], text[], int[], int[]", "bigint[], boolean[]");
+        let any = |keys: &str, by_version: bool| {
+            let (values, all) = (values(keys), format!("ARRAY[{count}]"));
+            // All of the key ended within its window, of which the first column tells.
+            let statement = include_str!("../queries/task_rivals.sql");
+            let more = format!("array_fill(864000000::bigint, {all}), array_fill({by_version}, {all})");
+            (statement, format!("{types}, {more_types}"), format!("{values}, {more}"))
+        };
+        let live_only = |keys: &str| (include_str!("../queries/task_rivals_live.sql"), types.to_owned(), values(keys));
+        // Each of 40 partitions shows its newest task with the key, and those that ended last show ten in all.
+        for ((statement, types, values), most_each) in [
+            (live_only(&format!("'{live}'")), 2_u64),
+            (live_only(&absent), 0),
+            (any(&often, false), 55),
+            (any(&often, true), 55),
+            (any(&absent, true), 0),
         ] {
-            let types = "text[], text[], text[], int[], int[]";
-            let plan = Plan::of(&mut connection, GENERIC, statement, types, &values(&keys)).await;
+            let plan = Plan::of(&mut connection, GENERIC, statement, &types, &values).await;
             assert!(plan.rows_touched() <= most_each * count, "{count}: {} rows\n{plan:?}", plan.rows_touched());
         }
     }

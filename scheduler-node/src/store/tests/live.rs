@@ -12,7 +12,13 @@ use super::{
     new_task, until_waiting,
 };
 use crate::{
-    store::{PoolKind, change::Keep, put::Retention, rivals::KeyLook, submit::Sending},
+    store::{
+        PoolKind,
+        change::Keep,
+        put::Retention,
+        rivals::{AskedKey, KeyLook},
+        submit::Sending,
+    },
     supervise::spawn_child,
 };
 
@@ -37,6 +43,11 @@ async fn waiting(test: &TestDatabase, other: &NewTask) -> NewTask {
 async fn put(test: &TestDatabase, task: &NewTask) {
     let hold = Retention { window_ms: DAY_MS, keep_ms: DAY_MS };
     test.database.task_put(std::slice::from_ref(task), &[hold]).await.unwrap();
+}
+
+/// A key of the task's queue and shard.
+fn asked<'a>(task: &'a NewTask, key: &'a str) -> AskedKey<'a> {
+    AskedKey { key: (&task.queue, None, key), shard: task.id.shard(), window_ms: DAY_MS, by_version: false }
 }
 
 async fn locked_archive(test: &TestDatabase) -> PoolConnection<Postgres> {
@@ -68,7 +79,7 @@ async fn first_sendings_and_look_ups_of_live_tasks_do_not_open_the_archive() {
     assert_eq!(test.database.task_find(&task.queue, None, "k").await.unwrap(), Some(task.id));
     let read = test.database.task_read_key(&task.queue, None, "k").await.unwrap();
     assert_eq!(read.map(|read| read.id), Some(task.id));
-    let looks = test.database.task_rivals(&[((&task.queue, None, "k"), task.id.shard())]).await.unwrap();
+    let looks = test.database.task_rivals(&[asked(&task, "k")]).await.unwrap();
     assert!(matches!(looks[..], [KeyLook::Taken(_)]), "{looks:?}");
     let dependencies = test.database.task_dependencies(waiting.id).await.unwrap();
     assert_eq!(dependencies[0].state, Some(TaskState::Scheduled));
@@ -105,16 +116,14 @@ async fn a_task_that_is_revived_during_a_look_up_is_found() {
 #[tokio::test]
 async fn a_task_that_is_revived_during_a_look_up_of_many_keys_is_found() {
     let (test, task) = cancelled().await;
+    let id = task.id;
     let mut lock = locked_archive(&test).await;
-    let (reader, queue, shard) = (test.database.clone(), task.queue.clone(), task.id.shard());
-    let read = spawn_child(async move {
-        let key = |text| ((&queue, None, text), shard);
-        reader.task_rivals(&[key("k"), key("absent")]).await
-    });
+    let reader = test.database.clone();
+    let read = spawn_child(async move { reader.task_rivals(&[asked(&task, "k"), asked(&task, "absent")]).await });
     until_waiting(&test.pool, 1).await;
-    revive(&mut lock, task.id).await;
+    revive(&mut lock, id).await;
     sqlx::query("COMMIT").execute(&mut *lock).await.unwrap();
     let looks = read.await.unwrap().unwrap();
     let [KeyLook::Taken(rival), KeyLook::Free] = looks[..] else { panic!("{looks:?}") };
-    assert_eq!((rival.state, rival.finished_at), (TaskState::Scheduled, None));
+    assert_eq!(rival.state, TaskState::Scheduled);
 }
