@@ -1,6 +1,6 @@
 //! Accepts tasks.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use common::{
     field::FieldError,
@@ -20,9 +20,16 @@ use crate::{
 /// The label of this source in the metrics.
 const SOURCE: &str = "http";
 
-/// The most attempts with a task whose queue gets other rules meanwhile. Each knows newer rules than the one before,
-/// and as a rule all that were answered before it began. So a task is refused only if they change again and again.
+/// The most attempts with a task whose queue gets other rules meanwhile; see also [`MEETINGS`]. Each knows newer rules
+/// than the one before, and as a rule all that were answered before it began. So a task is refused only if they change
+/// again and again.
 const TRIES: u32 = 3;
+
+/// How often a task comes again that was handed back although there are no newer rules: it shared its statement with
+/// tasks that were admitted by older ones. With the pauses, that is longer than most admissions take, so few of those
+/// are still on their way.
+const MEETINGS: u32 = 20;
+const MEETING_PAUSE: Duration = Duration::from_millis(25);
 
 /// Queues that are not in this node's book and that the first database does not show. Each may exist, with any policy.
 pub(super) type Unread = BTreeSet<QueueName>;
@@ -141,15 +148,26 @@ impl Desk {
         limited: AppliedLimits,
     ) -> Vec<Outcome> {
         let mut outcomes = self.send(tasks, source, revision).await;
-        for tries_left in (0..TRIES).rev() {
+        let (mut tries_left, mut meetings_left) = (TRIES - 1, MEETINGS);
+        loop {
             let (places, tasks) = handed_back(&outcomes);
             room.give_up(&places);
             // The others have their answers. A count from now on finds the stored ones, in place of what they took.
             drop(room);
-            if places.is_empty() || tries_left == 0 || !self.read_as_of(revision + 1).await {
+            if places.is_empty() || !self.read_as_of(revision + 1).await {
                 break;
             }
-            revision = self.parts().books.load().revision();
+            let known = self.parts().books.load().revision();
+            let has_newer = known > revision;
+            let left = if has_newer { &mut tries_left } else { &mut meetings_left };
+            if *left == 0 {
+                break;
+            }
+            *left -= 1;
+            if !has_newer {
+                tokio::time::sleep(MEETING_PAUSE).await;
+            }
+            revision = known;
             let (tasks, again) = self.admit_all(tasks.into_iter().map(Ok).collect(), limited).await;
             room = again.at(&places);
             for (place, outcome) in places.into_iter().zip(self.send(tasks, source, revision).await) {

@@ -406,3 +406,30 @@ async fn a_database_that_answers_and_takes_no_task_is_noted() {
     assert_eq!(counter.desk.submit(request(r#"{"queue":"mail"}"#)).await.expect_err("the disk is full").status, 503);
     assert!(counter.databases.home().leaves_messages(), "so the node makes room for messages to other databases");
 }
+
+/// The database calls the rules of the queue `mail` newer than any that a node can read, until it was asked as often as
+/// the sequence says. So it answers where tasks share each of their statements with some that older rules admitted.
+const OTHER_RULES: &str = "
+CREATE SEQUENCE public.asked;
+ALTER TABLE duetime.queue_turn RENAME TO former_queue_turn;
+CREATE VIEW duetime.queue_turn AS
+SELECT 'mail'::text AS queue, CASE WHEN nextval('public.asked') <= 12 THEN 1000000 ELSE 0 END::bigint AS revision,
+       1000000::bigint AS placed, NULL::timestamptz AS reports_since
+OFFSET 0";
+
+#[tokio::test]
+async fn a_task_of_the_newest_rules_outlasts_those_of_older_ones_in_its_statements_for_a_bounded_time() {
+    let (counter, test) = fresh().await;
+    counter.desk.submit(request(r#"{"queue":"mail"}"#)).await.expect("accepted");
+    sqlx::raw_sql(OTHER_RULES).execute(&test.pool).await.unwrap();
+    for body in [r#"{"queue":"mail"}"#, r#"{"queue":"mail","key":"k"}"#] {
+        sqlx::raw_sql("ALTER SEQUENCE public.asked RESTART").execute(&test.pool).await.unwrap();
+        counter.desk.submit(request(body)).await.expect("accepted in the end");
+        let asked: i64 = sqlx::query_scalar("SELECT last_value FROM public.asked").fetch_one(&test.pool).await.unwrap();
+        assert!(asked > 12, "{body}: the database has handed it back");
+    }
+    let for_ever = "ALTER SEQUENCE public.asked MINVALUE -1000000 RESTART -1000000";
+    sqlx::raw_sql(for_ever).execute(&test.pool).await.unwrap();
+    assert_eq!(counter.desk.submit(request(r#"{"queue":"mail"}"#)).await.expect_err("handed back").status, 503);
+    assert_eq!(test.live().await, 3);
+}
