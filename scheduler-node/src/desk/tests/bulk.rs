@@ -10,7 +10,10 @@ use common::{
 use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
-use super::{Counter, PLAIN, claim, counter, fresh, hide_queues, request, with_one_of_two_gone, with_two_databases};
+use super::{
+    Counter, PLAIN, claim, counter, fresh, hide_queues, reading::forget_tries, request, with_one_of_two_gone,
+    with_two_databases,
+};
 use crate::{
     coordination::tests::soon,
     store::{PoolKind, tests::fixture},
@@ -342,6 +345,7 @@ async fn while_queues_cannot_be_read_a_retry_waits_unless_it_is_of_one_message_o
     assert_eq!(bulk(&started, all).await.expect_err("as may that of both").status, 503);
     started.desk.retry(forwarded).await.expect("it needs no queue");
     hide_queues(&test, false).await;
+    forget_tries(&started).await;
     assert_eq!(bulk(&started, all).await.expect("the queue is there").done, 1);
 }
 
