@@ -87,6 +87,12 @@ pub(super) fn unread(queue: &QueueName) -> Problem {
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
+/// The problem for a schedule whose queue does not exist and could not be created.
+pub(super) fn uncreated(queue: &QueueName) -> Problem {
+    let detail = format!("queue `{queue}` could not be created, so the schedule was not set; try again");
+    Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
+}
+
 /// The problem of a submission while the node cannot read a queue that has changed.
 pub(super) fn outdated() -> Problem {
     let detail = "a queue has changed, and the queues cannot be read; nothing was changed, try again";

@@ -63,8 +63,11 @@ impl Desk {
             return Err(refusal::unread(queue));
         }
         self.admit_payload(queue, &valid.payload, &Unread::new())?;
-        if !self.create_unknown([queue], &Unread::new()).await.is_empty() {
-            return Err(self.no_queue_more(queue));
+        // The firer creates no queue, so a schedule that is stored without one never gets it.
+        match self.create_unknown([queue], &Unread::new()).await {
+            None => return Err(refusal::uncreated(queue)),
+            Some(refused) if !refused.is_empty() => return Err(self.no_queue_more(queue)),
+            Some(_) => {}
         }
         let desk = self.clone();
         run_to_end(async move {

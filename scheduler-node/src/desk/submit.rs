@@ -215,7 +215,9 @@ impl Desk {
         let tasks: Vec<_> = tasks.into_iter().map(|task| task.and_then(admit)).collect();
         let (mut tasks, admission) = self.within_limits(tasks, limited).await;
         let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).map(|task| &task.queue).collect();
-        let refused = self.create_unknown(queues, &unread).await;
+        // Where the database cannot say, tasks are accepted all the same: their queues have the default policy, and a
+        // later submission creates them.
+        let refused = self.create_unknown(queues, &unread).await.unwrap_or_default();
         if !refused.is_empty() {
             for task in &mut tasks {
                 if let Ok(valid) = task
@@ -229,22 +231,24 @@ impl Desk {
         (tasks, admission)
     }
 
-    /// Creates the queues that do not exist, where submissions may create queues. Returns those for which there is no
-    /// room. When the database cannot say, a task is accepted all the same: its queue has the default policy. So it is
-    /// for the queues that could not be read a moment ago. A later submission creates them.
+    /// Creates the queues that do not exist, where submissions may create queues, except those that could not be read
+    /// a moment ago. Returns the queues for which there is no room. `None`: the database cannot say.
     pub(super) async fn create_unknown(
         &self,
         queues: impl IntoIterator<Item = &QueueName>,
         unread: &Unread,
-    ) -> BTreeSet<QueueName> {
+    ) -> Option<BTreeSet<QueueName>> {
         let book = self.parts().books.load_full();
         let is_missing = |queue: &&QueueName| book.find(queue).is_none() && !unread.contains(*queue);
         let missing: Vec<QueueName> = queues.into_iter().filter(is_missing).cloned().collect();
-        if missing.is_empty() || !self.parts().auto_create || !self.create_missing(missing.clone()).await {
-            return BTreeSet::new();
+        if missing.is_empty() || !self.parts().auto_create {
+            return Some(BTreeSet::new());
+        }
+        if !self.create_missing(missing.clone()).await {
+            return None;
         }
         let book = self.parts().books.load_full();
-        missing.into_iter().filter(|queue| book.find(queue).is_none()).collect()
+        Some(missing.into_iter().filter(|queue| book.find(queue).is_none()).collect())
     }
 
     /// Refuses a task that its queue cannot take, and one that depends on tasks whose end it cannot learn.

@@ -69,21 +69,22 @@ async fn requests_that_miss_a_queue_share_a_read_also_where_it_fails() {
 }
 
 #[tokio::test]
-async fn a_submission_creates_no_queue_where_the_queues_could_not_be_read_or_added_just_now() {
+async fn where_queues_could_not_be_read_or_added_just_now_a_task_makes_no_queue_and_a_schedule_waits_for_its_own() {
     let (counter, test) = fresh().await;
     counter.desk.catch_up().await.expect("the queues can be read");
     let submit = async || counter.desk.submit(request(r#"{"queue":"mail","delay_ms":60000}"#)).await;
+    let put = async || {
+        let schedule = ScheduleRequest::parse(r#"{"queue":"mail","every_ms":3600000}"#).expect("a schedule");
+        counter.desk.schedule_put(ScheduleName::new("hourly"), schedule).await
+    };
     let failed = Some(failed_just_now());
     for last in [LastTries { read: failed, addition: None }, LastTries { read: None, addition: failed }] {
         *counter.desk.inner.reading.lock().await = last;
         submit().await.expect("its queue has the default policy");
+        let problem = put().await.expect_err("it would never get its queue");
+        assert_eq!((problem.status, problem.retry_after_s), (503, Some(1)), "{problem}");
         assert_eq!(stored_queues(&test).await, [""; 0]);
     }
-    let read = failed;
-    *counter.desk.inner.reading.lock().await = LastTries { read, addition: None };
-    let schedule = ScheduleRequest::parse(r#"{"queue":"mail","every_ms":3600000}"#).expect("a schedule");
-    let problem = counter.desk.schedule_put(ScheduleName::new("hourly"), schedule).await.expect_err("not read");
-    assert_eq!((problem.status, problem.retry_after_s), (503, Some(1)), "{problem}");
 
     let addition = Some(failed_long_ago());
     *counter.desk.inner.reading.lock().await = LastTries { read: None, addition };
