@@ -145,7 +145,7 @@ impl Desk {
         read
     }
 
-    /// Reads the queues that changed. Other requests may do so at the same time.
+    /// Reads the queues that changed, without a note for other requests. Only tests do so without the lock.
     pub(super) async fn catch_up(&self) -> Result<(), Error> {
         catch_up(self.parts().store.home(), &self.parts().books).await
     }

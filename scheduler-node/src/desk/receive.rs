@@ -51,8 +51,9 @@ impl Desk {
     /// would judge messages by default policies, and count delays from its own clock. A message can wait at the broker,
     /// and the sender of one that was set aside does not hear of it. An error says what cannot be read.
     async fn learn_home(&self) -> Result<(), String> {
-        if !self.parts().books.load().is_read() {
-            self.read_anew().await.map_err(|error| format!("the queues cannot be read: {error}"))?;
+        // A book that was read has a revision. Batches that wait for the same read share it.
+        if !self.read_as_of(0).await {
+            return Err("the queues cannot be read".to_owned());
         }
         let home = self.parts().store.home();
         if home.clock().at_most(Instant::now()).is_none() {

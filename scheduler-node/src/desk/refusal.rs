@@ -87,6 +87,15 @@ pub(super) fn unread(queue: &QueueName) -> Problem {
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
+/// The problem for a stop while the node cannot read whether the consumers of the queue report.
+pub(super) fn unsettled(queue: &QueueName) -> Problem {
+    let detail = format!(
+        "the queues cannot be read, so it is unknown whether consumers of `{queue}` report; nothing was changed, try \
+         again"
+    );
+    Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
+}
+
 /// The problem for a schedule whose queue does not exist and could not be created.
 pub(super) fn uncreated(queue: &QueueName) -> Problem {
     let detail = format!("queue `{queue}` could not be created, so the schedule was not set; try again");

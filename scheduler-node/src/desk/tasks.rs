@@ -1,6 +1,6 @@
 //! Requests about one task: get, change, cancel, run, retry, report.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
@@ -12,7 +12,7 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, Problem, TaskView, ValidChange, format},
 };
 
-use super::{Desk, revival::placed_anew, run_to_end};
+use super::{Desk, refusal, revival::placed_anew, run_to_end};
 use crate::{
     loops::outcome::reporter::Reported,
     store::{
@@ -178,14 +178,10 @@ impl Desk {
     }
 
     /// Tells whether the consumers of a queue report. The queue may have got its policy on another node a moment ago,
-    /// so a refusal reads the queues anew first.
-    async fn expects_reports(&self, queue: &QueueName) -> Result<bool, Problem> {
+    /// so a refusal reads the queues first. Requests that wait for the same read share it.
+    pub(super) async fn expects_reports(&self, queue: &QueueName) -> Result<bool, Problem> {
         let in_book = || self.parts().books.load().get(queue).policy.settle.needs_report();
-        if in_book() {
-            return Ok(true);
-        }
-        self.read_anew().await?;
-        Ok(in_book())
+        if self.read_unless(in_book, Duration::ZERO).await { Ok(in_book()) } else { Err(refusal::unsettled(queue)) }
     }
 
     /// Makes a task that is not claimed yet due now.

@@ -5,14 +5,18 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use common::{
     ids::{QueueName, ScheduleName},
     queue::QueueBook,
-    wire::ScheduleRequest,
+    task::envelope::{Field, Properties},
+    wire::{Message, ScheduleRequest},
 };
 use futures::{future::join_all, poll};
 
 use super::{Counter, PLAIN, counter, fresh, request};
 use crate::{
     clock,
-    desk::reading::{LastTries, Try},
+    desk::{
+        ReceiveOutcome,
+        reading::{LastTries, Try},
+    },
     store::tests::fixture::{self, TestDatabase},
     working_set::failures::tests::Log,
 };
@@ -66,6 +70,28 @@ async fn requests_that_miss_a_queue_share_a_read_also_where_it_fails() {
     counter.desk.inner.reading.lock().await.read = Some(failed_long_ago());
     assert!(counter.desk.read_missing(&missing).await);
     assert!(counter.books.load().is_read());
+}
+
+/// On a node that has never read the queues, each batch and each stop would read them alone, one behind the other.
+#[tokio::test]
+async fn batches_of_messages_and_stops_that_wait_for_the_queues_share_a_read_that_fails() {
+    let (counter, _test) = fresh().await;
+    let headers = vec![("duetime-queue".into(), Field::Text("mail".into()))];
+    let message =
+        Message { properties: Properties { headers: Some(headers), ..Properties::default() }, ..Message::default() };
+    let (batch, mail) = ([(None, &message)], QueueName::new("mail"));
+    let mut last = counter.desk.inner.reading.lock().await;
+    let mut receiving = pin!(counter.desk.receive(&batch));
+    let mut stopping = pin!(counter.desk.expects_reports(&mail));
+    assert!(poll!(receiving.as_mut()).is_pending());
+    assert!(poll!(stopping.as_mut()).is_pending());
+    last.read = Some(ended_now(false));
+    drop(last);
+    let taken = receiving.await;
+    assert!(matches!(taken.as_slice(), [ReceiveOutcome::Again(_)]), "{taken:?}");
+    let problem = stopping.await.expect_err("its policy is unknown");
+    assert_eq!((problem.status, problem.retry_after_s), (503, Some(1)), "{problem}");
+    assert!(!counter.books.load().is_read(), "neither made a read of its own");
 }
 
 #[tokio::test]
