@@ -67,6 +67,7 @@ use crate::{
 };
 
 pub(crate) use bulk::{ANSWER_WITHIN, reason_left};
+pub(crate) use collect::ROWS_WAIT;
 pub(crate) use figures::NodeFigures;
 pub(crate) use overview::{Bucket, DEAD_GROUPS, DEAD_LOOK, Outlook};
 pub(crate) use queues::Census;

@@ -38,9 +38,13 @@ pub(super) fn failed_just_now() -> Try {
     Try { ended: failed.ended + Duration::from_secs(60), ..failed }
 }
 
-fn failed_long_ago() -> Try {
-    let at = clock::instant() - Duration::from_secs(60);
+pub(super) fn failed_before(ago: Duration) -> Try {
+    let at = clock::instant() - ago;
     Try { began: at, ended: at, is_done: false }
+}
+
+fn failed_long_ago() -> Try {
+    failed_before(Duration::from_secs(60))
 }
 
 async fn stored_queues(test: &TestDatabase) -> Vec<String> {

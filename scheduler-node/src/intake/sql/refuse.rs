@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::{AVOIDED, BATCH, HELD_AGAIN, PassState, SqlIntake};
 use crate::{
+    desk::ROWS_WAIT,
     store::{Error, StoreOp, inbox::InboxRow},
     working_set::{
         database::{DatabaseIndex, LEFT_ALONE},
@@ -86,7 +87,7 @@ impl PassState {
         let named = |row: &InboxRow| serde_json::from_str::<Named>(row.request.as_deref()?).ok();
         let key = |row: &InboxRow| named(row).and_then(|of| Some((of.queue, of.partition_key, of.key?)));
         let room = UNKNOWN_MOST.saturating_sub(self.aside.len());
-        self.put_aside(rows.into_iter().take(room).map(|row| (row.id, key(row))), Instant::now() + AVOIDED);
+        self.put_aside(rows.into_iter().take(room).map(|row| (row.id, key(row))), Instant::now() + ROWS_WAIT);
     }
 
     /// Leaves those of `tasks` alone for a moment that are not done: another transaction locks the row, or the task
