@@ -128,6 +128,7 @@ impl SqlIntake {
         let inbox = Arc::clone(&self.databases[self.index].inbox);
         let mut state = PassState::default();
         let (mut looked, mut forgot, mut copied) = (None, None, CopiedQueues::default());
+        let mut failing = BTreeMap::new();
         let mut measured = Instant::now();
         let mut glances = self.source().glances();
         let mut pause = LOOK_AGAIN;
@@ -144,7 +145,7 @@ impl SqlIntake {
                 self.logged(self.measure(&mut measured).await);
                 self.logged(self.copy_queues(&mut copied).await);
             }
-            if turn(&mut forgot, FORGET_EVERY) && self.logged(self.forget().await) == Some(true) {
+            if turn(&mut forgot, FORGET_EVERY) && self.logged(self.forget(&mut failing).await) == Some(true) {
                 // The rest follows the next pass.
                 forgot = None;
             }

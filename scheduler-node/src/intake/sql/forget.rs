@@ -1,11 +1,15 @@
 //! Deletes old rows: those of the inbox that were refused, and the notes of those that arrived in a database.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
-use super::SqlIntake;
+use super::{FORGET_EVERY, SqlIntake};
 use crate::{
     store::{Error, partition::DEFAULT_KEEP_DAYS},
     supervise::at_work,
+    working_set::database::DatabaseIndex,
 };
 
 /// Refused rows are kept for as long as dead tasks are by default.
@@ -20,10 +24,15 @@ const RECEIVED_KEPT: Duration = Duration::from_secs(3_600);
 pub(super) const STATEMENTS_PER_TURN: usize = 20;
 
 impl SqlIntake {
-    /// Returns whether more may be left, for a turn after the next pass.
-    pub(super) async fn forget(&self) -> Result<bool, Error> {
-        let work = at_work();
+    /// Returns whether more may be left, for a turn after the next pass. `failing`: the databases that have failed in a
+    /// turn, each with the moment at which the turn began. They are left out for a minute.
+    pub(super) async fn forget(&self, failing: &mut BTreeMap<DatabaseIndex, Instant>) -> Result<bool, Error> {
+        let (work, began) = (at_work(), Instant::now());
         let (source, fitness) = (self.source(), self.fitness.borrow().clone());
+        if !fitness.is_fit(source.name()) {
+            return Ok(false);
+        }
+        failing.retain(|_, since| began.saturating_duration_since(*since) < FORGET_EVERY);
         let mut statements_left = STATEMENTS_PER_TURN;
         while statements_left > 0 && source.inbox_forget(REFUSED_KEPT).await? {
             statements_left -= 1;
@@ -40,9 +49,10 @@ impl SqlIntake {
         }
         let age = source.inbox_standing_from_head().await?.oldest + RECEIVED_KEPT;
         // Also in its own database: rows come back to it, and the notes of a shard move with it.
-        let mut failed = Ok(());
-        for database in self.databases.all().iter().filter(|database| fitness.is_fit(database.name())) {
-            // One that fails keeps no other from its turn.
+        for (index, database) in self.databases.indexed() {
+            if !fitness.is_fit(database.name()) || failing.contains_key(&index) {
+                continue;
+            }
             while statements_left > 0 {
                 statements_left -= 1;
                 work.beat();
@@ -50,12 +60,14 @@ impl SqlIntake {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(error) => {
-                        failed = failed.and(Err(error));
+                        // It keeps no other from its turns.
+                        self.logged(Err::<(), _>(error));
+                        failing.insert(index, began);
                         break;
                     }
                 }
             }
         }
-        failed.map(|()| statements_left == 0)
+        Ok(statements_left == 0)
     }
 }

@@ -10,7 +10,7 @@ async fn old_notes_of_arrivals_from_the_inbox_of_their_own_database_are_forgotte
     let note = "INSERT INTO duetime.received (id, source, received_at)
                 SELECT duetime.mint(now(), 0), 'main', now() - h * interval '1 hour' FROM unnest(ARRAY[0, 2]) AS a (h)";
     sqlx::raw_sql(note).execute(&main.pool).await.unwrap();
-    intake(&counter).forget().await.unwrap();
+    intake(&counter).forget(&mut BTreeMap::new()).await.unwrap();
     let left = "SELECT count(*) FROM duetime.received";
     assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap(), 1);
 }
@@ -29,7 +29,7 @@ async fn a_note_of_an_arrival_outlives_a_row_of_the_inbox_that_no_look_reaches()
     let intake = intake(&counter);
     fixture::run_out_of_time(intake.source());
     assert_eq!(intake.source().inbox_standing().await.unwrap().waiting, 0, "it is before the mark");
-    intake.forget().await.unwrap();
+    intake.forget(&mut BTreeMap::new()).await.unwrap();
     let left = "SELECT count(*) FROM duetime.received";
     assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&east.pool).await.unwrap(), 1);
 }
@@ -46,7 +46,7 @@ async fn notes_of_arrivals_are_forgotten_just_after_a_quick_glance_and_wait_afte
         intake.source().look().await.unwrap();
         // Glances rest for nine times as long: longer than this test looks.
         fixture::looked_from_head(intake.source(), took);
-        intake.forget().await.unwrap();
+        intake.forget(&mut BTreeMap::new()).await.unwrap();
         let left = "SELECT count(*) FROM duetime.received";
         sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap()
     };
@@ -68,7 +68,7 @@ async fn a_turn_to_forget_ends_after_some_statements_and_the_next_one_goes_on() 
     let intake = intake(&counter);
     let left = "SELECT (SELECT count(*) FROM duetime.inbox), (SELECT count(*) FROM duetime.received)";
     for (has_more, expected) in [(true, (10, i64::from(rows))), (true, (0, 10)), (false, (0, 0))] {
-        assert_eq!(intake.forget().await.unwrap(), has_more);
+        assert_eq!(intake.forget(&mut BTreeMap::new()).await.unwrap(), has_more);
         assert_eq!(sqlx::query_as::<_, (i64, i64)>(left).fetch_one(&test.pool).await.unwrap(), expected);
     }
 }
@@ -82,13 +82,34 @@ async fn a_database_that_cannot_be_used_is_not_asked_to_forget() {
     for test in [&main, &east] {
         sqlx::raw_sql(note).execute(&test.pool).await.unwrap();
     }
-    let unfit = BTreeMap::from([(DatabaseName::new("east"), Unfit::away("it is away".to_owned()))]);
-    let fitness = watch::channel(NodeFitness { unfit, ..NodeFitness::default() }).1;
-    let intake = SqlIntake { fitness, ..intake(&counter) };
-    assert!(!intake.forget().await.unwrap());
     let left = async |test: &TestDatabase| {
         let left = "SELECT count(*) FROM duetime.received";
         sqlx::query_scalar::<_, i64>(left).fetch_one(&test.pool).await.unwrap()
     };
-    assert_eq!((left(&main).await, left(&east).await), (0, 1));
+    // Without the database of the inbox itself, there is no standing that tells how old a note must be.
+    for (away, expected) in [("main", (1, 1)), ("east", (0, 1))] {
+        let unfit = BTreeMap::from([(DatabaseName::new(away), Unfit::away("it is away".to_owned()))]);
+        let fitness = watch::channel(NodeFitness { unfit, ..NodeFitness::default() }).1;
+        let intake = SqlIntake { fitness, ..intake(&counter) };
+        assert!(!intake.forget(&mut BTreeMap::new()).await.unwrap());
+        assert_eq!((left(&main).await, left(&east).await), expected, "{away} is away");
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_fails_to_forget_is_left_out_and_the_others_have_all_their_turns() {
+    let (counter, [main, east]) = with_two_databases().await;
+    main.fill_disk("DELETE", "received").await;
+    let note = "INSERT INTO duetime.received (id, source, received_at)
+                SELECT duetime.mint(now(), 100), 'main', now() - interval '2 hours' FROM generate_series(1, $1)";
+    // The failed statement is one of the turn.
+    let rows = i32::try_from(1_000 * (STATEMENTS_PER_TURN - 1) + 10).unwrap();
+    sqlx::query(note).bind(rows).execute(&east.pool).await.unwrap();
+    let (intake, mut failing) = (intake(&counter), BTreeMap::new());
+    let left = "SELECT count(*) FROM duetime.received";
+    for (has_more, expected) in [(true, 10), (false, 0)] {
+        assert_eq!(intake.forget(&mut failing).await.unwrap(), has_more);
+        assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&east.pool).await.unwrap(), expected);
+        assert!(failing.keys().eq([&DatabaseIndex::HOME]), "{failing:?}");
+    }
 }
