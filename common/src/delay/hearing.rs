@@ -3,7 +3,7 @@
 //! Consumers report and reject while a database, or all nodes, are away or stopped. Those messages wait at the broker.
 //! A deadline that passed meanwhile says nothing about the consumer, so after the outage the messages come first. After
 //! a long one they may be many, so the broker is asked what is left before the first deadline ends an attempt.
-//! An interrupted move that keeps a shard closed is an outage of its tasks: where the shard opens, messages come first.
+//! A move that keeps a shard closed for long is an outage of its tasks: where the shard opens, messages come first.
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,14 @@ const HEAR_LONGEST: Duration = Duration::from_secs(1_800);
 /// While many messages are left, an outage that ends within this time goes on with the same wait.
 const SHORT_GAP: Duration = Duration::from_secs(60);
 
+/// Shards that open one after another have messages come first for this long, although each wait is one for all shards
+/// of the database. Then the deadlines of the others have their turn: a move may fail as often as it is tried.
+const OPENINGS_LONGEST: Duration = Duration::from_secs(300);
+
+/// Deadlines have had their turn once nothing has prolonged the wait for this long. After [`HEAR_FIRST`] that leaves
+/// some seconds for the question how many messages are left, and for the attempts that end then.
+const HAD_THEIR_TURN: Duration = Duration::from_secs(30);
+
 /// A process that has not run for longer was stopped. It runs each second, and a busy machine delays that by less.
 const STOPPED_AFTER: Duration = Duration::from_secs(3);
 
@@ -25,6 +33,8 @@ const STOPPED_AFTER: Duration = Duration::from_secs(3);
 pub struct Hearing {
     is_away: bool,
     since: Option<Instant>,
+    /// When the first of the waits began between which deadlines have not had their turn.
+    first_since: Option<Instant>,
     /// When messages came again last. What the broker was asked before says nothing about what waits since.
     came_again_at: Option<Instant>,
     /// When messages came again, until the broker has told that few are left.
@@ -53,15 +63,37 @@ impl Hearing {
         }
     }
 
-    /// Messages come again, as after an outage of the broker, or where a shard opens that was closed for long.
+    /// A shard that was closed for long opens, and the messages that were held come first. Where deadlines have not had
+    /// their turn for [`OPENINGS_LONGEST`], this prolongs no wait: what was held about that shard has the rest of it.
+    pub fn shard_opens(&mut self, now: Instant) {
+        let is_early = |first| now.saturating_duration_since(first) < OPENINGS_LONGEST;
+        if self.had_their_turn(now) || self.first_since.is_none_or(is_early) {
+            self.begin_again(now);
+        }
+    }
+
+    /// Messages come again, as after an outage of the broker.
     pub fn begin_again(&mut self, now: Instant) {
         // A short gap while many are left does not begin the longest wait anew.
         let is_short = self.since.is_some_and(|since| now.saturating_duration_since(since) < SHORT_GAP);
         if !(self.had_many && is_short) {
             self.asked_since = Some(now);
         }
-        self.since = Some(now);
+        self.prolong(now);
         self.came_again_at = Some(now);
+    }
+
+    /// Deadlines wait once more.
+    fn prolong(&mut self, now: Instant) {
+        if self.had_their_turn(now) {
+            self.first_since = Some(now);
+        }
+        self.since = Some(now);
+    }
+
+    /// Whether deadlines have ended attempts since the last wait, or could have.
+    fn had_their_turn(&self, now: Instant) -> bool {
+        self.since.is_none_or(|since| now.saturating_duration_since(since) >= HAD_THEIR_TURN)
     }
 
     /// Whether the broker must tell how many messages are left, before a deadline ends an attempt.
@@ -90,7 +122,7 @@ impl Hearing {
             self.asked_since = None;
         }
         if !gives_up && (are_many || self.had_many) {
-            self.since = Some(now);
+            self.prolong(now);
         }
         self.had_many = are_many && !gives_up;
         gives_up

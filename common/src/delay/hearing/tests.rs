@@ -95,3 +95,77 @@ fn an_answer_that_was_asked_for_before_messages_came_again_does_not_count() {
     assert!(hearing.must_ask() && hearing.has_many(), "a short gap counts as well");
     assert!(!hearing.told(false, at(70), at(70)) && !hearing.must_ask());
 }
+
+#[test]
+fn where_a_shard_opens_deadlines_wait_for_the_messages_that_were_held() {
+    let start = Instant::now();
+    let at = |s| start + Duration::from_secs(s);
+    let mut hearing = Hearing::default();
+    for s in [0, 8, 60, 10_000] {
+        hearing.shard_opens(at(s));
+        assert_eq!(hearing.wait(at(s + 4)), HEAR_FIRST - Duration::from_secs(4));
+        assert!(hearing.must_ask());
+    }
+    assert!(!hearing.told(false, at(9_999), at(10_010)), "it tells of the time before");
+    assert!(hearing.must_ask());
+}
+
+/// A move may be tried again for ever, and each try may open its shard.
+#[test]
+fn however_often_shards_open_the_deadlines_of_others_have_their_turn() {
+    let start = Instant::now();
+    let at = |s| start + Duration::from_secs(s);
+    for pause_s in [1, 9, 19_u64] {
+        let (mut hearing, mut waits_since, mut longest, mut free) = (Hearing::default(), None, 0_u64, 0_u64);
+        for s in 0..3_600_u64 {
+            if s.is_multiple_of(pause_s) {
+                hearing.shard_opens(at(s));
+            }
+            // The broker has few, and is asked once deadlines have waited. It answers before they come again.
+            let is_over = hearing.wait(at(s)).is_zero();
+            if is_over && !hearing.must_ask() {
+                (waits_since, free) = (None, free + 1);
+            } else {
+                longest = longest.max(s - *waits_since.get_or_insert(s));
+            }
+            if is_over {
+                assert!(!hearing.told(false, at(s), at(s)));
+            }
+        }
+        assert!(longest <= (OPENINGS_LONGEST + HAD_THEIR_TURN).as_secs(), "every {pause_s} s: {longest} s");
+        assert!(free >= 100, "every {pause_s} s: {free} s");
+    }
+}
+
+#[test]
+fn however_often_shards_open_the_longest_wait_for_many_messages_ends_and_deadlines_have_their_turn() {
+    let start = Instant::now();
+    let at = |s| start + Duration::from_secs(s);
+    let (mut hearing, mut gave_up_at) = (Hearing::default(), None);
+    for s in 0..3_600_u64 {
+        let is_over = hearing.wait(at(s)).is_zero();
+        if s.is_multiple_of(7) {
+            hearing.shard_opens(at(s));
+        }
+        match gave_up_at {
+            None if is_over && hearing.told(true, at(s), at(s)) => gave_up_at = Some(s),
+            Some(gave_up_at) if s > gave_up_at + HEAR_FIRST.as_secs() => break,
+            Some(_) => assert!(hearing.wait(at(s)).is_zero() && !hearing.must_ask(), "at {s} s"),
+            None => {}
+        }
+    }
+    let most = HEAR_LONGEST + OPENINGS_LONGEST + HAD_THEIR_TURN;
+    assert!(gave_up_at.is_some_and(|s| s <= most.as_secs()), "{gave_up_at:?}");
+}
+
+#[test]
+fn a_shard_that_opens_right_after_an_outage_has_its_messages_come_first_however_long_that_was() {
+    let start = Instant::now();
+    let at = |s| start + Duration::from_secs(s);
+    let mut hearing = Hearing::default();
+    hearing.begin_again(at(0));
+    hearing.end();
+    hearing.begin(at(4_000));
+    hearing.shard_opens(at(4_009));
+    assert_eq!(hearing.wait(at(4_009)), HEAR_FIRST);
+}

@@ -341,13 +341,14 @@ impl Work {
 }
 
 /// Has reports that were held while a shard was closed come before the deadlines that have passed meanwhile. Call it
-/// before the shard opens in this database: an open without an answer lets deadlines end attempts, too. A cut that
-/// nothing interrupts has its shard closed for too short a time.
+/// before the statement that opens the shard in this database: without an answer it lets deadlines end attempts, too.
+/// Call it once more after the answer, which may take as long as reports come first.
 ///
-/// Deadlines of the other shards that this node has there wait as well, some 10 s. A move that does not get on rests
-/// longer and longer between its attempts, so they come in between.
+/// Deadlines of the other shards that this node has there wait as well: some 10 s, and up to 30 minutes while RabbitMQ
+/// holds many reports. Where moves fail again and again, they have their turn after some minutes
+/// ([`common::delay::Hearing::shard_opens`]).
 pub(super) fn hear_first(database: &NodeDatabase) {
-    database.hearing.lock().begin_again(clock::instant());
+    database.hearing.lock().shard_opens(clock::instant());
 }
 
 fn stuck(fences: &Fences) -> String {
