@@ -42,6 +42,10 @@ const CUT_LONGEST: Duration = Duration::from_millis(4_500);
 /// The last changes have at least this long after the wait for tasks in flight, as at a first cut.
 const WRITES_AT_LEAST: Duration = CUT_WITHIN.saturating_sub(DRAIN_WITHIN);
 
+/// After a cut that took this long, reports that were held come before deadlines, as after one that was interrupted:
+/// the nodes try such reports again only after as long. A shorter cut delays them no more than a slow statement does.
+pub(super) const LONG_CUT: Duration = Duration::from_secs(1);
+
 /// [`Work::finish_cut`] waits this long to learn whether the move is called off: the tasks of the shard wait meanwhile.
 const CALLED_OFF_WITHIN: Duration = Duration::from_millis(450);
 
@@ -95,7 +99,28 @@ impl Work {
         }
         let began = Instant::now();
         owned_shards.stop_claiming(&[shard], Stop::Cut);
-        match self.cut_without_claims(ends, epoch, began).await {
+        let cut = self.cut_without_claims(ends, epoch, began).await;
+        self.end_cut(ends, epoch, began, cut).await
+    }
+
+    /// Goes on where a cut that began at `began` has left the shard.
+    pub(super) async fn end_cut(
+        &mut self,
+        ends: &Ends,
+        epoch: Epoch,
+        began: Instant,
+        cut: Result<Cut, Error>,
+    ) -> Result<Stepped, Error> {
+        let (shard, owned_shards) = (self.shard, &ends.source.owned_shards);
+        if began.elapsed() >= LONG_CUT {
+            match &cut {
+                Ok(Cut::Opened(_)) => hear_first(&ends.target),
+                Ok(Cut::GivenUp(_)) => {}
+                // It may have opened again without an answer, or do so late.
+                Ok(Cut::Reopened(..) | Cut::Lost) | Err(_) => hear_first(&ends.source),
+            }
+        }
+        match cut {
             Ok(Cut::Opened(opened)) => {
                 let took = self.opened(ends, opened, began, false).await;
                 self.shared.metrics.move_cut.observe(took.as_secs_f64());
@@ -197,6 +222,8 @@ impl Work {
         }
         let problem = match self.open_closed(ends, epoch).await {
             Ok(Some(opened)) => {
+                // The wait that began with the statement may be over.
+                hear_first(&ends.target);
                 self.opened(ends, opened, began, true).await;
                 return Ok(Stepped::Ended);
             }
@@ -235,6 +262,7 @@ impl Work {
         let reopened = ends.source.sql.move_reopen(self.shard, closed, &self.shared.me).await?;
         if let Some(reopened) = reopened {
             tracing::info!(shard = %self.shard, source = %ends.source.name(), epoch = %reopened, "a closed shard is open in its source again");
+            hear_first(&ends.source);
             self.reopened(ends, reopened).await;
         }
         Ok(reopened.is_some())

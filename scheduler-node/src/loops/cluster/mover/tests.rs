@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::{
     copy::Round,
-    cut::Cut,
+    cut::{Cut, LONG_CUT},
     work::{Ends, LONG_ROUNDS, Stepped},
     *,
 };

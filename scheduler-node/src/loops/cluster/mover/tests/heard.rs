@@ -1,5 +1,8 @@
 //! Reports that were held while a shard was closed, and deadlines that passed meanwhile.
 
+use common::delay::Hearing;
+use sqlx::PgPool;
+
 use super::*;
 
 impl Moving {
@@ -51,9 +54,55 @@ async fn where_a_node_finds_that_it_has_opened_a_shard_without_an_answer_deadlin
     assert_eq!(moving.hears_first(), [true, false]);
 }
 
+/// Has each statement that opens a shard wait for a test.
+const HOLD_OPENING: &str = "
+    CREATE FUNCTION public.hold_opening() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_advisory_xact_lock(4711);
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER hold_opening BEFORE UPDATE ON duetime.shard FOR EACH ROW
+        WHEN (NEW.status IN ('here', 'leaving') AND OLD.status <> NEW.status) EXECUTE FUNCTION public.hold_opening();
+";
+
+/// Has the answer to the statement that opens a shard in `database` take as long as deadlines wait.
+async fn with_a_late_answer<T>(pool: &PgPool, database: &NodeDatabase, opening: impl Future<Output = T>) -> T {
+    sqlx::raw_sql(HOLD_OPENING).execute(pool).await.unwrap();
+    let mut holder = pool.acquire().await.unwrap();
+    sqlx::raw_sql("SELECT pg_advisory_lock(4711)").execute(&mut *holder).await.unwrap();
+    let wait = async {
+        eventually("deadlines wait", || database.hearing.lock().must_ask()).await;
+        *database.hearing.lock() = Hearing::default();
+        sqlx::raw_sql("SELECT pg_advisory_unlock(4711)").execute(&mut *holder).await.unwrap();
+    };
+    tokio::join!(opening, wait).0
+}
+
 #[tokio::test]
-async fn after_a_cut_that_nothing_interrupts_no_deadline_waits_whether_the_target_takes_the_shard_or_not() {
-    for takes_it in [true, false] {
+async fn an_answer_that_takes_as_long_as_deadlines_wait_has_them_wait_once_more() {
+    let mut moving = Moving::new().await;
+    let closed = moving.close().await;
+    let (pool, ends) = (moving.tests[1].pool.clone(), moving.ends.clone());
+    with_a_late_answer(&pool, &ends.target, moving.work.finish_cut(&ends, closed)).await.unwrap();
+    assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
+    assert_eq!(moving.hears_first(), [false, true]);
+
+    let mut moving = Moving::new().await;
+    let closed = moving.close().await;
+    let (pool, ends) = (moving.tests[0].pool.clone(), moving.ends.clone());
+    assert!(with_a_late_answer(&pool, &ends.source, moving.work.undo_cut(&ends, closed)).await.unwrap());
+    assert_eq!(moving.statuses().await, [ShardStatus::Leaving, ShardStatus::Arriving]);
+    assert_eq!(moving.hears_first(), [true, false]);
+}
+
+/// The moment at which a cut began that took so long.
+fn before(took: Duration) -> Instant {
+    Instant::now().checked_sub(took).expect("a moment")
+}
+
+#[tokio::test]
+async fn after_a_cut_that_nothing_interrupts_deadlines_wait_where_its_shard_opens_if_it_was_long() {
+    for (took, takes_it) in [Duration::ZERO, LONG_CUT].into_iter().flat_map(|took| [(took, true), (took, false)]) {
         let mut moving = Moving::new().await;
         moving.copy().await;
         moving.ends.source.sql.task_submit(&[new_task(fixture::fresh_id_of(SHARD))], Sending::First).await.unwrap();
@@ -62,6 +111,40 @@ async fn after_a_cut_that_nothing_interrupts_no_deadline_waits_whether_the_targe
         }
         let (ends, epoch) = (moving.ends.clone(), moving.epoch);
         let cut = moving.work.cut_without_claims(&ends, epoch, Instant::now()).await.unwrap();
-        assert_eq!(moving.hears_first(), [false, false], "{cut:?}");
+        // A slow machine may undo it, too.
+        let has_moved = matches!(cut, Cut::Opened(_));
+        assert!(takes_it || !has_moved, "{cut:?}");
+        moving.work.end_cut(&ends, epoch, before(took), Ok(cut)).await.unwrap();
+        let expected = if took.is_zero() { [false, false] } else { [!has_moved, has_moved] };
+        assert_eq!(moving.hears_first(), expected, "after {took:?}");
     }
+}
+
+/// Refuses to open a closed shard in its source again.
+const REFUSE_REOPEN: &str = "
+    CREATE FUNCTION public.refuse_reopen() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        RAISE EXCEPTION 'a test refuses to open this shard';
+    END $$;
+    CREATE TRIGGER refuse_reopen BEFORE UPDATE ON duetime.shard FOR EACH ROW
+        WHEN (OLD.status = 'gone') EXECUTE FUNCTION public.refuse_reopen();
+";
+
+#[tokio::test]
+async fn after_a_long_cut_whose_source_may_be_open_again_deadlines_wait_there() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    moving.ends.source.sql.task_submit(&[new_task(fixture::fresh_id_of(SHARD))], Sending::First).await.unwrap();
+    sqlx::raw_sql(REFUSE_ROWS).execute(&moving.tests[1].pool).await.unwrap();
+    sqlx::raw_sql(REFUSE_REOPEN).execute(&moving.tests[0].pool).await.unwrap();
+    let (ends, epoch) = (moving.ends.clone(), moving.epoch);
+    let cut = moving.work.cut_without_claims(&ends, epoch, Instant::now()).await;
+    assert!(cut.is_err(), "{cut:?}");
+    moving.work.end_cut(&ends, epoch, before(LONG_CUT), cut).await.unwrap_err();
+    assert_eq!(moving.hears_first(), [true, false]);
+
+    // The second try of an opening without an answer finds it open.
+    *ends.source.hearing.lock() = Hearing::default();
+    moving.work.end_cut(&ends, epoch, before(LONG_CUT), Ok(Cut::Lost)).await.unwrap();
+    assert_eq!(moving.hears_first(), [true, false]);
 }
