@@ -47,7 +47,7 @@ const BATCH: usize = 500;
 /// The most reports that wait to be tried again, of one database. They take places in the prefetch, which is mostly 500
 /// for all databases. Those beyond it go back to the broker once in each pause: they may come again as often as
 /// `OWN_DELIVERY_LIMIT` says, which is more than a week at this pace.
-const HELD_MOST: usize = 100;
+pub(super) const HELD_MOST: usize = 100;
 
 /// How long reports behind a batch wait for a database that is away, before they go back to the broker with it: another
 /// node may reach it by now. While none does, most of them go and come only once in this time.
@@ -79,6 +79,8 @@ struct Pass {
     again: Vec<ReadReport>,
     /// Whether the database is away, and reports went back to the broker.
     is_away: bool,
+    /// The tasks whose reports went back to the broker: [`BATCH`] at most.
+    back: HashSet<TaskId>,
 }
 
 /// The fate of a report.
@@ -136,7 +138,7 @@ impl<S: Statements> Reporter<S> {
             batch.extend(pass.again);
             if pass.is_away {
                 self.databases[index].leave_messages();
-                return_old(&mut line, &mut batch).await;
+                return_old(&mut line, &mut batch, pass.back).await;
             }
             if is_repeated {
                 // Each report that a lock delays may take seconds. So new reports have at least half of the time.
@@ -205,7 +207,8 @@ impl<S: Statements> Reporter<S> {
             .suspects
             .try_known(StoreOp::TaskStanding, done, known, id, |answers| finished(answers), write)
             .await;
-        let mut pass = Pass { held: Vec::new(), again: Vec::new(), is_away: !done.away.is_empty() };
+        let is_away = !done.away.is_empty();
+        let mut pass = Pass { held: Vec::new(), again: Vec::new(), is_away, back: HashSet::new() };
         let failed_alone: HashSet<TaskId> = done.doubtful.iter().filter_map(|(part, _)| alone(part)).collect();
         let mut answers = self.answers(database, &reports, done).await;
         // The broker delivers no more unacked messages than each channel holds, so nothing waits for room there.
@@ -222,7 +225,10 @@ impl<S: Statements> Reporter<S> {
                         None => message.ack.ack().await,
                     }
                 }
-                Fate::Untaken => report.message.ack.requeue().await,
+                Fate::Untaken => {
+                    pass.back.insert(report.id);
+                    report.message.ack.requeue().await;
+                }
                 Fate::Held => pass.held.push(report),
                 Fate::Again => pass.again.push(report),
                 Fate::Open { bare, is_kept } => {
@@ -342,10 +348,13 @@ fn give_back(id: TaskId, message: Incoming) {
 }
 
 /// Fills the batch from the line. Reports that have waited there for [`KEPT_LONGEST`] go back to the broker instead.
-/// Those whose connection is gone come again by themselves, and only take the places of others.
-pub(super) async fn return_old(line: &mut mpsc::Receiver<ReadReport>, batch: &mut Vec<ReadReport>) {
-    // A later report on the same task would go first otherwise.
-    let mut back: HashSet<TaskId> = HashSet::new();
+/// So do those on the tasks in `back`, whose earlier reports have just gone back: they would go first otherwise. Those
+/// whose connection is gone come again by themselves, and only take the places of others.
+pub(super) async fn return_old(
+    line: &mut mpsc::Receiver<ReadReport>,
+    batch: &mut Vec<ReadReport>,
+    mut back: HashSet<TaskId>,
+) {
     while batch.len() < BATCH
         && let Ok(report) = line.try_recv()
     {

@@ -1,3 +1,5 @@
+mod given_back;
+
 use std::sync::atomic::Ordering;
 
 use common::{
@@ -423,75 +425,4 @@ async fn a_database_that_answers_and_takes_no_report_is_noted() {
     start(loops.reporter(), bench.take_incoming());
     hand.publish(RESULTS, SUCCEEDED, about(ids[0])).await;
     until(|| async { loops.database().leaves_messages() }).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_report_that_is_held_for_ten_minutes_goes_back_to_the_broker() {
-    let (mut bench, id) = (bench::Bench::new().await, fixture::fresh_id());
-    bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
-    let (event, message) = (AttemptEvent::Deadline, bench.next().await);
-    let mut held = vec![incoming::ReadReport { id, event, message, is_kept: false, left_out: None }];
-    line::return_surplus(&mut held).await;
-    assert_eq!(held.len(), 1, "it has just come");
-    let arrived_at = &mut held[0].message.arrived_at;
-    *arrived_at = arrived_at.checked_sub(HELD_LONGEST).expect("a moment");
-    line::return_surplus(&mut held).await;
-    assert!(held.is_empty());
-    assert_eq!(bench.next().await.correlation_id, Some(id.to_string()), "it comes again");
-}
-
-/// The later report would come first otherwise, and the earlier one be stale.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn later_reports_on_the_task_of_one_that_goes_back_go_back_behind_it() {
-    let (mut bench, [id, other]) = (bench::Bench::new().await, [fixture::fresh_id(), fixture::fresh_id()]);
-    let (hand, mut held) = (bench.hand().await, Vec::new());
-    for (id, body) in [(id, "first"), (other, "other"), (id, "last")] {
-        hand.publish(RESULTS, body.as_bytes(), about(id)).await;
-        let (event, message) = (AttemptEvent::Deadline, bench.next().await);
-        held.push(incoming::ReadReport { id, event, message, is_kept: false, left_out: None });
-    }
-    let arrived_at = &mut held[0].message.arrived_at;
-    *arrived_at = arrived_at.checked_sub(HELD_LONGEST).expect("a moment");
-    line::return_surplus(&mut held).await;
-    assert_eq!(held.iter().map(|report| report.id).collect::<Vec<_>>(), [other]);
-    let back = next_of(&mut bench, 2).await;
-    let bodies = back.iter().map(|message| String::from_utf8_lossy(&message.body));
-    assert_eq!(bodies.collect::<Vec<_>>(), ["first", "last"]);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reports_that_wait_behind_others_for_a_database_that_is_away_go_back_after_a_minute_and_later_ones_wait_on() {
-    let (mut bench, [old, other]) = (bench::Bench::new().await, [fixture::fresh_id(), fixture::fresh_id()]);
-    // The second report on a task stays behind the first.
-    let reports = [(old, line::KEPT_LONGEST), (other, Duration::ZERO), (old, Duration::ZERO)];
-    let (line, mut end) = mpsc::channel(reports.len());
-    for (id, age) in reports {
-        bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
-        let mut message = bench.next().await;
-        message.arrived_at = message.arrived_at.checked_sub(age).expect("a moment");
-        let report =
-            incoming::ReadReport { id, event: AttemptEvent::Deadline, message, is_kept: false, left_out: None };
-        line.send(report).await.expect("the line has room");
-    }
-    let mut batch = Vec::new();
-    line::return_old(&mut end, &mut batch).await;
-    assert_eq!(batch.iter().map(|report| report.id).collect::<Vec<_>>(), [other]);
-    for back in next_of(&mut bench, 2).await {
-        assert_eq!(back.correlation_id, Some(old.to_string()), "it comes again");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reports_whose_connection_is_gone_take_no_places_in_the_line() {
-    let (mut bench, id) = (bench::Bench::new().await, fixture::fresh_id());
-    bench.hand().await.publish(RESULTS, SUCCEEDED, about(id)).await;
-    let (event, message) = (AttemptEvent::Deadline, bench.next().await);
-    let (line, mut end) = mpsc::channel(1);
-    bench.drop_connections().await;
-    assert_eq!(bench.next().await.correlation_id, Some(id.to_string()), "it comes again");
-    let report = incoming::ReadReport { id, event, message, is_kept: false, left_out: None };
-    line.send(report).await.expect("the line has room");
-    let mut batch = Vec::new();
-    line::return_old(&mut end, &mut batch).await;
-    assert!(batch.is_empty() && end.is_empty());
 }
