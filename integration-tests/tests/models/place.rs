@@ -103,8 +103,8 @@ impl Places {
         self.without != Some(guard)
     }
 
-    /// How far an open raises the epoch. Where a guard is taken out it does so by one: the gap would prevent some of
-    /// the faults that the other guards have to prevent.
+    /// How far an open raises the epoch. Where a guard is taken out it does so by one: the gap prevents the
+    /// faults that [`Guard::Acquired`], [`Guard::ClosedOnly`] and [`Guard::OpenAbove`] have to prevent, too.
     fn opens_above(&self) -> u8 {
         if self.without.is_none() { OPENS_ABOVE } else { 1 }
     }
