@@ -30,6 +30,10 @@ const SHARDS: i64 = 4;
 /// What remains outstanding comes within this time after the last fault.
 const BACK_WITHIN: Duration = Duration::from_secs(60);
 
+/// A bound that only shows that a cut beside faults comes to an end. It waits 10 s for each answer to a statement. Then
+/// another attempt ends it, and counts from its own beginning.
+const CUT_BESIDE_FAULTS_MS: i64 = 60_000;
+
 /// A phase of a move, as a condition on its row. The clean-up begins 5 s after the cut.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
@@ -90,8 +94,8 @@ async fn under_traffic(sandbox: &Sandbox, story: impl Future<Output = Result<()>
     let (told, cancelled) = tokio::join!(story, cancels);
     running.end().await?;
     told.and(cancelled)?;
-    // Once the open is sent, a cut lasts as long as the target is silent.
-    report_cuts(sandbox).await?;
+    let longest_ms = report_cuts(sandbox).await?;
+    ensure!(longest_ms <= CUT_BESIDE_FAULTS_MS, "a cut took {longest_ms} ms");
     ensure!(ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
     each_row_once(sandbox).await?;
     sandbox.settled().await
