@@ -1,9 +1,9 @@
 //! Reports that were held while a shard was closed, and deadlines that passed meanwhile.
 
 use common::delay::Hearing;
-use sqlx::PgPool;
 
 use super::*;
+use crate::store::PoolKind;
 
 impl Moving {
     /// Whether deadlines wait for reports in the source, and in the target.
@@ -66,9 +66,10 @@ const HOLD_OPENING: &str = "
 ";
 
 /// Has the answer to the statement that opens a shard in `database` take as long as deadlines wait.
-async fn with_a_late_answer<T>(pool: &PgPool, database: &NodeDatabase, opening: impl Future<Output = T>) -> T {
-    sqlx::raw_sql(HOLD_OPENING).execute(pool).await.unwrap();
-    let mut holder = pool.acquire().await.unwrap();
+async fn with_a_late_answer<T>(test: &TestDatabase, database: &NodeDatabase, opening: impl Future<Output = T>) -> T {
+    test.be_patient(PoolKind::Fire).await;
+    sqlx::raw_sql(HOLD_OPENING).execute(&test.pool).await.unwrap();
+    let mut holder = test.pool.acquire().await.unwrap();
     sqlx::raw_sql("SELECT pg_advisory_lock(4711)").execute(&mut *holder).await.unwrap();
     let wait = async {
         eventually("deadlines wait", || database.hearing.lock().must_ask()).await;
@@ -82,15 +83,15 @@ async fn with_a_late_answer<T>(pool: &PgPool, database: &NodeDatabase, opening: 
 async fn an_answer_that_takes_as_long_as_deadlines_wait_has_them_wait_once_more() {
     let mut moving = Moving::new().await;
     let closed = moving.close().await;
-    let (pool, ends) = (moving.tests[1].pool.clone(), moving.ends.clone());
-    with_a_late_answer(&pool, &ends.target, moving.work.finish_cut(&ends, closed)).await.unwrap();
+    let ends = moving.ends.clone();
+    with_a_late_answer(&moving.tests[1], &ends.target, moving.work.finish_cut(&ends, closed)).await.unwrap();
     assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
     assert_eq!(moving.hears_first(), [false, true]);
 
     let mut moving = Moving::new().await;
     let closed = moving.close().await;
-    let (pool, ends) = (moving.tests[0].pool.clone(), moving.ends.clone());
-    assert!(with_a_late_answer(&pool, &ends.source, moving.work.undo_cut(&ends, closed)).await.unwrap());
+    let ends = moving.ends.clone();
+    assert!(with_a_late_answer(&moving.tests[0], &ends.source, moving.work.undo_cut(&ends, closed)).await.unwrap());
     assert_eq!(moving.statuses().await, [ShardStatus::Leaving, ShardStatus::Arriving]);
     assert_eq!(moving.hears_first(), [true, false]);
 }
