@@ -24,7 +24,8 @@ use crate::{
     store::schedules::{ScheduleContents, ScheduleQuota, ScheduleRecord, ScheduleWrite},
 };
 
-/// The most tries of a change to a schedule that fires at the same moment. A schedule fires at most once a second.
+/// The most tries of a change to a schedule that fires, or that others change, at the same moment. Each time, one of
+/// them is written. A schedule fires at most once a second.
 const TRIES: usize = 10;
 
 /// A schedule that was put.
@@ -132,6 +133,7 @@ impl Desk {
         match put? {
             ScheduleWrite::Done(record) => Ok(Some((*record, before.is_none()))),
             ScheduleWrite::Overtaken => Ok(None),
+            ScheduleWrite::Held => Err(held(name)),
             ScheduleWrite::QueueFull { used, most } => Err(self.too_many_made(Limit::QueueSchedules, most, used)),
             ScheduleWrite::CallerFull(used) => {
                 Err(self.too_many_made(Limit::TokenSchedules, quota.of_caller.unwrap_or_default(), used))
@@ -265,6 +267,11 @@ fn calendar_of(record: &ScheduleRecord) -> Result<Calendar, Problem> {
 
 fn no_schedule(name: &ScheduleName) -> Problem {
     Problem::not_found(format!("there is no schedule `{name}`"))
+}
+
+fn held(name: &ScheduleName) -> Problem {
+    let detail = format!("open transactions hold the schedule `{name}`; nothing was changed, try again");
+    Problem::unavailable(detail).retry_after(1)
 }
 
 fn too_busy(name: &ScheduleName) -> Problem {

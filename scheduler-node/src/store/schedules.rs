@@ -16,6 +16,10 @@ use sqlx::{
 
 use super::{Database, Error, StoreOp, claim::interval, uuids};
 
+/// The longest time for which a change goes on waiting for a schedule that others hold by turns. It is longer than the
+/// wait for one of them may be (`lock_timeout`). With one more such wait, it is within the deadline for an answer.
+const HELD_WITHIN: Duration = Duration::from_secs(3);
+
 /// Identifies one write of a schedule. Every write sets a new revision and compares the one that its caller read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revision(i64);
@@ -56,9 +60,10 @@ pub struct ScheduleQuota<'a> {
 #[derive(Debug)]
 pub enum ScheduleWrite {
     Done(Box<ScheduleRecord>),
-    /// The schedule has changed since the caller read it, or another transaction held it, or one exists that the caller
-    /// did not know.
+    /// The schedule has changed since the caller read it, or one exists that the caller did not know.
     Overtaken,
+    /// Other transactions held the schedule for longer than a change waits.
+    Held,
     /// The queue has so many schedules, and may have no more than `most`.
     QueueFull {
         used: i64,
@@ -202,7 +207,7 @@ impl Database {
     }
 
     /// Changes a schedule. A buffered fire time stays buffered. Only a schedule that comes
-    /// from another queue needs room. Waits for a transaction that holds the schedule, which then counts as overtaken.
+    /// from another queue needs room. Waits for transactions that hold the schedule.
     pub async fn schedule_change(
         &self,
         name: &ScheduleName,
@@ -210,14 +215,19 @@ impl Database {
         wish: ScheduleContents<'_>,
     ) -> Result<ScheduleWrite, Error> {
         self.run(StoreOp::ScheduleChange, |pool| async move {
-            let query = wish.bound_to(include_str!("queries/schedule_change.sql"), name).bind(read.0);
-            let row = query.fetch_one(&pool).await?;
-            let written = written(&row)?;
-            if matches!(written, ScheduleWrite::Overtaken) && row.try_get::<bool, _>("held")? {
+            let mut held_since = None;
+            loop {
+                let query = wish.bound_to(include_str!("queries/schedule_change.sql"), name).bind(read.0);
+                let row = query.fetch_one(&pool).await?;
+                if !row.try_get::<bool, _>("held")? {
+                    return written(&row);
+                }
+                if held_since.get_or_insert_with(Instant::now).elapsed() > HELD_WITHIN {
+                    return Ok(ScheduleWrite::Held);
+                }
                 let held = sqlx::query(include_str!("queries/schedule_await.sql")).bind(name.as_str());
                 held.execute(&pool).await?;
             }
-            Ok(written)
         })
         .await
     }

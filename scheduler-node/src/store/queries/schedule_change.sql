@@ -20,17 +20,21 @@ WITH gate AS MATERIALIZED (                                -- ROW SHARE lock on 
                  AND NOT EXISTS (SELECT FROM duetime.schedule AS s WHERE s.name = $1 AND s.rules ->> 'queue' = $2::jsonb ->> 'queue')
                 THEN (SELECT count(*) FROM duetime.schedule AS s WHERE s.rules ->> 'queue' = $2::jsonb ->> 'queue') END AS of_queue
 ), free AS MATERIALIZED (
-    SELECT s.name FROM duetime.schedule AS s WHERE s.name = $1 AND s.revision = $8 FOR NO KEY UPDATE OF s SKIP LOCKED
+    SELECT s.name
+      FROM used AS u CROSS JOIN duetime.schedule AS s
+     WHERE s.name = $1 AND s.revision = $8 AND NOT coalesce(u.of_queue >= u.most_of_queue, false)
+       FOR NO KEY UPDATE OF s SKIP LOCKED
 ), changed AS (
     UPDATE duetime.schedule AS s
        SET revision = nextval('duetime.schedule_revision'), rules = $2::jsonb, payload = $3, next_at = $4, since = $5, paused_at = $6,
            wake_at = $7, updated_at = clock_timestamp()
-      FROM used AS u CROSS JOIN free AS f
-     WHERE s.name = f.name AND s.revision = $8 AND NOT coalesce(u.of_queue >= u.most_of_queue, false)
+      FROM free AS f
+     WHERE s.name = f.name AND s.revision = $8
     RETURNING s.name, s.revision, s.rules, s.payload, s.next_at, s.since, s.paused_at, s.buffered_at, s.last_fire_at, s.last_task,
               s.created_at, s.updated_at
 )
 SELECT u.most_of_queue, u.of_queue, NULL::bigint AS of_caller, coalesce(u.of_queue >= u.most_of_queue, false) AS queue_full,
        false AS caller_full,
-       NOT EXISTS (SELECT FROM free) AND EXISTS (SELECT FROM duetime.schedule AS s WHERE s.name = $1 AND s.revision = $8) AS held, c.*
+       CASE WHEN coalesce(u.of_queue >= u.most_of_queue, false) OR EXISTS (SELECT FROM free) THEN false
+            ELSE EXISTS (SELECT FROM duetime.schedule AS s WHERE s.name = $1 AND s.revision = $8) END AS held, c.*
   FROM used AS u LEFT JOIN changed AS c ON true

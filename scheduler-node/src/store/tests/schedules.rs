@@ -8,6 +8,7 @@ use common::{
     schedule::{Fire, FireDecision, Overlap, Rules, ScheduleState, When},
     time::UnixMicros,
 };
+use sqlx::{Postgres, pool::PoolConnection};
 
 use super::{
     fixture::{self, TestDatabase, database},
@@ -391,16 +392,24 @@ async fn a_change_of_a_queue_waits_for_the_new_schedules_in_flight_and_later_one
     assert!(matches!(second, ScheduleWrite::QueueFull { used: 1, most: 0 }), "{second:?}");
 }
 
+const HOLD: &str = "SELECT FROM duetime.schedule FOR SHARE";
+
+/// A transaction that has run the statement.
+async fn begun(test: &TestDatabase, statement: &'static str) -> PoolConnection<Postgres> {
+    let mut connection = test.pool.acquire().await.unwrap();
+    for statement in ["BEGIN", statement] {
+        sqlx::query(statement).execute(&mut *connection).await.unwrap();
+    }
+    connection
+}
+
 /// Otherwise claims wait behind the change of the queue, which waits for the change of the schedule.
 #[tokio::test]
 async fn a_change_of_a_schedule_that_a_transaction_holds_keeps_no_change_of_a_queue_waiting() {
     let test = database().await;
     test.be_patient(PoolKind::Write).await;
     let read = added(&test, "a").await;
-    let mut holding = test.pool.acquire().await.unwrap();
-    for statement in ["BEGIN", "SELECT FROM duetime.schedule FOR SHARE"] {
-        sqlx::query(statement).execute(&mut *holding).await.unwrap();
-    }
+    let mut holding = begun(&test, HOLD).await;
     let (database, revision) = (test.database.clone(), read.revision);
     let changing = spawn_child(async move {
         let others = rules("others");
@@ -411,10 +420,65 @@ async fn a_change_of_a_schedule_that_a_transaction_holds_keeps_no_change_of_a_qu
     assert!(!changing.is_finished(), "it waits for the schedule");
     sqlx::query("COMMIT").execute(&mut *holding).await.unwrap();
     let written = changing.await.unwrap().unwrap();
-    assert!(matches!(written, ScheduleWrite::Overtaken), "{written:?}");
-    let others = rules("others");
-    let again = test.database.schedule_change(&read.name, read.revision, wish(&others, standing(2))).await.unwrap();
-    assert!(done(again).is_some(), "it is as it was read");
+    assert!(done(written).is_some(), "it was as it was read");
+}
+
+/// Otherwise requests end with too many tries although none of them has changed the schedule.
+#[tokio::test]
+async fn of_changes_that_wait_for_the_same_schedule_one_is_written_and_overtakes_the_others() {
+    let test = database().await;
+    // As many as the pool has connections.
+    test.be_patient(PoolKind::Write).await;
+    let read = added(&test, "a").await;
+    let mut holding = begun(&test, HOLD).await;
+    let changes = [1, 2, 3].map(|hour| {
+        let (database, revision) = (test.database.clone(), read.revision);
+        spawn_child(async move {
+            let mails = rules("mails");
+            database.schedule_change(&ScheduleName::new("a"), revision, wish(&mails, standing(hour))).await
+        })
+    });
+    test.until_waiting(3).await;
+    sqlx::query("COMMIT").execute(&mut *holding).await.unwrap();
+    let mut written = 0;
+    for changed in futures::future::join_all(changes).await {
+        written += usize::from(done(changed.unwrap().unwrap()).is_some());
+    }
+    assert_eq!(written, 1);
+}
+
+/// Otherwise it stays locked while the commit waits for a disk or a standby, and looks held to others that wait for it.
+#[tokio::test]
+async fn the_commit_of_a_wait_for_a_schedule_waits_for_nothing() {
+    let test = database().await;
+    added(&test, "a").await;
+    for change in [HOLD, "UPDATE duetime.schedule SET revision = revision + 1"] {
+        let mut holding = begun(&test, change).await;
+        let mut waiting = begun(&test, "SET LOCAL synchronous_commit = on").await;
+        let waited = spawn_child(async move {
+            let held = sqlx::query(include_str!("../queries/schedule_await.sql")).bind("a");
+            held.execute(&mut *waiting).await.unwrap();
+            let show = sqlx::query_scalar::<_, String>("SHOW synchronous_commit");
+            let setting = show.fetch_one(&mut *waiting).await.unwrap();
+            sqlx::query("COMMIT").execute(&mut *waiting).await.unwrap();
+            setting
+        });
+        test.until_waiting(1).await;
+        sqlx::query("COMMIT").execute(&mut *holding).await.unwrap();
+        assert_eq!(waited.await.unwrap(), "off", "{change}");
+    }
+}
+
+/// A schedule that cannot move to a full queue costs no lock of it.
+#[tokio::test]
+async fn a_change_that_finds_no_room_waits_for_no_transaction_that_holds_the_schedule() {
+    let test = database().await;
+    limit(&test, Some(0)).await;
+    let elsewhere = put(&test, "b", &rules("others"), NONE).await.expect("new");
+    let mut holding = begun(&test, HOLD).await;
+    let mails = rules("mails");
+    let moved = test.database.schedule_change(&elsewhere.name, elsewhere.revision, wish(&mails, standing(2))).await;
+    assert!(matches!(moved.unwrap(), ScheduleWrite::QueueFull { used: 0, most: 0 }), "it waits for nothing");
 }
 
 /// A change of a queue waits for twice as long. The session has no bound of its own here.
