@@ -1,10 +1,15 @@
 //! Accepts tasks.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     field::FieldError,
     ids::QueueName,
+    queue::{Queue, QueuePolicy},
     task::{Dependency, NewTask, TaskState, ValidTask, dependency::check_colocated},
     time::Present,
     wire::{DependencyView, Limits, Problem, TaskReceipt, TaskRequest, TaskView, format},
@@ -12,6 +17,7 @@ use common::{
 
 use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
 use crate::{
+    clock,
     loops::submit::submitter::{Accepted, Stored, SubmitError},
     store::put::{Put, PutOutcome},
     traces::{Hop, Way},
@@ -20,16 +26,20 @@ use crate::{
 /// The label of this source in the metrics.
 const SOURCE: &str = "http";
 
-/// The most attempts with a task whose queue gets other rules meanwhile; see also [`MEETINGS`]. Each knows newer rules
-/// than the one before, and as a rule all that were answered before it began. So a task is refused only if they change
-/// again and again.
+/// The most attempts with a task whose queue gets another policy meanwhile; see also [`MEETINGS`]. Each knows a newer
+/// policy than the one before, and as a rule all that were answered before it began. So a task is refused only if they
+/// change again and again.
 const TRIES: u32 = 3;
 
-/// How often a task comes again that was handed back although there are no newer rules: it shared its statement with
-/// tasks that were admitted by older ones. With the pauses, that is longer than most admissions take, so few of those
-/// are still on their way.
+/// How often a task comes again that was handed back although its queue has no newer policy: it shared its statement
+/// with tasks that were admitted by an older one. With the pauses, that is longer than most admissions take, so few of
+/// those are still on their way.
 const MEETINGS: u32 = 20;
 const MEETING_PAUSE: Duration = Duration::from_millis(25);
+
+/// The longest time since it was first handed back after which such a task comes again. Its client waits, and where
+/// statements are slow, so many would take minutes.
+const MEETINGS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Queues that are not in this node's book and that the first database does not show. Each may exist, with any policy.
 pub(super) type Unread = BTreeSet<QueueName>;
@@ -147,34 +157,57 @@ impl Desk {
         mut revision: i64,
         limited: AppliedLimits,
     ) -> Vec<Outcome> {
+        let mut known = self.queues_as_known(&tasks);
         let mut outcomes = self.send(tasks, source, revision).await;
-        let (mut tries_left, mut meetings_left) = (TRIES - 1, MEETINGS);
+        let (mut tries_left, mut meetings_left, mut first_at) = (TRIES - 1, MEETINGS, None);
         loop {
             let (places, tasks) = handed_back(&outcomes);
             room.give_up(&places);
             // The others have their answers. A count from now on finds the stored ones, in place of what they took.
             drop(room);
+            let since = *first_at.get_or_insert_with(clock::instant);
             if places.is_empty() || !self.read_as_of(revision + 1).await {
                 break;
             }
-            let known = self.parts().books.load().revision();
-            let has_newer = known > revision;
-            let left = if has_newer { &mut tries_left } else { &mut meetings_left };
-            if *left == 0 {
-                break;
-            }
-            *left -= 1;
-            if !has_newer {
+            // Each new queue raises the revision of the queues, so that does not tell.
+            if self.has_newer_policy(&known, &tasks) {
+                if tries_left == 0 {
+                    break;
+                }
+                tries_left -= 1;
+            } else {
+                if meetings_left == 0 || clock::instant() > since + MEETINGS_WITHIN {
+                    break;
+                }
+                meetings_left -= 1;
                 tokio::time::sleep(MEETING_PAUSE).await;
             }
-            revision = known;
+            revision = self.parts().books.load().revision();
             let (tasks, again) = self.admit_all(tasks.into_iter().map(Ok).collect(), limited).await;
             room = again.at(&places);
+            known = self.queues_as_known(&tasks);
             for (place, outcome) in places.into_iter().zip(self.send(tasks, source, revision).await) {
                 outcomes[place] = outcome;
             }
         }
         outcomes
+    }
+
+    /// The queues of these tasks that this node knows.
+    fn queues_as_known(&self, tasks: &[Result<ValidTask, Problem>]) -> BTreeMap<QueueName, Arc<Queue>> {
+        let book = self.parts().books.load();
+        let queues: BTreeSet<&QueueName> = tasks.iter().flatten().map(|task| &task.queue).collect();
+        queues
+            .into_iter()
+            .filter_map(|queue| book.find(queue))
+            .map(|queue| (queue.name.clone(), Arc::clone(queue)))
+            .collect()
+    }
+
+    /// Whether this node knows another policy by now for a queue of these tasks, or that it exists or was deleted.
+    fn has_newer_policy(&self, known: &BTreeMap<QueueName, Arc<Queue>>, tasks: &[ValidTask]) -> bool {
+        let book = self.parts().books.load();
+        tasks.iter().any(|task| policy_of(known.get(&task.queue)) != policy_of(book.find(&task.queue)))
     }
 
     /// Sends the tasks that were admitted to the submitter. Returns one answer for each task, in their order.
@@ -303,6 +336,10 @@ fn handed_back(outcomes: &[Outcome]) -> (Vec<usize>, Vec<ValidTask>) {
         _ => None,
     };
     outcomes.iter().enumerate().filter_map(handed_back).unzip()
+}
+
+fn policy_of(queue: Option<&Arc<Queue>>) -> Option<&QueuePolicy> {
+    queue.map(|queue| &queue.policy)
 }
 
 /// The queues that a task names: its own and those of its dependencies.

@@ -411,25 +411,39 @@ async fn a_database_that_answers_and_takes_no_task_is_noted() {
 /// the sequence says. So it answers where tasks share each of their statements with some that older rules admitted.
 const OTHER_RULES: &str = "
 CREATE SEQUENCE public.asked;
+CREATE FUNCTION public.ask() RETURNS bigint LANGUAGE sql AS 'SELECT nextval(''public.asked'')';
 ALTER TABLE duetime.queue_turn RENAME TO former_queue_turn;
 CREATE VIEW duetime.queue_turn AS
-SELECT 'mail'::text AS queue, CASE WHEN nextval('public.asked') <= 12 THEN 1000000 ELSE 0 END::bigint AS revision,
+SELECT 'mail'::text AS queue, CASE WHEN public.ask() <= 12 THEN 1000000 ELSE 0 END::bigint AS revision,
        1000000::bigint AS placed, NULL::timestamptz AS reports_since
 OFFSET 0";
+
+/// Other queues change all the while.
+const OTHER_QUEUES: &str = "
+CREATE OR REPLACE FUNCTION public.ask() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE duetime.meta SET queue_revision = queue_revision + 1;
+    RETURN nextval('public.asked');
+END
+$$";
 
 #[tokio::test]
 async fn a_task_of_the_newest_rules_outlasts_those_of_older_ones_in_its_statements_for_a_bounded_time() {
     let (counter, test) = fresh().await;
     counter.desk.submit(request(r#"{"queue":"mail"}"#)).await.expect("accepted");
-    sqlx::raw_sql(OTHER_RULES).execute(&test.pool).await.unwrap();
-    for body in [r#"{"queue":"mail"}"#, r#"{"queue":"mail","key":"k"}"#] {
-        sqlx::raw_sql("ALTER SEQUENCE public.asked RESTART").execute(&test.pool).await.unwrap();
-        counter.desk.submit(request(body)).await.expect("accepted in the end");
-        let asked: i64 = sqlx::query_scalar("SELECT last_value FROM public.asked").fetch_one(&test.pool).await.unwrap();
-        assert!(asked > 12, "{body}: the database has handed it back");
+    for rules in [OTHER_RULES, OTHER_QUEUES] {
+        sqlx::raw_sql(rules).execute(&test.pool).await.unwrap();
+        for body in [r#"{"queue":"mail"}"#, r#"{"queue":"mail","key":"k"}"#] {
+            let anew = "ALTER SEQUENCE public.asked MINVALUE 1 RESTART";
+            sqlx::raw_sql(anew).execute(&test.pool).await.unwrap();
+            counter.desk.submit(request(body)).await.expect("accepted in the end");
+            let last = "SELECT last_value FROM public.asked";
+            let asked: i64 = sqlx::query_scalar(last).fetch_one(&test.pool).await.unwrap();
+            assert!(asked > 12, "{body}: the database has handed it back");
+        }
+        let for_ever = "ALTER SEQUENCE public.asked MINVALUE -1000000 RESTART -1000000";
+        sqlx::raw_sql(for_ever).execute(&test.pool).await.unwrap();
+        assert_eq!(counter.desk.submit(request(r#"{"queue":"mail"}"#)).await.expect_err("handed back").status, 503);
     }
-    let for_ever = "ALTER SEQUENCE public.asked MINVALUE -1000000 RESTART -1000000";
-    sqlx::raw_sql(for_ever).execute(&test.pool).await.unwrap();
-    assert_eq!(counter.desk.submit(request(r#"{"queue":"mail"}"#)).await.expect_err("handed back").status, 503);
-    assert_eq!(test.live().await, 3);
+    assert_eq!(test.live().await, 4);
 }
