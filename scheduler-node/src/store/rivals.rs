@@ -46,6 +46,8 @@ pub struct Rival {
     pub version: i64,
     /// Those of its content, as [`Content::usage`] estimates them. Not read of a finished task, which takes no room.
     pub bytes: i64,
+    /// The bytes of an unclaimed task of a lower version, where this one has finished. The next version supersedes it.
+    pub unclaimed_bytes: Option<i64>,
 }
 
 impl Database {
@@ -73,7 +75,7 @@ impl Database {
                 .bind(keys.iter().map(|asked| asked.by_version).collect::<Vec<bool>>());
             let answers = in_order(keys.len(), &any.fetch_all(&pool).await?)?;
             for (at, look) in open.into_iter().zip(answers) {
-                looks[at] = look;
+                looks[at] = look.beside_live(looks[at]);
             }
             Ok(looks)
         })
@@ -101,6 +103,18 @@ fn in_order(count: usize, rows: &[PgRow]) -> Result<Vec<KeyLook>, sqlx::Error> {
 }
 
 impl KeyLook {
+    /// Adds the live task that a look-up by version has found a moment before.
+    fn beside_live(self, live: Self) -> Self {
+        match (self, live) {
+            (Self::Taken(newest), Self::Taken(live))
+                if newest.state.is_final() && live.state.may_be_changed() && live.version < newest.version =>
+            {
+                Self::Taken(Rival { unclaimed_bytes: Some(live.bytes), ..newest })
+            }
+            (newest, _) => newest,
+        }
+    }
+
     fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         if !row.try_get::<bool, _>("is_here")? {
             return Ok(Self::Elsewhere);
@@ -115,6 +129,7 @@ impl KeyLook {
             state: super::state(row, "state")?,
             version: row.try_get("version")?,
             bytes: Content::bytes_of(payload_bytes, &headers),
+            unclaimed_bytes: None,
         }))
     }
 }

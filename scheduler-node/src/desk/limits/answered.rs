@@ -12,11 +12,11 @@ use common::{
     task::{OnDuplicate, TaskKey, TaskState, ValidTask},
 };
 
-use super::{LimitHolder, LimitVerdict, LimitedTask, look_up::LookedUp};
-use crate::{
-    desk::{Desk, meter::Admission},
-    store::rivals::Rival,
+use super::{
+    LimitHolder, LimitVerdict, LimitedTask,
+    look_up::{LookedUp, Rivals},
 };
+use crate::desk::{Desk, meter::Admission};
 
 /// The room that the tasks of each key of a request share. A key has none before its first task is admitted, unless a
 /// stored task was found.
@@ -31,7 +31,7 @@ enum KeyRoom {
     /// The room of a new task. `takers`: the indices of the admitted cases; `bytes`: those of the largest.
     New { takers: BTreeSet<usize>, bytes: i64 },
     /// The room of a stored task, and the bytes by which admitted ones make it larger.
-    Stored { task: Rival, more: i64 },
+    Stored { rivals: Rivals, more: i64 },
 }
 
 impl<'a> KeyRooms<'a> {
@@ -43,7 +43,7 @@ impl<'a> KeyRooms<'a> {
                 Some(case.size.bytes - bytes)
             }
             Some(KeyRoom::New { bytes, .. }) => Some(growth_beyond(*bytes, case.task)),
-            Some(KeyRoom::Stored { task, more }) => growth(task, case.task).map(|growth| growth - more),
+            Some(KeyRoom::Stored { rivals, more }) => growth(rivals, case.task).map(|growth| growth - more),
             None => None,
         };
         growth.map_or(case.size, |growth| Usage { tasks: 0, bytes: growth.max(0) })
@@ -86,7 +86,7 @@ impl Desk {
         let LookedUp { found, unread } = self.look_up(&keys).await;
         rooms.unread.extend(unread);
         let grown = growth_by_admitted(cases, &found);
-        for (key, task) in found {
+        for (key, rivals) in found {
             let more = match (rooms.rooms.get(&key), grown.get(&key).copied().flatten()) {
                 (Some(KeyRoom::New { takers, bytes }), Some(grown)) => {
                     let spare = Usage { tasks: 1, bytes: bytes - grown };
@@ -101,7 +101,7 @@ impl Desk {
                 (Some(KeyRoom::New { .. }), None) => continue,
                 _ => 0,
             };
-            rooms.rooms.insert(key, KeyRoom::Stored { task, more });
+            rooms.rooms.insert(key, KeyRoom::Stored { rivals, more });
         }
         for case in cases.iter_mut().filter(|case| is_beyond(case)) {
             case.verdict = LimitVerdict::Open;
@@ -110,29 +110,32 @@ impl Desk {
     }
 }
 
-/// The bytes by which `stored` grows when `later` takes its place; 0: it answers for `later` as it is. `None`: `later`
-/// becomes a task beside it.
-fn growth(stored: &Rival, later: &ValidTask) -> Option<i64> {
+/// The bytes by which the stored task grows when `later` takes its place; 0: it answers for `later` as it is. `None`:
+/// `later` becomes a task beside it.
+fn growth(stored: &Rivals, later: &ValidTask) -> Option<i64> {
     let keyed = later.keyed.as_ref()?;
-    let state = stored.state;
-    let adds_one = match keyed.version.cmp(&stored.version) {
-        // Only for the versions of the same request was such a task looked up.
-        _ if keyed.on_duplicate != OnDuplicate::Version => {
-            matches!(state, TaskState::Cancelled | TaskState::Superseded | TaskState::Expired)
-        }
+    let by_version = gives_version(later);
+    let rival = if by_version { stored.versioned } else { stored.plain }?;
+    let (state, bytes) = (rival.state, later.content.usage().bytes);
+    let is_new = match keyed.version.cmp(&rival.version) {
+        _ if !by_version => false,
         Ordering::Less => false,
         Ordering::Equal => state.is_final() && state != TaskState::Succeeded,
         Ordering::Greater => !state.may_be_changed(),
     };
-    if adds_one {
-        return None;
+    if is_new {
+        return rival.unclaimed_bytes.map(|superseded| bytes - superseded);
     }
     let takes_its_place = match keyed.on_duplicate {
         OnDuplicate::Keep | OnDuplicate::Reject => false,
         OnDuplicate::Replace => state.may_be_changed(),
-        OnDuplicate::Version => state.may_be_changed() && keyed.version >= stored.version,
+        OnDuplicate::Version => state.may_be_changed() && keyed.version >= rival.version,
     };
-    Some(if takes_its_place { later.content.usage().bytes - stored.bytes } else { 0 })
+    Some(if takes_its_place { bytes - rival.bytes } else { 0 })
+}
+
+fn gives_version(task: &ValidTask) -> bool {
+    task.keyed.as_ref().is_some_and(|keyed| keyed.on_duplicate == OnDuplicate::Version)
 }
 
 /// Whether the case is refused because a limit of unfinished tasks is reached, or may be.
@@ -141,7 +144,7 @@ fn is_beyond(case: &LimitedTask<'_>) -> bool {
 }
 
 /// The keys of refused tasks, in their order; then those of admitted ones that share a limit with these. They may have
-/// taken room that they do not need. With each key, whether one of its tasks gives a version.
+/// taken room that they do not need. With each key, whether its task gives a version: a key may come with both.
 fn keys_to_look_up<'a>(cases: &[LimitedTask<'a>]) -> Vec<(TaskKey<'a>, bool)> {
     let refused = || cases.iter().filter(|case| is_beyond(case));
     let full: BTreeSet<&QueueName> = refused().map(|case| &case.task.queue).collect();
@@ -150,19 +153,15 @@ fn keys_to_look_up<'a>(cases: &[LimitedTask<'a>]) -> Vec<(TaskKey<'a>, bool)> {
         full.contains(&case.task.queue) || (of_token && !full.is_empty())
     };
     let admitted = cases.iter().filter(|case| matches!(case.verdict, LimitVerdict::Admitted) && shares_a_limit(case));
-    let gives_version =
-        |task: &ValidTask| task.keyed.as_ref().is_some_and(|keyed| keyed.on_duplicate == OnDuplicate::Version);
-    let versions = cases.iter().filter(|case| gives_version(case.task));
-    let versions: BTreeSet<TaskKey<'a>> = versions.filter_map(|case| case.task.full_key()).collect();
     let mut seen = BTreeSet::new();
-    let keys = refused().chain(admitted).filter_map(|case| case.task.full_key());
-    keys.filter(|key| seen.insert(*key)).map(|key| (key, versions.contains(&key))).collect()
+    let asked = |case: &LimitedTask<'a>| Some((case.task.full_key()?, gives_version(case.task)));
+    refused().chain(admitted).filter_map(asked).filter(|asked| seen.insert(*asked)).collect()
 }
 
 /// By key, the bytes by which admitted tasks make the stored one larger. `None`: one of them is a task beside it.
 fn growth_by_admitted<'a>(
     cases: &[LimitedTask<'a>],
-    found: &BTreeMap<TaskKey<'a>, Rival>,
+    found: &BTreeMap<TaskKey<'a>, Rivals>,
 ) -> BTreeMap<TaskKey<'a>, Option<i64>> {
     let mut grown: BTreeMap<TaskKey<'a>, Option<i64>> = BTreeMap::new();
     for case in cases.iter().filter(|case| matches!(case.verdict, LimitVerdict::Admitted)) {

@@ -106,26 +106,30 @@ async fn a_task_that_cannot_be_read_keeps_no_other_from_answering_for_a_key() {
 }
 
 /// A running first version beside a second one that succeeded; and a fourth version that succeeded before a fifth one
-/// was cancelled.
+/// was cancelled; and unclaimed first versions beside cancelled fifth ones.
 const OF_VERSIONS: &str = "
 INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version, attempt, claim_epoch)
 VALUES (duetime.mint(now(), 0), 0, 'mail', 'running', now(), now(), '', 'x', 'overtaken', 1, 1, 1);
+INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version)
+SELECT duetime.mint(now(), 0), 0, 'mail', 'scheduled', now() + '1 h', now() + '1 h', '', 'x', f.key, 1
+  FROM (VALUES ('next'), ('again')) AS f (key);
 INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version, finished_at, drop_on)
 SELECT duetime.mint(now(), 0), 0, 'mail', f.state::duetime.task_state, now(), now(), '', 'x', f.key, f.version, now() - f.ago::interval,
        (now() AT TIME ZONE 'UTC')::date + 1
-  FROM (VALUES ('overtaken', 'succeeded', 2, '1 min'), ('withdrawn', 'succeeded', 4, '2 min'), ('withdrawn', 'cancelled', 5, '1 min'))
-       AS f (key, state, version, ago)";
+  FROM (VALUES ('overtaken', 'succeeded', 2, '1 min'), ('withdrawn', 'succeeded', 4, '2 min'), ('withdrawn', 'cancelled', 5, '1 min'),
+               ('next', 'cancelled', 5, '1 min'), ('again', 'cancelled', 5, '1 min')) AS f (key, state, version, ago)";
+
+fn versioned(key: &str, version: i64) -> Value {
+    let mut task = keyed(key);
+    (task["on_duplicate"], task["version"]) = (json!("version"), json!(version));
+    task
+}
 
 #[tokio::test]
 async fn a_finished_task_that_would_answer_does_so_though_a_live_one_or_a_cancelled_one_has_its_key_too() {
     let (counter, test) = fresh().await;
     run(&test, OF_VERSIONS).await;
     fill(&counter).await;
-    let versioned = |key: &str, version: i64| {
-        let mut task = keyed(key);
-        (task["on_duplicate"], task["version"]) = (json!("version"), json!(version));
-        task
-    };
     for (sent, status, state) in [
         (versioned("overtaken", 2), 200, Some("succeeded")),
         (versioned("overtaken", 1), 409, None),
@@ -140,4 +144,28 @@ async fn a_finished_task_that_would_answer_does_so_though_a_live_one_or_a_cancel
         let answered = answers[0].as_ref().ok().map(|receipt| receipt.state.text());
         assert_eq!(answered, state, "{sent}");
     }
+}
+
+#[tokio::test]
+async fn a_version_needs_no_room_beside_the_unclaimed_task_that_it_supersedes() {
+    let (counter, test) = fresh().await;
+    run(&test, OF_VERSIONS).await;
+    fill(&counter).await;
+    let live = test.live().await;
+    for sent in [versioned("next", 6), versioned("again", 5)] {
+        let answers = batch(&counter.desk, [sent.clone()]).await;
+        assert_eq!(statuses(&answers), [200], "{sent}: {answers:?}");
+        assert!(!answers[0].as_ref().expect("answered").duplicate, "{sent}: it is new");
+    }
+    assert_eq!(test.live().await, live);
+    assert_eq!(statuses(&batch(&counter.desk, [versioned("withdrawn", 6)]).await), [429], "it would be one more");
+}
+
+#[tokio::test]
+async fn a_key_that_comes_with_and_without_a_version_has_the_answers_that_each_has_alone() {
+    let (counter, test) = fresh().await;
+    run(&test, OF_VERSIONS).await;
+    fill(&counter).await;
+    let sent = [keyed("withdrawn"), versioned("withdrawn", 5), keyed("withdrawn")];
+    assert_eq!(statuses(&batch(&counter.desk, sent).await), [200, 429, 200]);
 }

@@ -3,7 +3,9 @@
 -- The caller asks task_rivals_live.sql first, and asks here about the keys that no live task has, and those that are
 -- asked by version. One statement sees one moment, so a task that was revived in between is found.
 -- A succeeded or dead task answers until its window has passed; where versions are asked for, so does one that was
--- cancelled, expired or superseded. Of each of these two kinds, the statement looks at the ten that ended last.
+-- cancelled, expired or superseded. Of each of these two kinds, the statement looks at the ten that ended last, and
+-- task_put at all. Where more ended within the window and not in the order of their versions, a submission for which
+-- the highest version would answer may be refused.
 -- Costs for each key one probe of task_key_version and one or two of archive_key_finished in each partition.
 -- $1 to $5 and the rows: see task_rivals_live.sql; $6 ms for which a finished task answers and $7 whether versions are
 -- asked for (pairwise with $1). `state` NULL: no task answers for the key. Of a finished task, only its state and its

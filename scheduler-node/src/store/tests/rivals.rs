@@ -52,7 +52,7 @@ async fn many_keys_have_the_answers_that_each_has_alone() {
                 let (content_type, headers) = (task.content_type, task.headers);
                 let content = Content { payload: task.payload.expect("no list reads it"), content_type, headers };
                 let bytes = if state.is_final() { 0 } else { content.usage().bytes };
-                KeyLook::Taken(Rival { state, version, bytes })
+                KeyLook::Taken(Rival { state, version, bytes, unclaimed_bytes: None })
             });
             assert_eq!(look, alone, "{partition_key:?} {key}");
         }
@@ -90,18 +90,21 @@ const OF_VERSIONS: &str = "
 INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version, attempt, claim_epoch)
 SELECT duetime.mint(now(), 0), 0, 'q', 'running', now(), now(), '', 'x', f.key, f.version, 1, 1
   FROM (VALUES ('older lives', 1), ('newer lives', 3)) AS f (key, version);
+INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version)
+SELECT duetime.mint(now(), 0), 0, 'q', 'scheduled', now(), now(), 'fifth', 'x', f.key, f.version
+  FROM (VALUES ('unclaimed', 1), ('unclaimed', 3)) AS f (key, version);
 INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version, finished_at, drop_on)
 SELECT duetime.mint(now(), 0), 0, 'q', f.state::duetime.task_state, now(), now(), 'four', 'x', f.key, f.version, now() - f.ago::interval,
        (now() AT TIME ZONE 'UTC')::date + 1
   FROM (VALUES ('older lives', 'succeeded', 2, '1 min'), ('newer lives', 'succeeded', 2, '1 min'),
                ('cancelled', 'succeeded', 4, '2 min'), ('cancelled', 'cancelled', 5, '1 min'),
-               ('in turn', 'dead', 4, '1 min'), ('in turn', 'succeeded', 3, '0'),
+               ('in turn', 'dead', 4, '1 min'), ('in turn', 'succeeded', 3, '0'), ('unclaimed', 'cancelled', 4, '1 min'),
                ('long ago', 'succeeded', 6, '2 h'), ('long ago', 'cancelled', 7, '2 h')) AS f (key, state, version, ago)";
 
 /// As duetime.task_put finds it.
 #[tokio::test]
 async fn of_the_tasks_that_answer_for_a_key_the_one_of_the_highest_version_is_found() {
-    use TaskState::{Cancelled, Dead, Running, Succeeded};
+    use TaskState::{Cancelled, Dead, Running, Scheduled, Succeeded};
     let test = fixture::database().await;
     sqlx::raw_sql(OF_VERSIONS).execute(&test.pool).await.unwrap();
     let queue = QueueName::new("q");
@@ -110,6 +113,7 @@ async fn of_the_tasks_that_answer_for_a_key_the_one_of_the_highest_version_is_fo
         ("newer lives", Some((Running, 3)), Some((Running, 3))),
         ("cancelled", Some((Succeeded, 4)), Some((Cancelled, 5))),
         ("in turn", Some((Dead, 4)), Some((Dead, 4))),
+        ("unclaimed", Some((Scheduled, 3)), Some((Cancelled, 4))),
         ("long ago", None, None),
     ];
     for by_version in [false, true] {
@@ -117,7 +121,11 @@ async fn of_the_tasks_that_answer_for_a_key_the_one_of_the_highest_version_is_fo
         let looks = test.database.task_rivals(&cases.map(|(text, ..)| key(text))).await.unwrap();
         for ((text, keyed, versioned), look) in cases.into_iter().zip(looks) {
             let found = match look {
-                KeyLook::Taken(rival) => Some((rival.state, rival.version)),
+                KeyLook::Taken(rival) => {
+                    let superseded = rival.unclaimed_bytes;
+                    assert_eq!(superseded, (text == "unclaimed" && by_version).then_some(5), "{text}");
+                    Some((rival.state, rival.version))
+                }
                 KeyLook::Free => None,
                 KeyLook::Elsewhere => panic!("the shard is here"),
             };
