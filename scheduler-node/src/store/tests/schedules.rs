@@ -475,7 +475,7 @@ async fn a_change_that_finds_no_room_waits_for_no_transaction_that_holds_the_sch
     let test = database().await;
     limit(&test, Some(0)).await;
     let elsewhere = put(&test, "b", &rules("others"), NONE).await.expect("new");
-    let mut holding = begun(&test, HOLD).await;
+    let _holding = begun(&test, HOLD).await;
     let mails = rules("mails");
     let moved = test.database.schedule_change(&elsewhere.name, elsewhere.revision, wish(&mails, standing(2))).await;
     assert!(matches!(moved.unwrap(), ScheduleWrite::QueueFull { used: 0, most: 0 }), "it waits for nothing");
