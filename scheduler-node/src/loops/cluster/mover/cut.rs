@@ -46,6 +46,11 @@ const WRITES_AT_LEAST: Duration = CUT_WITHIN.saturating_sub(DRAIN_WITHIN);
 /// the nodes try such reports again only after as long. A shorter cut delays them no more than a slow statement does.
 pub(super) const LONG_CUT: Duration = Duration::from_secs(1);
 
+/// A cut that takes this long, half of [`LONG_CUT`], until its statement opens the target may well be long by the
+/// answer. The node may take the shard there before that, so reports come first from the statement on. A cut whose
+/// statement goes out earlier, and is answered late, leaves deadlines the moment between the two.
+pub(super) const SOON_LONG: Duration = Duration::from_millis(500);
+
 /// [`Work::finish_cut`] waits this long to learn whether the move is called off: the tasks of the shard wait meanwhile.
 const CALLED_OFF_WITHIN: Duration = Duration::from_millis(450);
 
@@ -117,7 +122,9 @@ impl Work {
                 Ok(Cut::Opened(_)) => hear_first(&ends.target),
                 Ok(Cut::GivenUp(_)) => {}
                 // It may have opened again without an answer, or do so late.
-                Ok(Cut::Reopened(..) | Cut::Lost) | Err(_) => hear_first(&ends.source),
+                Ok(Cut::Reopened(..) | Cut::Lost) => hear_first(&ends.source),
+                // Either may have.
+                Err(_) => [&ends.source, &ends.target].into_iter().for_each(hear_first),
             }
         }
         match cut {
@@ -179,12 +186,17 @@ impl Work {
         };
         fail::fail_point!("after_move_close", |_| std::process::abort());
         let problem = match timeout_at(deadline.into(), self.last_rounds(ends, epoch)).await {
-            Ok(Ok(true)) => match ends.target.sql.move_open(shard, epoch, closed, &self.shared.me).await {
-                Ok(Some(opened)) => return Ok(Cut::Opened(opened)),
-                Ok(None) => return Ok(Cut::Lost),
-                Err(error) if error.effect == Effect::None => error.reason(),
-                Err(error) => return Err(error),
-            },
+            Ok(Ok(true)) => {
+                if began.elapsed() >= SOON_LONG {
+                    hear_first(&ends.target);
+                }
+                match ends.target.sql.move_open(shard, epoch, closed, &self.shared.me).await {
+                    Ok(Some(opened)) => return Ok(Cut::Opened(opened)),
+                    Ok(None) => return Ok(Cut::Lost),
+                    Err(error) if error.effect == Effect::None => error.reason(),
+                    Err(error) => return Err(error),
+                }
+            }
             Ok(Ok(false)) => return Ok(Cut::Lost),
             Ok(Err(error)) => error.reason(),
             Err(_) => {

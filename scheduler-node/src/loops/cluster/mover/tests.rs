@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::{
     copy::Round,
-    cut::{Cut, LONG_CUT},
+    cut::{Cut, LONG_CUT, SOON_LONG},
     work::{Ends, LONG_ROUNDS, Stepped},
     *,
 };

@@ -342,7 +342,8 @@ impl Work {
 
 /// Has reports that were held while a shard was closed come before the deadlines that have passed meanwhile. Call it
 /// before the statement that opens the shard in this database: without an answer it lets deadlines end attempts, too.
-/// Call it once more after the answer, which may take as long as reports come first.
+/// Call it once more after the answer, which may take as long as reports come first. A cut that is quick until the
+/// statement does only the latter, if it has become a long one by then.
 ///
 /// Deadlines of the other shards that this node has there wait as well: some 10 s, and up to 30 minutes while RabbitMQ
 /// holds many reports. Where moves fail again and again, they have their turn after some minutes

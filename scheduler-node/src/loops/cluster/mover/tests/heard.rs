@@ -11,6 +11,13 @@ impl Moving {
         [&self.ends.source, &self.ends.target].map(|database| database.hearing.lock().must_ask())
     }
 
+    /// As if no shard had opened.
+    fn has_heard(&self) {
+        for database in [&self.ends.source, &self.ends.target] {
+            *database.hearing.lock() = Hearing::default();
+        }
+    }
+
     /// Copies and closes the shard, as a node that dies in its cut. Returns the epoch of the close.
     async fn close(&mut self) -> Epoch {
         self.copy().await;
@@ -101,6 +108,19 @@ fn before(took: Duration) -> Instant {
     Instant::now().checked_sub(took).expect("a moment")
 }
 
+/// The owner loop may take the shard in its target before the mover has the answer.
+#[tokio::test]
+async fn a_cut_that_is_slow_before_its_target_opens_has_deadlines_wait_there_from_the_statement_on() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    // Otherwise the last changes have no time left.
+    moving.work.late_writes = 100;
+    let (ends, epoch) = (moving.ends.clone(), moving.epoch);
+    let cutting = moving.work.cut_without_claims(&ends, epoch, before(SOON_LONG));
+    let cut = with_a_late_answer(&moving.tests[1], &ends.target, cutting).await.unwrap();
+    assert!(matches!(cut, Cut::Opened(_)), "{cut:?}");
+}
+
 #[tokio::test]
 async fn after_a_cut_that_nothing_interrupts_deadlines_wait_where_its_shard_opens_if_it_was_long() {
     for (took, takes_it) in [Duration::ZERO, LONG_CUT].into_iter().flat_map(|took| [(took, true), (took, false)]) {
@@ -111,7 +131,10 @@ async fn after_a_cut_that_nothing_interrupts_deadlines_wait_where_its_shard_open
             sqlx::raw_sql(REFUSE_ROWS).execute(&moving.tests[1].pool).await.unwrap();
         }
         let (ends, epoch) = (moving.ends.clone(), moving.epoch);
-        let cut = moving.work.cut_without_claims(&ends, epoch, Instant::now()).await.unwrap();
+        let began = Instant::now();
+        let cut = moving.work.cut_without_claims(&ends, epoch, began).await.unwrap();
+        assert!(began.elapsed() >= SOON_LONG || moving.hears_first() == [false; 2], "it is quick");
+        moving.has_heard();
         // A slow machine may undo it, too.
         let has_moved = matches!(cut, Cut::Opened(_));
         assert!(takes_it || !has_moved, "{cut:?}");
@@ -132,7 +155,7 @@ const REFUSE_REOPEN: &str = "
 ";
 
 #[tokio::test]
-async fn after_a_long_cut_whose_source_may_be_open_again_deadlines_wait_there() {
+async fn after_a_long_cut_deadlines_wait_wherever_its_shard_may_have_opened_without_an_answer() {
     let mut moving = Moving::new().await;
     moving.copy().await;
     moving.ends.source.sql.task_submit(&[new_task(fixture::fresh_id_of(SHARD))], Sending::First).await.unwrap();
@@ -141,11 +164,12 @@ async fn after_a_long_cut_whose_source_may_be_open_again_deadlines_wait_there() 
     let (ends, epoch) = (moving.ends.clone(), moving.epoch);
     let cut = moving.work.cut_without_claims(&ends, epoch, Instant::now()).await;
     assert!(cut.is_err(), "{cut:?}");
+    moving.has_heard();
     moving.work.end_cut(&ends, epoch, before(LONG_CUT), cut).await.unwrap_err();
-    assert_eq!(moving.hears_first(), [true, false]);
+    assert_eq!(moving.hears_first(), [true, true]);
 
     // The second try of an opening without an answer finds it open.
-    *ends.source.hearing.lock() = Hearing::default();
+    moving.has_heard();
     moving.work.end_cut(&ends, epoch, before(LONG_CUT), Ok(Cut::Lost)).await.unwrap();
     assert_eq!(moving.hears_first(), [true, false]);
 }
