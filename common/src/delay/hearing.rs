@@ -18,7 +18,8 @@ const HEAR_LONGEST: Duration = Duration::from_secs(1_800);
 const SHORT_GAP: Duration = Duration::from_secs(60);
 
 /// Shards that open one after another have messages come first for this long, although each wait is one for all shards
-/// of the database. Then the deadlines of the others have their turn: a move may fail as often as it is tried.
+/// of the database. Then the deadlines of the others have their turn: a move may fail as often as it is tried. What an
+/// outage has them wait is no part of it.
 const OPENINGS_LONGEST: Duration = Duration::from_secs(300);
 
 /// Deadlines have had their turn once nothing has prolonged the wait for this long. After [`HEAR_FIRST`] that leaves
@@ -33,8 +34,8 @@ const STOPPED_AFTER: Duration = Duration::from_secs(3);
 pub struct Hearing {
     is_away: bool,
     since: Option<Instant>,
-    /// When the first of the waits began between which deadlines have not had their turn.
-    first_since: Option<Instant>,
+    /// When the first of the shards opened between which there was no outage, and deadlines have not had their turn.
+    first_opening: Option<Instant>,
     /// When messages came again last. What the broker was asked before says nothing about what waits since.
     came_again_at: Option<Instant>,
     /// When messages came again, until the broker has told that few are left.
@@ -63,32 +64,34 @@ impl Hearing {
         }
     }
 
-    /// A shard that was closed for long opens, and the messages that were held come first. Where deadlines have not had
-    /// their turn for [`OPENINGS_LONGEST`], this prolongs no wait: what was held about that shard has the rest of it.
+    /// A shard that was closed for long opens, and the messages that were held come first. Where the first of those
+    /// that deadlines wait for opened [`OPENINGS_LONGEST`] ago, this prolongs no wait: what was held about this one has
+    /// the rest of it.
     pub fn shard_opens(&mut self, now: Instant) {
-        let is_early = |first| now.saturating_duration_since(first) < OPENINGS_LONGEST;
-        if self.had_their_turn(now) || self.first_since.is_none_or(is_early) {
-            self.begin_again(now);
+        if self.had_their_turn(now) {
+            self.first_opening = None;
+        }
+        let first = *self.first_opening.get_or_insert(now);
+        if now.saturating_duration_since(first) < OPENINGS_LONGEST {
+            self.come_again(now);
         }
     }
 
     /// Messages come again, as after an outage of the broker.
     pub fn begin_again(&mut self, now: Instant) {
+        self.first_opening = None;
+        self.come_again(now);
+    }
+
+    /// Deadlines wait once more, and the broker must tell once more.
+    fn come_again(&mut self, now: Instant) {
         // A short gap while many are left does not begin the longest wait anew.
         let is_short = self.since.is_some_and(|since| now.saturating_duration_since(since) < SHORT_GAP);
         if !(self.had_many && is_short) {
             self.asked_since = Some(now);
         }
-        self.prolong(now);
-        self.came_again_at = Some(now);
-    }
-
-    /// Deadlines wait once more.
-    fn prolong(&mut self, now: Instant) {
-        if self.had_their_turn(now) {
-            self.first_since = Some(now);
-        }
         self.since = Some(now);
+        self.came_again_at = Some(now);
     }
 
     /// Whether deadlines have ended attempts since the last wait, or could have.
@@ -122,7 +125,7 @@ impl Hearing {
             self.asked_since = None;
         }
         if !gives_up && (are_many || self.had_many) {
-            self.prolong(now);
+            self.since = Some(now);
         }
         self.had_many = are_many && !gives_up;
         gives_up

@@ -169,3 +169,36 @@ fn a_shard_that_opens_right_after_an_outage_has_its_messages_come_first_however_
     hearing.shard_opens(at(4_009));
     assert_eq!(hearing.wait(at(4_009)), HEAR_FIRST);
 }
+
+#[test]
+fn what_deadlines_wait_for_an_outage_leaves_a_shard_that_opens_after_it_its_own_wait() {
+    let start = Instant::now();
+    let at = |s| start + Duration::from_secs(s);
+    let opens_after_it = |mut hearing: Hearing| {
+        assert!(!hearing.told(false, at(370), at(370)));
+        hearing.shard_opens(at(382));
+        assert_eq!(hearing.wait(at(382)), HEAR_FIRST);
+        assert!(hearing.must_ask(), "the broker tells whether many were held");
+    };
+
+    // The second time a shard has opened just before the outage.
+    for opens_before in [false, true] {
+        let mut hearing = Hearing::default();
+        if opens_before {
+            hearing.shard_opens(at(0));
+        }
+        hearing.begin_again(at(1));
+        for s in (10..=360).step_by(10) {
+            assert!(!hearing.told(true, at(s), at(s)), "a long backlog");
+        }
+        opens_after_it(hearing);
+    }
+
+    let mut flapping = Hearing::away();
+    for s in (0..=360).step_by(20) {
+        flapping.begin(at(s));
+        flapping.end();
+    }
+    flapping.begin(at(362));
+    opens_after_it(flapping);
+}
