@@ -50,7 +50,7 @@ use common::{
     time::{Present, UnixMicros},
     wire::{Limits, Problem},
 };
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 
 use crate::{
     access::Access,
@@ -117,8 +117,7 @@ pub struct Desk {
 struct Inner {
     parts: Parts,
     started: Instant,
-    /// Held by a request that reads or adds queues, so that many requests that miss the same queue read it once.
-    reading: Mutex<reading::LastTries>,
+    reading: reading::Reading,
     meters: meter::Meters,
 }
 
@@ -142,7 +141,7 @@ impl Desk {
             inner: Arc::new(Inner {
                 parts,
                 started: Instant::now(),
-                reading: Mutex::default(),
+                reading: reading::Reading::default(),
                 meters: meter::Meters::default(),
             }),
             scope: Scope::ALL,

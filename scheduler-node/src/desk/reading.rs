@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use common::{ids::QueueName, queue::QueuePolicy};
+use tokio::sync::{Mutex, MutexGuard};
 
 use super::Desk;
 use crate::{
@@ -20,8 +21,17 @@ const FAILURE_ANSWERS: Duration = Duration::from_secs(1);
 /// The number of queues that one statement creates. The limits may be exceeded by at most this many for each node.
 const CREATED_AT_ONCE: usize = 100;
 
-/// The last read of the queues and the last failure to add some.
+/// The turn of requests that read or add queues, and what the last of them came to.
 #[derive(Debug, Default)]
+pub(super) struct Reading {
+    /// Held across a try, so that many requests that miss the same queue read it once.
+    pub(super) turn: Mutex<()>,
+    /// Held for a moment only, so that a failure answers beside a try that is under way.
+    pub(super) last: parking_lot::Mutex<LastTries>,
+}
+
+/// The last read of the queues and the last failure to add some.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LastTries {
     pub(super) read: Option<Try>,
     pub(super) addition: Option<Try>,
@@ -39,16 +49,19 @@ impl Try {
     /// Whether the try is done, as an answer to a request from `asked_at`. It answers if it began after that. A failure
     /// also answers if it ended less than `failure_answers` before.
     fn answer(self, asked_at: Instant, failure_answers: Duration) -> Option<bool> {
-        let failed_lately = !self.is_done && asked_at.saturating_duration_since(self.ended) < failure_answers;
-        (self.began >= asked_at || failed_lately).then_some(self.is_done)
+        (self.began >= asked_at || self.failed_lately(asked_at, failure_answers)).then_some(self.is_done)
+    }
+
+    fn failed_lately(self, asked_at: Instant, failure_answers: Duration) -> bool {
+        !self.is_done && asked_at.saturating_duration_since(self.ended) < failure_answers
     }
 }
 
 impl Desk {
     /// Reads the queues that changed into this node's book.
     pub(super) async fn read_anew(&self) -> Result<(), Error> {
-        let mut last = self.inner.reading.lock().await;
-        self.read_alone(&mut last).await
+        let turn = self.inner.reading.turn.lock().await;
+        self.read_alone(&turn).await
     }
 
     /// Reads the queues, unless this node knows them as of `revision` or later. Requests that wait for the same read
@@ -79,14 +92,18 @@ impl Desk {
         if is_known() {
             return true;
         }
-        let mut last = self.inner.reading.lock().await;
+        // Tries of other requests may hold the turn for seconds.
+        if self.last_tries().read.is_some_and(|read| read.failed_lately(asked_at, failure_answers)) {
+            return false;
+        }
+        let turn = self.inner.reading.turn.lock().await;
         if is_known() {
             return true;
         }
-        if let Some(is_read) = last.read.and_then(|read| read.answer(asked_at, failure_answers)) {
+        if let Some(is_read) = self.last_tries().read.and_then(|read| read.answer(asked_at, failure_answers)) {
             return is_read;
         }
-        let read = self.read_alone(&mut last).await;
+        let read = self.read_alone(&turn).await;
         if let Err(error) = &read {
             tracing::debug!(error = error as &dyn std::error::Error, "the queues cannot be read");
         }
@@ -97,7 +114,7 @@ impl Desk {
     /// which ones. Requests share a failure, unless the names may be at fault.
     pub(super) async fn create_missing(&self, missing: Vec<QueueName>) -> bool {
         let asked_at = clock::instant();
-        let mut last = self.inner.reading.lock().await;
+        let turn = self.inner.reading.turn.lock().await;
         let book = self.parts().books.load_full();
         let mut missing: Vec<QueueName> = missing.into_iter().filter(|queue| book.find(queue).is_none()).collect();
         let mut per_caller = self.parts().queues_max_per_caller;
@@ -109,7 +126,7 @@ impl Desk {
         if missing.is_empty() {
             return true;
         }
-        if last.addition.is_some_and(|failed| failed.answer(asked_at, FAILURE_ANSWERS).is_some()) {
+        if self.last_tries().addition.is_some_and(|failed| failed.answer(asked_at, FAILURE_ANSWERS).is_some()) {
             return false;
         }
         let began = clock::instant();
@@ -117,10 +134,11 @@ impl Desk {
         if let Err(error) = &added
             && matches!(error.fault(), Fault::Outage | Fault::Contention)
         {
-            last.addition = Some(Try { began, ended: clock::instant(), is_done: false });
+            let failed = Try { began, ended: clock::instant(), is_done: false };
+            self.inner.reading.last.lock().addition = Some(failed);
         }
         let created = match added {
-            Ok(()) => self.read_alone(&mut last).await,
+            Ok(()) => self.read_alone(&turn).await,
             failed => failed,
         };
         if let Err(error) = &created {
@@ -137,15 +155,20 @@ impl Desk {
         Ok(())
     }
 
-    /// Reads the queues that changed, and notes what came of it. The caller holds the lock.
-    async fn read_alone(&self, last: &mut LastTries) -> Result<(), Error> {
+    fn last_tries(&self) -> LastTries {
+        *self.inner.reading.last.lock()
+    }
+
+    /// Reads the queues that changed, and notes what came of it. The caller has the turn.
+    async fn read_alone(&self, _turn: &MutexGuard<'_, ()>) -> Result<(), Error> {
         let began = clock::instant();
         let read = self.catch_up().await;
-        last.read = Some(Try { began, ended: clock::instant(), is_done: read.is_ok() });
+        let ended = Try { began, ended: clock::instant(), is_done: read.is_ok() };
+        self.inner.reading.last.lock().read = Some(ended);
         read
     }
 
-    /// Reads the queues that changed, without a note for other requests. Only tests do so without the lock.
+    /// Reads the queues that changed, without a note for other requests. Only tests do so without the turn.
     pub(super) async fn catch_up(&self) -> Result<(), Error> {
         catch_up(self.parts().store.home(), &self.parts().books).await
     }

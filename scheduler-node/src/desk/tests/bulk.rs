@@ -345,7 +345,7 @@ async fn while_queues_cannot_be_read_a_retry_waits_unless_it_is_of_one_message_o
     assert_eq!(bulk(&started, all).await.expect_err("as may that of both").status, 503);
     started.desk.retry(forwarded).await.expect("it needs no queue");
     hide_queues(&test, false).await;
-    forget_tries(&started).await;
+    forget_tries(&started);
     assert_eq!(bulk(&started, all).await.expect("the queue is there").done, 1);
 }
 

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::{
     Counter, PLAIN, counter, fresh, hide_queues,
     limits::{batch, count_mail, put_queue, statuses, task, tenant},
-    reading::{ended_now, failed_before, failed_just_now, forget_tries},
+    reading::{ended_now, failed_before, failed_just_now, forget_tries, note_read},
     request,
 };
 use crate::{
@@ -188,7 +188,7 @@ async fn a_submission_in_sql_is_judged_by_what_its_queue_was_when_it_was_committ
     let (judged, _room) = behind.desk.judge(&rows).await;
     assert!(judged[0].as_ref().expect_err("its queue has changed").is_unavailable(), "the row waits: {judged:?}");
     hide_queues(&test, false).await;
-    forget_tries(&behind).await;
+    forget_tries(&behind);
     let (mut judged, _room) = behind.desk.judge(&rows).await;
     assert_refused(judged.remove(0).map(drop), "queue.max_pending");
 }
@@ -232,13 +232,13 @@ async fn the_queues_are_read_only_for_rows_that_name_one_with_other_rules_and_no
 
     // The intake leaves the second row alone for that long, so it comes back later than that.
     for failed in [failed_just_now(), failed_before(ROWS_WAIT + Duration::from_secs(1))] {
-        behind.desk.inner.reading.lock().await.read = Some(failed);
+        note_read(&behind, failed);
         let (judged, _room) = behind.desk.judge(&rows).await;
         assert!(judged[0].is_ok() && judged[1].is_err(), "{judged:?}");
         assert_eq!(behind.books.load().revision(), known, "the failure answers");
     }
 
-    forget_tries(&behind).await;
+    forget_tries(&behind);
     let (judged, _room) = behind.desk.judge(&rows).await;
     assert!(judged[1].is_ok(), "{judged:?}");
     assert!(behind.books.load().revision() > known);
@@ -249,7 +249,7 @@ async fn requests_that_wait_for_a_read_of_changed_queues_share_it_also_where_it_
     let (changing, behind, test) = two_nodes().await;
     change(&changing, &behind, json!({}), json!({ "max_pending": 5 })).await;
     let newer = behind.books.load().revision() + 1;
-    let reading = behind.desk.inner.reading.lock().await;
+    let reading = behind.desk.inner.reading.turn.lock().await;
     let mut asking = pin!(behind.desk.read_as_of(newer));
     assert!(poll!(asking.as_mut()).is_pending());
     behind.desk.catch_up().await.expect("the queues can be read");
@@ -259,10 +259,10 @@ async fn requests_that_wait_for_a_read_of_changed_queues_share_it_also_where_it_
     hide_queues(&test, false).await;
 
     for is_read in [true, false] {
-        let mut reading = behind.desk.inner.reading.lock().await;
+        let reading = behind.desk.inner.reading.turn.lock().await;
         let mut asking = pin!(behind.desk.read_as_of(newer + 1));
         assert!(poll!(asking.as_mut()).is_pending());
-        reading.read = Some(ended_now(is_read));
+        note_read(&behind, ended_now(is_read));
         drop(reading);
         hide_queues(&test, is_read).await;
         assert_eq!(asking.await, is_read, "a read began while it waited");
@@ -278,7 +278,7 @@ async fn tasks_that_are_stored_count_once_while_others_of_their_request_come_in_
     change(&changing, &behind, json!({}), json!({ "max_pending": 5 })).await;
     let tenant = tenant(&behind, &["mail", "other"], TokenLimits { pending: Some(2), ..TokenLimits::NONE });
     let meter = tenant.meters().of(MeteredSubject::Scope(tenant.scope.clone()), Instant::now());
-    let reading = behind.desk.inner.reading.lock().await;
+    let reading = behind.desk.inner.reading.turn.lock().await;
     let desk = tenant.clone();
     let sending = spawn_child(async move { batch(&desk, ["other", "mail"].map(task)).await });
     // An admission holds its meters.

@@ -1,6 +1,6 @@
 //! Requests that miss queues share reads of them, and what such reads have failed with.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use common::{
     ids::{QueueName, ScheduleName},
@@ -28,8 +28,18 @@ pub(super) fn ended_now(is_done: bool) -> Try {
 }
 
 /// As if the last tries were long ago.
-pub(super) async fn forget_tries(counter: &Counter) {
-    *counter.desk.inner.reading.lock().await = Default::default();
+pub(super) fn forget_tries(counter: &Counter) {
+    note(counter, LastTries::default());
+}
+
+/// As if these were the last tries.
+fn note(counter: &Counter, last: LastTries) {
+    *counter.desk.inner.reading.last.lock() = last;
+}
+
+/// As if this were the last read.
+pub(super) fn note_read(counter: &Counter, read: Try) {
+    note(counter, LastTries { read: Some(read), addition: None });
 }
 
 /// A failure that also answers for the requests of the next minute.
@@ -57,23 +67,38 @@ async fn requests_that_miss_a_queue_share_a_read_also_where_it_fails() {
     let (counter, _test) = fresh().await;
     let missing = [QueueName::new("mail")];
     for is_read in [true, false] {
-        let mut last = counter.desk.inner.reading.lock().await;
+        let turn = counter.desk.inner.reading.turn.lock().await;
         let mut asking = pin!(counter.desk.read_missing(&missing));
         assert!(poll!(asking.as_mut()).is_pending());
-        last.read = Some(ended_now(is_read));
-        drop(last);
+        note_read(&counter, ended_now(is_read));
+        drop(turn);
         assert_eq!(asking.await, is_read, "a read began while it waited");
         assert!(!counter.books.load().is_read(), "so it made none of its own");
     }
-    counter.desk.inner.reading.lock().await.read = Some(failed_just_now());
+    note_read(&counter, failed_just_now());
     assert!(!counter.desk.read_missing(&missing).await);
     assert!(!counter.books.load().is_read());
     assert!(counter.desk.read_as_of(0).await, "a request for changed rules makes a read of its own");
 
     counter.books.store(Arc::default());
-    counter.desk.inner.reading.lock().await.read = Some(failed_long_ago());
+    note_read(&counter, failed_long_ago());
     assert!(counter.desk.read_missing(&missing).await);
     assert!(counter.books.load().is_read());
+}
+
+/// Otherwise submissions in SQL wait for the tries of others, although the failure answers for half a minute.
+#[tokio::test]
+async fn a_read_that_failed_lately_answers_beside_a_try_that_is_under_way() {
+    let (counter, _test) = fresh().await;
+    let missing = [QueueName::new("mail")];
+    let _turn = counter.desk.inner.reading.turn.lock().await;
+    for (last, answer) in
+        [(failed_just_now(), Poll::Ready(false)), (failed_long_ago(), Poll::Pending), (ended_now(true), Poll::Pending)]
+    {
+        note_read(&counter, last);
+        let mut asking = pin!(counter.desk.read_missing(&missing));
+        assert_eq!(poll!(asking.as_mut()), answer, "{last:?}");
+    }
 }
 
 /// On a node that has never read the queues, each batch and each stop would read them alone, one behind the other.
@@ -84,13 +109,13 @@ async fn batches_of_messages_and_stops_that_wait_for_the_queues_share_a_read_tha
     let message =
         Message { properties: Properties { headers: Some(headers), ..Properties::default() }, ..Message::default() };
     let (batch, mail) = ([(None, &message)], QueueName::new("mail"));
-    let mut last = counter.desk.inner.reading.lock().await;
+    let turn = counter.desk.inner.reading.turn.lock().await;
     let mut receiving = pin!(counter.desk.receive(&batch));
     let mut stopping = pin!(counter.desk.expects_reports(&mail));
     assert!(poll!(receiving.as_mut()).is_pending());
     assert!(poll!(stopping.as_mut()).is_pending());
-    last.read = Some(ended_now(false));
-    drop(last);
+    note_read(&counter, ended_now(false));
+    drop(turn);
     let taken = receiving.await;
     assert!(matches!(taken.as_slice(), [ReceiveOutcome::Again(_)]), "{taken:?}");
     let problem = stopping.await.expect_err("its policy is unknown");
@@ -109,7 +134,7 @@ async fn where_queues_could_not_be_read_or_added_just_now_a_task_makes_no_queue_
     };
     let failed = Some(failed_just_now());
     for last in [LastTries { read: failed, addition: None }, LastTries { read: None, addition: failed }] {
-        *counter.desk.inner.reading.lock().await = last;
+        note(&counter, last);
         submit().await.expect("its queue has the default policy");
         let problem = put().await.expect_err("it would never get its queue");
         assert_eq!((problem.status, problem.retry_after_s), (503, Some(1)), "{problem}");
@@ -117,7 +142,7 @@ async fn where_queues_could_not_be_read_or_added_just_now_a_task_makes_no_queue_
     }
 
     let addition = Some(failed_long_ago());
-    *counter.desk.inner.reading.lock().await = LastTries { read: None, addition };
+    note(&counter, LastTries { read: None, addition });
     submit().await.expect("accepted");
     assert_eq!(stored_queues(&test).await, ["mail"]);
 }

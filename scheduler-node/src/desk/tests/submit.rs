@@ -112,7 +112,7 @@ async fn a_task_of_a_queue_that_cannot_be_read_is_not_accepted_now_and_is_once_i
         let problem = started.desk.submit(request(body)).await.expect_err("the node does not know the queue");
         assert_eq!((problem.status, problem.retry_after_s), (503, Some(1)), "{body}: {problem}");
         hide_queues(&test, false).await;
-        forget_tries(&started).await;
+        forget_tries(&started);
         let answer = started.desk.submit(request(body)).await;
         assert_eq!(answer.map_or_else(|problem| problem.status, |_| 200), status, "{body}");
     }
