@@ -5,6 +5,7 @@ use common::{
     task::TaskState,
     time::UnixMicros,
 };
+use futures::TryStreamExt;
 use sqlx::{
     Postgres, Row,
     postgres::{PgArguments, PgRow},
@@ -44,10 +45,18 @@ impl Database {
         most_per_shard: i64,
     ) -> Result<Vec<Key>, Error> {
         let query = preload_query(shards, from, until, most_per_shard);
-        self.run(
-            StoreOp::TaskPreload,
-            |pool| async move { query.fetch_all(&pool).await?.iter().map(Key::read).collect() },
-        )
+        self.run(StoreOp::TaskPreload, |pool| async move {
+            let mut connection = pool.acquire().await?;
+            let mut rows = query.fetch(&mut *connection);
+            // Row by row: a read of a full heap has tens of thousands, and a row takes several times as much as a key.
+            let mut keys = Vec::new();
+            while let Some(row) = rows.try_next().await? {
+                keys.push(Key::read(&row)?);
+            }
+            drop(rows);
+            connection.give_back();
+            Ok(keys)
+        })
         .await
     }
 }
