@@ -198,7 +198,11 @@ fn read(rows: &[PgRow], presented: usize, sent_at: Instant) -> Result<Claimed, s
     for row in rows {
         match row.try_get::<Option<&str>, _>("fate")? {
             None => {}
-            Some("taken") => claimed.deliveries.push(delivery(row)?),
+            Some("taken") => {
+                let before = claimed.deliveries.last().map(|delivery| &delivery.queue);
+                let delivery = delivery(row, before)?;
+                claimed.deliveries.push(delivery);
+            }
             Some("held") => claimed.held_back.push(HeldBack {
                 id: super::task_id(row, "id")?,
                 queue: super::queue(row, "queue")?,
@@ -211,14 +215,17 @@ fn read(rows: &[PgRow], presented: usize, sent_at: Instant) -> Result<Claimed, s
     Ok(claimed)
 }
 
-fn delivery(row: &PgRow) -> Result<Delivery, sqlx::Error> {
+/// `before`: the queue of the delivery before. Most have the same one, and share its name.
+fn delivery(row: &PgRow, before: Option<&QueueName>) -> Result<Delivery, sqlx::Error> {
+    let queue: &str = row.try_get("queue")?;
+    let queue = before.filter(|before| before.as_str() == queue).cloned().unwrap_or_else(|| QueueName::new(queue));
     let headers: Option<Json<BTreeMap<String, String>>> = row.try_get("headers")?;
     let envelope: Option<Json<Box<Envelope>>> = row.try_get("envelope")?;
     Ok(Delivery {
         id: super::task_id(row, "id")?,
         attempt: Attempt::new(row.try_get("attempt")?),
         attempts_base: Attempt::new(row.try_get("attempts_base")?),
-        queue: super::queue(row, "queue")?,
+        queue,
         due_at: super::moment(row, "due_at")?,
         content: Content {
             payload: row.try_get("payload")?,

@@ -4,11 +4,11 @@ use std::{collections::BTreeSet, time::Duration};
 
 use common::{
     ids::{Attempt, QueueName, ShardId},
-    task::TaskState,
+    task::{Delivery, TaskState},
     time::UnixMicros,
 };
 
-use super::{claim, fixture, new_task, own, pick, state_of, submitted};
+use super::{changed, claim, fixture, new_task, own, pick, state_of, submitted};
 use crate::store::{lane::Pick, settle::Deliver, submit::Sending};
 
 #[tokio::test]
@@ -21,6 +21,23 @@ async fn a_claimed_task_is_dispatching_counts_an_attempt_and_is_claimed_once() {
     assert!(first.deliveries.iter().all(|delivery| delivery.attempt == Attempt::new(1) && !delivery.redelivered));
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("dispatching"));
     assert!(claim(&test, &ids, &fences).await.deliveries.is_empty());
+}
+
+#[tokio::test]
+async fn each_claimed_task_has_its_own_queue_and_those_of_one_queue_share_its_name() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let of_queue = |queue| changed(new_task(fixture::fresh_id_of(ShardId::new(0))), |task| task.queue = queue);
+    let tasks = ["a", "a", "b", "a"].map(|name| of_queue(QueueName::new(name)));
+    test.database.task_submit(&tasks, Sending::First).await.unwrap();
+    let claimed = claim(&test, &tasks.each_ref().map(|task| task.id), &fences).await.deliveries;
+    assert_eq!(claimed.len(), tasks.len());
+    for task in &tasks {
+        let delivery = claimed.iter().find(|delivery| delivery.id == task.id).unwrap();
+        assert_eq!(delivery.queue, task.task.queue);
+    }
+    let is_shared = |pair: &[Delivery]| std::ptr::eq(pair[0].queue.as_str(), pair[1].queue.as_str());
+    assert!(claimed.windows(2).all(|pair| is_shared(pair) == (pair[0].queue == pair[1].queue)));
 }
 
 #[tokio::test]
