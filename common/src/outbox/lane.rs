@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     BATCHES_PER_LANE, Dispatch, ENOUGH, HOLD, MESSAGES_PER_BATCH, SILENT_AFTER,
-    window::{FIRST, is_recent},
+    window::{BUSY, is_recent},
 };
 use crate::{ids::DatabaseIndex, time::UnixMicros};
 
@@ -17,8 +17,8 @@ const READINGS_DIFFER: Duration = Duration::from_millis(2);
 
 /// The messages of a lane, in the order in which they leave.
 ///
-/// No more of them stand ready than a batch takes. So the first batch of a burst leaves after as little work as that of
-/// a single message, however many are due with it.
+/// No more of them stand ready than a batch takes, and while a burst begins that is a small one. So the first batch of
+/// a burst leaves after as little work as that of a single message, however many are due with it.
 ///
 /// Messages of one due time leave in the order in which they were claimed. Otherwise some of a burst would wait so long
 /// that their rows must be read again.
@@ -61,10 +61,18 @@ impl Lane {
         leaves_at
     }
 
-    /// Makes messages ready that are due by now, up to a full batch. Returns how many.
-    pub(super) fn make_ready(&mut self, now: Instant) -> usize {
+    /// Whether more messages are due about now than a full batch takes: those of one due time need not leave at the
+    /// same instant. It reads keys only, which are close together in memory.
+    pub(super) fn has_burst(&self, now: Instant) -> bool {
+        let about_now = now + READINGS_DIFFER;
+        let due = self.later.keys().take_while(|(at, _)| *at <= about_now).take(MESSAGES_PER_BATCH + 1).count();
+        self.ready.len() + due > MESSAGES_PER_BATCH
+    }
+
+    /// Makes messages ready that are due by now, until `most` are. Returns how many.
+    pub(super) fn make_ready(&mut self, most: usize, now: Instant) -> usize {
         let before = self.ready.len();
-        while self.ready.len() < MESSAGES_PER_BATCH && self.next_due().is_some_and(|at| at <= now) {
+        while self.ready.len() < most && self.next_due().is_some_and(|at| at <= now) {
             let Some((_, first)) = self.later.pop_first() else { break };
             self.ready.push_back(*first);
         }
@@ -94,8 +102,10 @@ impl Lane {
     }
 
     /// Until when its messages wait for the end of a batch: too few to leave before. `None`: they do not wait.
-    pub(super) fn held_until(&self) -> Option<Instant> {
-        let are_few = self.batches > 0 && self.ready.len() < ENOUGH;
+    pub(super) fn held_until(&self, now: Instant) -> Option<Instant> {
+        // Due ones that are not ready are more than this batch takes.
+        let are_all = self.next_due().is_none_or(|at| at > now);
+        let are_few = self.batches > 0 && self.ready.len() < ENOUGH && are_all;
         self.ready.front().filter(|_| are_few).map(|first| first.publish_at + HOLD)
     }
 
@@ -109,7 +119,7 @@ impl Lane {
         }
         self.batches += 1;
         self.under_way += messages;
-        if self.under_way >= FIRST {
+        if self.under_way >= BUSY {
             self.busy_at = Some(now);
         }
         self.ready.drain(..messages).collect()

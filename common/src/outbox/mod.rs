@@ -89,12 +89,14 @@ impl Outbox {
 
     /// The next batch that may leave, all of one route. `None`: the lane has nothing to send, or must wait.
     pub fn next_batch(&mut self, queue: &QueueName, now: Instant) -> Option<Vec<Dispatch>> {
-        let (most, has_room) = (self.window.batch(), self.has_room(now));
         let lane = self.lanes.get_mut(queue)?;
-        let came = lane.make_ready(now);
+        self.window.begins(|| lane.has_burst(now), now);
+        let came = lane.make_ready(self.window.ready(), now);
         self.ready += came;
         self.rate.count(came, now);
-        let held_until = lane.held_until().filter(|until| now < *until && self.rate.is_of_many(now));
+        let (most, has_room) = (self.window.batch(), self.has_room(now));
+        let lane = self.lanes.get_mut(queue)?;
+        let held_until = lane.held_until(now).filter(|until| now < *until && self.rate.is_of_many(now));
         if held_until.is_none() && lane.may_send(has_room, most) {
             let batch = lane.take_batch(most, now);
             self.ready -= batch.len();
@@ -119,8 +121,8 @@ impl Outbox {
         self.lanes.contains_key(queue)
     }
 
-    /// The most batches that leave at once when all messages come due: those of the window with which a burst begins,
-    /// and one of each lane.
+    /// The most batches that leave at once when all messages come due: those of the window with which they begin, and
+    /// one of each lane.
     pub fn batches_at_once(&self) -> usize {
         window::BATCHES + self.lanes.len()
     }

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, VecDeque};
 use uuid::Uuid;
 
 use super::{
-    window::{BATCHES, FIRST, FORGOTTEN_AFTER, LEAST, LONGEST_WAIT, MOST},
+    window::{BATCHES, BUSY, FIRST, FORGOTTEN_AFTER, LEAST, LONGEST_WAIT, MOST},
     *,
 };
 use crate::{
@@ -153,8 +153,43 @@ fn a_burst_stands_ready_batch_by_batch_and_another_lane_waits_for_none_of_it() {
     add(&mut outbox, 100 * MESSAGES_PER_BATCH, now);
     outbox.add(dispatch("others", now));
     assert_eq!(leave(&mut outbox, now), [FIRST / BATCHES; BATCHES]);
-    assert_eq!(outbox.ready, MESSAGES_PER_BATCH);
+    assert_eq!(outbox.ready, FIRST / BATCHES);
     assert_eq!(outbox.next_batch(&QueueName::new("others"), now).map(|batch| batch.len()), Some(1));
+}
+
+#[test]
+fn each_burst_begins_with_few_under_way_and_what_comes_evenly_has_more() {
+    let (mut outbox, began) = (Outbox { window: wide(Instant::now()), ..Outbox::default() }, Instant::now());
+    let later = began + FORGOTTEN_AFTER;
+    for at in [later, later + Duration::from_millis(1)] {
+        add(&mut outbox, MESSAGES_PER_BATCH, at);
+    }
+    assert_eq!(leave(&mut outbox, later), [FIRST / BATCHES; BATCHES], "the one before had many");
+
+    let mut outbox = Outbox::default();
+    add(&mut outbox, MESSAGES_PER_BATCH, began);
+    add(&mut outbox, MESSAGES_PER_BATCH, began + HOLD);
+    assert_eq!(leave(&mut outbox, began), [BUSY / BATCHES; BATCHES]);
+}
+
+#[test]
+fn a_burst_whose_answers_never_came_leaves_no_small_window_behind() {
+    let (mut outbox, began) = (Outbox::default(), Instant::now());
+    add(&mut outbox, MESSAGES_PER_BATCH + 1, began);
+    assert_eq!(leave(&mut outbox, began), [FIRST / BATCHES; BATCHES]);
+    let later = began + FORGOTTEN_AFTER;
+    for _ in 0..BATCHES {
+        outbox.ended(&orders(), FIRST / BATCHES, None, later);
+    }
+    assert_eq!(leave(&mut outbox, later), [BUSY / BATCHES; BATCHES]);
+}
+
+#[test]
+fn a_burst_that_begins_holds_no_messages_back() {
+    let now = Instant::now();
+    let mut outbox = Outbox { rate: Rate { began: Some(now), last: MANY, present: 0 }, ..Outbox::default() };
+    add(&mut outbox, 2 * MESSAGES_PER_BATCH, now);
+    assert_eq!(leave(&mut outbox, now), [FIRST / BATCHES; BATCHES], "few stand ready, but many are due");
 }
 
 /// The numbers of the messages that have left, by their attempts, after all that are due at `now`.
@@ -271,34 +306,34 @@ fn a_lane_that_waits_for_no_room_shares_the_window() {
 fn a_window_that_limits_no_lane_grows_for_none_and_begins_anew_after_a_while() {
     let (mut window, now) = (Window::default(), Instant::now());
     window.answered(MESSAGES_PER_BATCH, Duration::ZERO, now);
-    assert_eq!(window.batch(), FIRST / BATCHES, "no lane waited for room");
+    assert_eq!(window.batch(), BUSY / BATCHES, "no lane waited for room");
     window.limits(now);
-    window.answered(3 * FIRST, Duration::ZERO, now);
-    assert_eq!(window.batch(), FIRST);
+    window.answered(3 * BUSY, Duration::ZERO, now);
+    assert_eq!(window.batch(), BUSY);
     let later = now + FORGOTTEN_AFTER;
-    window.answered(FIRST, Duration::ZERO, later);
-    assert_eq!(window.batch(), FIRST, "no lane has waited for long");
+    window.answered(BUSY, Duration::ZERO, later);
+    assert_eq!(window.batch(), BUSY, "no lane has waited for long");
     window.limits(later);
-    assert_eq!(window.batch(), FIRST / BATCHES);
+    assert_eq!(window.batch(), BUSY / BATCHES);
 }
 
 #[test]
 fn a_lane_without_an_answer_takes_room_from_others_for_a_second() {
     let (mut outbox, began) = (Outbox::default(), Instant::now());
     let (others, later) = (QueueName::new("others"), began + SILENT_AFTER);
-    add(&mut outbox, 2 * FIRST, began);
-    assert_eq!(leave(&mut outbox, began).iter().sum::<usize>(), FIRST, "the lane takes all room");
-    for _ in 0..FIRST {
+    add(&mut outbox, 2 * BUSY, began);
+    assert_eq!(leave(&mut outbox, began).iter().sum::<usize>(), BUSY, "the lane takes all room");
+    for _ in 0..BUSY {
         outbox.add(dispatch("others", began));
     }
     let mut batches = |now| {
         while outbox.look(now).is_some() {}
         std::iter::from_fn(|| outbox.next_batch(&others, now)).map(|batch| batch.len()).sum::<usize>()
     };
-    assert_eq!(batches(began), FIRST / BATCHES, "one batch");
-    assert_eq!(batches(later), FIRST - FIRST / BATCHES, "the silent lane counts no more");
-    outbox.ended(&orders(), FIRST / BATCHES, None, later);
-    assert_eq!((outbox.silent, outbox.under_way), (FIRST / BATCHES, 2 * FIRST - FIRST / BATCHES));
+    assert_eq!(batches(began), BUSY / BATCHES, "one batch");
+    assert_eq!(batches(later), BUSY - BUSY / BATCHES, "the silent lane counts no more");
+    outbox.ended(&orders(), BUSY / BATCHES, None, later);
+    assert_eq!((outbox.silent, outbox.under_way), (BUSY / BATCHES, 2 * BUSY - BUSY / BATCHES));
 }
 
 #[test]

@@ -12,8 +12,13 @@ use crate::delay::quickest::Quickest;
 
 use super::MESSAGES_PER_BATCH;
 
-/// The messages with which a burst begins: a busy broker confirms them within some milliseconds.
-pub(super) const FIRST: usize = 64;
+/// The messages with which a burst begins. Those of all nodes leave at one instant, and the broker works on all of
+/// them at a time, so the first one waits for most of the others.
+pub(super) const FIRST: usize = 16;
+
+/// Where messages come more evenly, so many are under way before a lane waits. A lane with as many is busy, and a
+/// window in which as many are under way is in use.
+pub(super) const BUSY: usize = 64;
 
 /// A broker that is slow still has so many. With fewer, batches become so small that they cost more than they gain
 /// where the broker waits for a processor and not for its messages.
@@ -37,7 +42,7 @@ pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Window {
     messages: usize,
-    /// The last moment at which a lane had to wait for room, or as many messages were under way as a burst begins with.
+    /// The last moment at which a burst began, a lane had to wait for room, or [`BUSY`] messages were under way.
     used_at: Option<Instant>,
     /// The last moment at which a lane sent that was not busy.
     shared_at: Option<Instant>,
@@ -46,7 +51,7 @@ pub(super) struct Window {
 
 impl Default for Window {
     fn default() -> Self {
-        Self { messages: FIRST, used_at: None, shared_at: None, quickest: Quickest::default() }
+        Self { messages: BUSY, used_at: None, shared_at: None, quickest: Quickest::default() }
     }
 }
 
@@ -60,10 +65,28 @@ impl Window {
         (self.messages / BATCHES).min(MESSAGES_PER_BATCH)
     }
 
+    /// The most messages of a lane that stand ready. While a burst begins, a lane makes ready no more than a batch
+    /// takes: each costs some time, and the first ones wait for it.
+    pub(super) fn ready(&self) -> usize {
+        if self.messages < BUSY { self.batch() } else { MESSAGES_PER_BATCH }
+    }
+
+    /// A lane is about to send. If the window is not in use, and the lane has a burst, that begins.
+    pub(super) fn begins(&mut self, is_burst: impl FnOnce() -> bool, now: Instant) {
+        if self.is_in_use(now) {
+            return;
+        }
+        if is_burst() {
+            (self.messages, self.used_at) = (FIRST, Some(now));
+        } else {
+            self.messages = self.messages.max(BUSY);
+        }
+    }
+
     /// A lane waits for room.
     pub(super) fn limits(&mut self, now: Instant) {
         if !self.is_in_use(now) {
-            self.messages = FIRST;
+            self.messages = BUSY;
         }
         self.used_at = Some(now);
     }
@@ -71,7 +94,7 @@ impl Window {
     /// A lane sends, and so many messages of all lanes are under way now. Those of a lane that is not busy wait behind
     /// the others.
     pub(super) fn sends(&mut self, under_way: usize, is_busy: bool, now: Instant) {
-        if under_way >= FIRST {
+        if under_way >= BUSY {
             self.used_at = Some(now);
         }
         if !is_busy {
@@ -94,7 +117,7 @@ impl Window {
         };
     }
 
-    /// Whether lanes lately had to wait for room, or nearly.
+    /// Whether a burst began lately, or lanes had to wait for room, or nearly.
     fn is_in_use(&self, now: Instant) -> bool {
         self.used_at.is_some_and(|at| is_recent(at, now))
     }
