@@ -6,6 +6,8 @@
 //! while too much is in flight, and nothing overdue while many messages wait to be sent. Tasks that wait for room
 //! belong to the ready starter. If it stops, nothing of this database comes due on this node.
 
+mod ahead;
+
 use std::{
     collections::BTreeSet,
     sync::Arc,
@@ -16,7 +18,7 @@ use common::{
     delay::{
         ClaimSize, Lead,
         heap::{Entry, WakeKind},
-        turn::{CROWD, Reach, Room},
+        turn::{Reach, Room},
     },
     ids::TaskId,
     time::UnixMicros,
@@ -69,9 +71,6 @@ const LOOK_WITHIN: Duration = Duration::from_secs(40);
 /// The time between two claims, if the second is urgent. Tasks that come due at once meanwhile share one.
 const BETWEEN_CLAIMS: Duration = Duration::from_millis(10);
 
-/// The looks at the heap within the longest lead, while its head is that close.
-const LOOKS_AHEAD: u32 = 4;
-
 /// A wait that a batch of deadlines sleeps through. They leave the heap a little early, so one that was put back would
 /// leave it again at once.
 const SOON: Duration = Duration::from_millis(500);
@@ -86,26 +85,6 @@ pub struct Pace {
     pub batch: usize,
     /// The most tasks in flight.
     pub window: usize,
-}
-
-/// How far ahead of their moments entries leave the heap.
-#[derive(Clone, Copy, Debug)]
-struct Ahead {
-    /// Tasks to claim.
-    claims: Duration,
-    /// The first of them, if it is due within the longest lead.
-    first_claim: Option<UnixMicros>,
-    /// Whether so many tasks are to be claimed within that time that other queues' tasks wait for them.
-    is_crowd: bool,
-    /// Deadlines wait for their moments once they have left the heap, and hold a place among the claims meanwhile.
-    others: Duration,
-}
-
-impl Ahead {
-    /// A claim begins when its first task is this close. So tasks of a stride share it.
-    fn begin(&self) -> Duration {
-        self.claims.saturating_sub(self.others)
-    }
 }
 
 /// What the loop does next.
@@ -234,22 +213,6 @@ impl<S: Statements> Dispatcher<S> {
         Turn::SleepUntil(self.next_look(now, &ahead).min(longest))
     }
 
-    /// When the heap must be looked at again, if nothing changes in it.
-    fn next_look(&self, now: Instant, ahead: &Ahead) -> Instant {
-        let clock = self.claims.database.sql.clock();
-        let head = self.claims.database.owned_shards.next_due().and_then(|due| clock.instant_of(due));
-        let Some(head) = head else { return now + LONGEST_SLEEP };
-        let most_ahead = self.lead.lock().longest();
-        if let Some(looked_at) = head.checked_sub(most_ahead).filter(|looked_at| *looked_at > now) {
-            return looked_at;
-        }
-        let first_claim = ahead.first_claim.and_then(|due| clock.instant_of(due));
-        let claim_at = first_claim.and_then(|due| due.checked_sub(ahead.begin()));
-        // A crowd may gather behind the head meanwhile, without a notice.
-        let look_at = now + most_ahead / LOOKS_AHEAD;
-        head.checked_sub(ahead.others).unwrap_or(head).min(claim_at.unwrap_or(look_at)).min(look_at)
-    }
-
     /// The room for up to `most` entries.
     fn room(&self, most: usize) -> Room {
         Room::of(self.pace.window, self.claims.database.owned_shards.in_flight(), most)
@@ -345,24 +308,6 @@ impl<S: Statements> Dispatcher<S> {
         let written = answer.written();
         self.claims.received("due", ids, &fences, ahead, answer).await;
         Ok(written)
-    }
-
-    /// How far ahead of their moments entries leave the heap now; `at` is the database's time.
-    fn ahead(&self, at: UnixMicros) -> Ahead {
-        let now = clock::instant();
-        let lead = self.lead.lock().clone();
-        let room = self.room(usize::MAX).most;
-        let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), room.max(CROWD + 1));
-        let first_claim = crowd.first().copied();
-        let claims = lead.ahead_of(crowd.iter().copied().take(room), now);
-        let is_crowd = crowd.get(CROWD).is_some_and(|due| *due <= at.plus(claims));
-        let ahead = Ahead { others: lead.stride(now), claims, first_claim, is_crowd };
-        self.claims
-            .metrics
-            .claim_ahead_s
-            .with_label_values(&[self.claims.database.name().as_str()])
-            .set(ahead.claims.as_secs_f64());
-        ahead
     }
 
     async fn rescue(&self, mut ids: Vec<TaskId>) {
