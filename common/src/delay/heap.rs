@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    delay::index::SlotIndex,
+    delay::{buckets::Buckets, index::SlotIndex},
     ids::{ShardId, TaskId},
     time::UnixMicros,
 };
@@ -45,6 +45,8 @@ pub struct DelayHeap {
     /// Every taken slot, ordered by the moment it is due.
     order: BTreeSet<(UnixMicros, u32)>,
     index: SlotIndex,
+    /// How many tasks to claim are due when.
+    claims: Buckets,
     /// The earliest moment of an entry that was turned away or pushed out since the last reopening.
     complete_until: Option<UnixMicros>,
 }
@@ -60,6 +62,7 @@ impl DelayHeap {
             free: Vec::new(),
             order: BTreeSet::new(),
             index: SlotIndex::default(),
+            claims: Buckets::default(),
             complete_until: None,
         }
     }
@@ -100,6 +103,21 @@ impl DelayHeap {
     /// The moments of the tasks to claim that are due at `until`, earliest first.
     pub fn claims_until(&self, until: UnixMicros) -> impl Iterator<Item = UnixMicros> {
         self.claim_slots(until).map(|(wake_at, _)| wake_at)
+    }
+
+    /// How many tasks to claim are due by `until`, some milliseconds of due times in each count, with the earliest of
+    /// these. The first is exact; a later one may be earlier than its tasks. The last count may have some that are due
+    /// a little after `until`.
+    pub fn claim_counts(&self, until: UnixMicros) -> impl Iterator<Item = (UnixMicros, usize)> {
+        let counts = move |first: UnixMicros| self.claims.until(until).map(move |(at, tasks)| (at.max(first), tasks));
+        self.first_claim(until).into_iter().flat_map(counts)
+    }
+
+    /// When the first task to claim is due, if it is at `until` or before.
+    fn first_claim(&self, until: UnixMicros) -> Option<UnixMicros> {
+        let from = self.claims.first().filter(|from| *from <= until)?;
+        let mut due = self.order.range((from, 0)..=(until, u32::MAX));
+        due.find(|(_, slot)| self.slots[*slot as usize].kind == WakeKind::Claim).map(|(wake_at, _)| *wake_at)
     }
 
     /// Removes the tasks to claim that are due at `until`, earliest first, at most `max` of them. Other entries stay.
@@ -167,16 +185,28 @@ impl DelayHeap {
 
     /// Moves the entry in `slot` to an earlier moment; a later moment changes nothing.
     fn advance(&mut self, slot: u32, entry: Entry) {
-        let known = &mut self.slots[slot as usize];
-        if entry.wake_at == known.wake_at {
-            known.kind = entry.kind;
-        }
-        if entry.wake_at >= known.wake_at {
+        let known = self.slots[slot as usize];
+        // Each read for repairs brings most entries once more, as they are.
+        if entry.wake_at > known.wake_at || entry == known {
             return;
         }
         self.order.remove(&(known.wake_at, slot));
-        *known = entry;
         self.order.insert((entry.wake_at, slot));
+        self.slots[slot as usize] = entry;
+        self.uncount(known);
+        self.count(entry);
+    }
+
+    fn count(&mut self, entry: Entry) {
+        if entry.kind == WakeKind::Claim {
+            self.claims.add(entry.wake_at);
+        }
+    }
+
+    fn uncount(&mut self, entry: Entry) {
+        if entry.kind == WakeKind::Claim {
+            self.claims.remove(entry.wake_at);
+        }
     }
 
     /// Pushes the latest entry out if it is later than `wake_at`. Either way an entry is missing from now on.
@@ -192,6 +222,7 @@ impl DelayHeap {
     }
 
     fn occupy(&mut self, entry: Entry) -> u32 {
+        self.count(entry);
         if let Some(slot) = self.free.pop() {
             self.slots[slot as usize] = entry;
             return slot;
@@ -211,6 +242,7 @@ impl DelayHeap {
         let listed = self.order.remove(&(entry.wake_at, slot));
         let indexed = self.index.remove(entry.id, |slot| slots[slot as usize].id);
         assert!(listed && indexed == Some(slot), "order and index name the same entries");
+        self.uncount(entry);
         self.free.push(slot);
         if self.order.is_empty() {
             self.shrink();

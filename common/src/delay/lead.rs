@@ -58,14 +58,18 @@ impl Lead {
         (self.faded(now) * 3 / 2).max(LEAST).min(self.longest)
     }
 
-    /// How far ahead to claim the first of tasks that are due at the moments `due`, earliest first. It is `ahead`, and
-    /// more when they are so many that the last of them would be claimed too late.
-    pub fn ahead_of(&self, due: impl IntoIterator<Item = UnixMicros>, now: Instant) -> Duration {
-        let mut due = due.into_iter();
-        let Some(first) = due.next() else { return self.ahead(now) };
-        let before = (1..).map(|count| EACH * count);
-        let crowd = due.zip(before).map(|(at, before)| before.saturating_sub(at.since(first))).max();
-        (self.ahead(now) + crowd.unwrap_or_default()).min(self.longest)
+    /// How far ahead to claim the first of tasks, of which so many are `due` at each moment, earliest first. It is
+    /// `ahead`, and more when they are so many that the last of them would be claimed too late. Of them, `most` count.
+    pub fn ahead_of(&self, due: impl IntoIterator<Item = (UnixMicros, usize)>, most: usize, now: Instant) -> Duration {
+        let mut due = due.into_iter().peekable();
+        let Some((first, _)) = due.peek().copied() else { return self.ahead(now) };
+        let mut count = 0_usize;
+        let beyond = due.map(|(at, tasks)| {
+            count = count.saturating_add(tasks).min(most);
+            let before = EACH * u32::try_from(count.saturating_sub(1)).unwrap_or(u32::MAX);
+            before.saturating_sub(at.since(first))
+        });
+        (self.ahead(now) + beyond.max().unwrap_or_default()).min(self.longest)
     }
 
     /// The most that a task is ever claimed ahead.

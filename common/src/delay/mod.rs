@@ -1,6 +1,7 @@
 //! The next due tasks: the heap, its index of ids, how far ahead it is filled, and how it is emptied.
 
 mod again;
+mod buckets;
 mod claim_size;
 mod floor;
 pub mod heap;

@@ -256,7 +256,20 @@ impl OwnedShards {
         self.state.lock().heap.next_due()
     }
 
+    /// How many tasks to claim are due by `until`, earliest first, each count with the earliest of their moments. Ends
+    /// with the count that makes them `most`.
+    pub fn claim_counts(&self, until: UnixMicros, most: usize) -> Vec<(UnixMicros, usize)> {
+        let (state, mut before) = (self.state.lock(), 0);
+        let is_wanted = |(_, tasks): &(UnixMicros, usize)| {
+            let is_wanted = before < most;
+            before += tasks;
+            is_wanted
+        };
+        state.heap.claim_counts(until).take_while(is_wanted).collect()
+    }
+
     /// The moments of up to `most` tasks to claim that are due by `until`, earliest first.
+    #[cfg(test)]
     pub fn claims_until(&self, until: UnixMicros, most: usize) -> Vec<UnixMicros> {
         self.state.lock().heap.claims_until(until).take(most).collect()
     }

@@ -60,6 +60,18 @@ fn tasks_to_claim_come_out_past_other_entries_that_stay() {
 }
 
 #[test]
+fn tasks_to_claim_are_counted_some_milliseconds_at_a_time() {
+    let mut heap = heap(10, &[(9_000, 1), (15_999, 2), (16_000, 3), (40_001, 4)]);
+    heap.push(Entry { kind: WakeKind::Deadline, ..claim(8_500, 5) });
+    let counts = |heap: &DelayHeap, until| heap.claim_counts(at(until)).collect::<Vec<_>>();
+    assert!(counts(&heap, 8_999).is_empty(), "none is due");
+    assert_eq!(counts(&heap, 20_000), [(at(9_000), 2), (at(16_000), 1)]);
+    assert_eq!(counts(&heap, 40_000), [(at(9_000), 2), (at(16_000), 1), (at(40_000), 1)], "one comes a little later");
+    heap.push(Entry { kind: WakeKind::Rescue, ..claim(9_000, 1) });
+    assert_eq!(counts(&heap, 20_000), [(at(15_999), 1), (at(16_000), 1)]);
+}
+
+#[test]
 fn the_latest_tasks_to_claim_come_out_first_and_other_entries_stay() {
     let mut heap = heap(10, &[(10, 1), (20, 2), (40, 4), (50, 5), (60, 6)]);
     heap.push(Entry { kind: WakeKind::Deadline, ..claim(30, 3) });
@@ -206,7 +218,38 @@ impl Model {
     }
 }
 
+/// The counts of a walk over all tasks to claim.
+fn walked(heap: &DelayHeap) -> Vec<(UnixMicros, usize)> {
+    let mut counts = BTreeMap::<i64, usize>::new();
+    for due in heap.claims_until(UnixMicros::LAST) {
+        *counts.entry(due.micros() / 8_000).or_default() += 1;
+    }
+    let first = heap.claims_until(UnixMicros::LAST).next();
+    counts.into_iter().map(|(number, tasks)| (at(number * 8_000).max(first.unwrap()), tasks)).collect()
+}
+
 proptest! {
+    #[test]
+    fn the_counts_of_tasks_to_claim_are_those_of_a_walk(
+        budget in 1..30_usize,
+        steps in prop::collection::vec((0..9_u8, 0..100_i64, 0..40_u16, 0..4_usize), 0..200),
+    ) {
+        let kinds = [WakeKind::Claim, WakeKind::Claim, WakeKind::Deadline, WakeKind::Rescue];
+        let mut heap = DelayHeap::new(budget);
+        for (step, wake_at, number, kind) in steps {
+            let until = at(wake_at * 1_000);
+            match step {
+                0..4 => heap.push(Entry { kind: kinds[kind], ..claim(wake_at * 1_000, number) }),
+                4 => drop(heap.pop_due(until, kind)),
+                5 => drop(heap.pop_claims(until, kind)),
+                6 => drop(heap.pop_latest_claims(at(8_000), until, kind)),
+                7 => assert!(heap.remove(id(number)).is_none_or(|removed| removed.id == id(number))),
+                _ => heap.drop_shards(&[ShardId::new(number % 3)]),
+            }
+            prop_assert_eq!(heap.claim_counts(UnixMicros::LAST).collect::<Vec<_>>(), walked(&heap));
+        }
+    }
+
     #[test]
     fn the_heap_behaves_like_a_sorted_list(budget in 1..30_usize, steps in steps()) {
         let mut heap = DelayHeap::new(budget);

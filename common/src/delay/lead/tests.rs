@@ -50,24 +50,39 @@ const fn at_ms(ms: i64) -> UnixMicros {
     UnixMicros::new(ms * 1_000)
 }
 
+/// Each of these tasks counts.
+fn ahead_of(lead: &Lead, due: impl IntoIterator<Item = UnixMicros>, now: Instant) -> Duration {
+    lead.ahead_of(due.into_iter().map(|at| (at, 1)), usize::MAX, now)
+}
+
 #[test]
 fn a_crowd_begins_as_much_earlier_as_its_claims_take() {
     let start = Instant::now();
     let lead = Lead::new(Duration::from_secs(1), start);
-    let crowd = |tasks| lead.ahead_of(vec![at_ms(0); tasks], start);
+    let crowd = |tasks| ahead_of(&lead, vec![at_ms(0); tasks], start);
     assert_eq!((crowd(0), crowd(1)), (ms(100), ms(100)));
     assert_eq!(crowd(1 + 2_000), ms(100) + EACH * 2_000);
     assert_eq!(crowd(1_000_000), Duration::from_secs(1));
     // The crowd comes 40 ms after the first task, which waits for it so much less.
     let after_one = std::iter::once(at_ms(0)).chain(vec![at_ms(40); 2_000]);
-    assert_eq!(lead.ahead_of(after_one, start), ms(100) + EACH * 2_000 - ms(40));
+    assert_eq!(ahead_of(&lead, after_one, start), ms(100) + EACH * 2_000 - ms(40));
 }
 
 #[test]
 fn tasks_that_claims_keep_up_with_begin_no_earlier() {
     let start = Instant::now();
     let lead = Lead::new(Duration::from_secs(1), start);
-    assert_eq!(lead.ahead_of((0..10_000).map(at_ms), start), ms(100));
+    assert_eq!(ahead_of(&lead, (0..10_000).map(at_ms), start), ms(100));
+}
+
+#[test]
+fn tasks_that_are_counted_together_begin_as_early_as_one_by_one() {
+    let start = Instant::now();
+    let lead = Lead::new(Duration::from_secs(1), start);
+    let due = [(at_ms(0), 1), (at_ms(40), 2_000)];
+    assert_eq!(lead.ahead_of(due, usize::MAX, start), ms(100) + EACH * 2_000 - ms(40));
+    assert_eq!(lead.ahead_of(due, 1_001, start), ms(100) + EACH * 1_000 - ms(40), "others find no room");
+    assert_eq!(lead.ahead_of(due, 0, start), ms(100));
 }
 
 proptest! {

@@ -52,10 +52,11 @@ impl<S: Statements> Dispatcher<S> {
         let now = clock::instant();
         let lead = self.lead.lock().clone();
         let room = self.room(usize::MAX).most;
-        let crowd = self.claims.database.owned_shards.claims_until(at.plus(lead.longest()), room.max(CROWD + 1));
-        let first_claim = crowd.first().copied();
-        let claims = lead.ahead_of(crowd.iter().copied().take(room), now);
-        let is_crowd = crowd.get(CROWD).is_some_and(|due| *due <= at.plus(claims));
+        let counts = self.claims.database.owned_shards.claim_counts(at.plus(lead.longest()), room.max(CROWD + 1));
+        let first_claim = counts.first().map(|(due, _)| *due);
+        let claims = lead.ahead_of(counts.iter().copied(), room, now);
+        let near = counts.iter().take_while(|(due, _)| *due <= at.plus(claims));
+        let is_crowd = near.map(|(_, tasks)| tasks).sum::<usize>() > CROWD;
         let ahead = Ahead { others: lead.stride(now), claims, first_claim, is_crowd };
         self.claims
             .metrics
