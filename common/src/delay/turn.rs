@@ -23,6 +23,9 @@ const ON_TIME: Duration = Duration::from_millis(250);
 /// More tasks within reach are a crowd: they fill several claims, and a node rarely has as many of an even stream.
 pub const CROWD: usize = 500;
 
+/// A claim of a crowd may be larger than the others by this part, so that the tasks of a shard stay together.
+const MORE: usize = 8;
+
 /// The moments up to which entries leave the heap.
 #[derive(Clone, Copy, Debug)]
 pub struct Reach {
@@ -73,6 +76,27 @@ pub fn take(heap: &mut DelayHeap, reach: Reach, room: Room) -> Vec<Entry> {
     let left = left.min(room.most - entries.len());
     entries.extend(earliest(heap, reach, left));
     entries
+}
+
+/// Divides entries into claims of about `each` tasks, `most` at most. A claim locks the fence of each of its shards, so
+/// each has tasks of few shards, and no other has tasks of the same ones where the sizes allow that.
+pub fn divide(mut entries: Vec<Entry>, each: usize, most: usize) -> Vec<Vec<Entry>> {
+    let claims = entries.len().div_ceil(each.max(1));
+    if claims <= 1 {
+        return vec![entries];
+    }
+    entries.sort_by_key(|entry| entry.id.shard());
+    let each = entries.len().div_ceil(claims);
+    let most = most.min(each + each / MORE).max(1);
+    let mut divided = Vec::with_capacity(claims);
+    while entries.len() > most {
+        let is_between = |at: &usize| entries[at - 1].id.shard() != entries[*at].id.shard();
+        let end = (each..=most).find(is_between).unwrap_or(each.min(most));
+        let rest = entries.split_off(end);
+        divided.push(std::mem::replace(&mut entries, rest));
+    }
+    divided.push(entries);
+    divided
 }
 
 fn earliest(heap: &mut DelayHeap, reach: Reach, most: usize) -> Vec<Entry> {

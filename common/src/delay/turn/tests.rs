@@ -105,7 +105,47 @@ fn the_last_quarter_of_a_window_takes_only_what_comes_due_now() {
     assert_eq!(taken(&mut heap, Room { most: 5, overdue: 0 }), [20, -2]);
 }
 
+/// The shards of each claim of tasks of these shards.
+fn divided(shards: impl IntoIterator<Item = u16>, each: usize, most: usize) -> Vec<Vec<u16>> {
+    let of_shard = |(number, shard): (u16, u16)| {
+        let id = TaskId::mint(Uuid::from_u128(u128::from(number) << 64), ShardId::new(shard));
+        Entry { wake_at: NOW, id, kind: WakeKind::Claim }
+    };
+    let entries = (0_u16..).zip(shards).map(of_shard).collect();
+    let shards = |claim: &Vec<Entry>| claim.iter().map(|entry| entry.id.shard().number()).collect();
+    divide(entries, each, most).iter().map(shards).collect()
+}
+
+#[test]
+fn the_claims_of_a_crowd_share_no_shard_where_their_sizes_allow_that() {
+    assert_eq!(divided([1, 0], 2, 9), [[1, 0]], "one claim is as it comes");
+    let crowd = || (0..504).map(|number| number % 85);
+    let claims = divided(crowd(), 126, 500);
+    assert_eq!(claims.len(), 4);
+    assert!(claims.windows(2).all(|pair| pair[0].last() < pair[1].first()), "{claims:?}");
+    let full = divided(crowd(), 126, 126);
+    assert!(full.iter().all(|claim| claim.len() == 126), "no claim is larger than allowed: {full:?}");
+    let one_shard: Vec<usize> = divided([7; 504], 126, 500).iter().map(Vec::len).collect();
+    assert_eq!(one_shard, [126; 4]);
+}
+
 proptest! {
+    #[test]
+    fn each_entry_is_in_one_claim(
+        shards in prop::collection::vec(0_u16..20, 0..300),
+        each in 1_usize..50,
+        more in 0_usize..50,
+    ) {
+        let most = each + more;
+        let claims = divided(shards.clone(), each, most);
+        prop_assert!(claims.len() <= shards.len().div_ceil(each).max(1));
+        prop_assert!(claims.iter().all(|claim| claim.len() <= most), "{claims:?}");
+        let (mut all, mut expected) = (claims.concat(), shards);
+        all.sort_unstable();
+        expected.sort_unstable();
+        prop_assert_eq!(all, expected);
+    }
+
     #[test]
     fn every_entry_leaves_once_and_within_its_reach(
         wakes in prop::collection::vec((-1_000_i64..200, 0_usize..4), 0..200),

@@ -18,7 +18,7 @@ use common::{
     delay::{
         ClaimSize, Lead,
         heap::{Entry, WakeKind},
-        turn::{Reach, Room},
+        turn::{self, Reach, Room},
     },
     ids::TaskId,
     time::UnixMicros,
@@ -99,8 +99,10 @@ enum Turn {
 struct Batch {
     entries: Vec<Entry>,
     ahead: Duration,
-    /// Whether they are as many as one claim takes.
+    /// Whether they are as many as may leave together.
     is_full: bool,
+    /// How many of them a claim takes.
+    each: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -150,12 +152,7 @@ impl<S: Statements> Dispatcher<S> {
                         tokio::time::sleep(BETWEEN_CLAIMS).await;
                         continue;
                     }
-                    let permit = Arc::clone(&claims).acquire_owned().await.expect("the semaphore is never closed");
-                    let (this, work) = (self.clone(), at_work());
-                    children.spawn(async move {
-                        this.wake(batch).await;
-                        drop((work, permit));
-                    });
+                    self.begin_claims(batch, &claims, &mut children).await;
                     if !is_full {
                         let stride = self.lead.lock().stride(clock::instant());
                         tokio::time::sleep(BETWEEN_CLAIMS.min(stride)).await;
@@ -171,6 +168,18 @@ impl<S: Statements> Dispatcher<S> {
             }
         }
         while children.join_next().await.is_some() {}
+    }
+
+    /// Hands out a batch in parts, each of which claims its tasks, and waits for a place before.
+    async fn begin_claims(&self, batch: Batch, places: &Arc<Semaphore>, children: &mut JoinSet<()>) {
+        for entries in turn::divide(batch.entries, batch.each, self.pace.batch) {
+            let place = Arc::clone(places).acquire_owned().await.expect("the semaphore is never closed");
+            let (this, ahead, work) = (self.clone(), batch.ahead, at_work());
+            children.spawn(async move {
+                this.wake(entries, ahead).await;
+                drop((work, place));
+            });
+        }
     }
 
     /// Claims must wait for the book: it treats a missing queue as one without gates. Its database may answer long
@@ -189,7 +198,10 @@ impl<S: Statements> Dispatcher<S> {
         let at = self.claims.database.sql.clock().at(now).filter(|_| self.room(1).most > 0);
         let Some(at) = at else { return Turn::SleepUntil(longest) };
         let ahead = self.ahead(at);
-        let most = if ahead.is_crowd { self.size.lock().most() } else { self.pace.batch };
+        // A crowd leaves in several claims together, which then have few shards each.
+        let (each, at_once) =
+            if ahead.is_crowd { (self.size.lock().most(), CLAIMS_IN_FLIGHT) } else { (self.pace.batch, 1) };
+        let most = each * at_once;
         let room = self.room(most);
         let begins = ahead.first_claim.is_some_and(|due| due <= at.plus(ahead.begin()));
         let claims = if begins { ahead.claims } else { Duration::ZERO };
@@ -204,7 +216,7 @@ impl<S: Statements> Dispatcher<S> {
         let entries = self.claims.database.owned_shards.take_due(reach, room);
         if !entries.is_empty() {
             let is_full = entries.len() >= most;
-            return Turn::Wake(Batch { entries, ahead: ahead.claims, is_full });
+            return Turn::Wake(Batch { entries, ahead: ahead.claims, is_full, each });
         }
         if room.overdue == 0 || overdue_wait {
             // The head waits, but a task behind it may come due any moment.
@@ -219,11 +231,11 @@ impl<S: Statements> Dispatcher<S> {
     }
 
     /// Wakes each kind of entry in its own way. Entries that are not handed on are no longer in flight.
-    async fn wake(&self, batch: Batch) {
+    async fn wake(&self, entries: Vec<Entry>, ahead: Duration) {
         let mut claims = Vec::new();
         let mut deadlines = Vec::new();
         let mut rescues = Vec::new();
-        for entry in batch.entries {
+        for entry in entries {
             match entry.kind {
                 WakeKind::Claim => claims.push(entry.id),
                 WakeKind::Deadline => deadlines.push((entry.id, entry.wake_at)),
@@ -231,7 +243,7 @@ impl<S: Statements> Dispatcher<S> {
                 WakeKind::Look => {} // begin_looks has taken them
             }
         }
-        tokio::join!(self.claim(claims, batch.ahead), self.rescue(rescues), self.deadlines(deadlines));
+        tokio::join!(self.claim(claims, ahead), self.rescue(rescues), self.deadlines(deadlines));
     }
 
     /// Takes the looks at waiting tasks out of a batch. A look may take seconds, so it holds no place of a claim. Looks

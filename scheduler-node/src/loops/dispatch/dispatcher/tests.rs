@@ -1,5 +1,5 @@
 use common::{
-    delay::Hearing,
+    delay::{Hearing, turn::CROWD},
     ids::{QueueName, ShardId},
     queue::{Queue, QueueBook, QueuePolicy, Settle},
     wire::amqp::REJECTED,
@@ -60,6 +60,25 @@ async fn while_many_messages_wait_to_be_sent_only_what_comes_due_is_claimed() {
     assert_eq!(loops.test.state_of(overdue).await.as_deref(), Some("scheduled"));
     lanes.backlog.note(false, 0, now);
     assert_eq!(next().await, overdue);
+}
+
+/// A dispatcher with the tasks of a crowd that is overdue.
+async fn with_a_crowd(loops: &Loops) -> Dispatcher {
+    loops.database().sql.ping().await.unwrap();
+    let entry =
+        |_| Entry { wake_at: UnixMicros::FIRST, id: fixture::fresh_id_of(ShardId::new(0)), kind: WakeKind::Claim };
+    loops.database().owned_shards.offer((0..=CROWD).map(entry));
+    loops.dispatcher(loops.claims().0, Lead::new(LONG, clock::instant()))
+}
+
+#[tokio::test]
+async fn of_a_crowd_several_claims_leave_the_heap_together_and_of_the_rest_one() {
+    let loops = Loops::new().await;
+    let dispatcher = with_a_crowd(&loops).await;
+    for entries in [CLAIMS_IN_FLIGHT * 100, 100] {
+        let Turn::Wake(batch) = dispatcher.turn() else { panic!("they are due") };
+        assert_eq!((batch.entries.len(), batch.each, batch.is_full), (entries, 100, true));
+    }
 }
 
 /// A broker whose keeper does not run, so it takes nothing.
@@ -198,7 +217,7 @@ async fn while_rabbitmq_is_asked_how_many_reports_are_left_deadlines_hold_no_pla
     for _ in 0..2 {
         let kinds = [WakeKind::Deadline, WakeKind::Claim];
         let entries = kinds.map(|kind| Entry { wake_at: UnixMicros::FIRST, id: ids[0], kind }).into();
-        let mut batch = Batch { entries, ahead: Duration::ZERO, is_full: false };
+        let mut batch = Batch { entries, ahead: Duration::ZERO, is_full: false, each: 100 };
         dispatcher.begin_ask(&mut batch, &asks, &mut children);
         assert!(batch.entries.iter().map(|entry| entry.kind).eq([WakeKind::Claim]), "{batch:?}");
     }
@@ -403,7 +422,8 @@ async fn looks_without_a_place_go_back_into_the_heap_and_hold_no_place_of_a_clai
     let dispatcher = loops.dispatcher(loops.claims().0, Lead::new(Duration::ZERO, clock::instant()));
     let now = dispatcher.claims.now();
     let entries = ids.iter().map(|id| Entry { wake_at: UnixMicros::FIRST, id: *id, kind: WakeKind::Look }).collect();
-    let (mut batch, mut children) = (Batch { entries, ahead: Duration::ZERO, is_full: false }, JoinSet::new());
+    let (mut batch, mut children) =
+        (Batch { entries, ahead: Duration::ZERO, is_full: false, each: 100 }, JoinSet::new());
     assert!(!dispatcher.begin_looks(&mut batch, &Arc::new(Semaphore::new(0)), &mut children));
     assert!(batch.entries.is_empty() && children.is_empty());
     assert!(loops.database().owned_shards.next_due().is_some_and(|due| due > now));
