@@ -44,6 +44,11 @@ impl ClaimSize {
         }
     }
 
+    /// Whether full claims lately took longer than a moment: more of them at a time would only wait for one another.
+    pub fn is_slow(&self) -> bool {
+        self.most() < self.most
+    }
+
     /// The most tasks of the next claim.
     pub fn most(&self) -> usize {
         let quick = MOMENT.as_nanos().checked_div(self.each.as_nanos()).and_then(|tasks| usize::try_from(tasks).ok());

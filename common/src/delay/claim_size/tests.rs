@@ -26,6 +26,19 @@ fn a_claim_takes_what_lately_took_a_moment() {
 }
 
 #[test]
+fn a_database_is_slow_while_full_claims_take_longer_than_a_moment() {
+    let mut size = ClaimSize::new(500);
+    let start = Instant::now();
+    let mut is_slow_after = |tasks, took| {
+        (0..20).for_each(|_| size.took(tasks, took, start));
+        size.is_slow()
+    };
+    assert!(!is_slow_after(1, ms(1)));
+    assert!(is_slow_after(500, ms(126)));
+    assert!(!is_slow_after(500, ms(13)));
+}
+
+#[test]
 fn one_slow_claim_does_not_decide() {
     assert_eq!(after(&[(1, ms(1)), (500, ms(101))]), 500);
 }

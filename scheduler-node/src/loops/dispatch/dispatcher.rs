@@ -49,6 +49,10 @@ use crate::{
 /// Claims of one database under way: enough to hide a slow round trip, few enough to keep their order.
 const CLAIMS_IN_FLIGHT: usize = 4;
 
+/// A claim of a crowd holds so many of these places while the database is slow. Two such claims keep it busy: one is on
+/// its way while the other runs.
+const PLACES_OF_A_SLOW_CLAIM: u32 = 2;
+
 /// Statements that look at waiting tasks under way. They share the connections of the claims and must leave most of
 /// them.
 const LOOKS_IN_FLIGHT: usize = 2;
@@ -103,6 +107,8 @@ struct Batch {
     is_full: bool,
     /// How many of them a claim takes.
     each: usize,
+    /// How many places a claim holds.
+    places: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -173,11 +179,12 @@ impl<S: Statements> Dispatcher<S> {
     /// Hands out a batch in parts, each of which claims its tasks, and waits for a place before.
     async fn begin_claims(&self, batch: Batch, places: &Arc<Semaphore>, children: &mut JoinSet<()>) {
         for entries in turn::divide(batch.entries, batch.each, self.pace.batch) {
-            let place = Arc::clone(places).acquire_owned().await.expect("the semaphore is never closed");
+            let held = Arc::clone(places).acquire_many_owned(batch.places).await;
+            let held = held.expect("the semaphore is never closed");
             let (this, ahead, work) = (self.clone(), batch.ahead, at_work());
             children.spawn(async move {
                 this.wake(entries, ahead).await;
-                drop((work, place));
+                drop((work, held));
             });
         }
     }
@@ -199,8 +206,7 @@ impl<S: Statements> Dispatcher<S> {
         let Some(at) = at else { return Turn::SleepUntil(longest) };
         let ahead = self.ahead(at);
         // A crowd leaves in several claims together, which then have few shards each.
-        let (each, at_once) =
-            if ahead.is_crowd { (self.size.lock().most(), CLAIMS_IN_FLIGHT) } else { (self.pace.batch, 1) };
+        let (each, at_once, places) = if ahead.is_crowd { self.of_a_crowd() } else { (self.pace.batch, 1, 1) };
         let most = each * at_once;
         let room = self.room(most);
         let begins = ahead.first_claim.is_some_and(|due| due <= at.plus(ahead.begin()));
@@ -216,13 +222,20 @@ impl<S: Statements> Dispatcher<S> {
         let entries = self.claims.database.owned_shards.take_due(reach, room);
         if !entries.is_empty() {
             let is_full = entries.len() >= most;
-            return Turn::Wake(Batch { entries, ahead: ahead.claims, is_full, each });
+            return Turn::Wake(Batch { entries, ahead: ahead.claims, is_full, each, places });
         }
         if room.overdue == 0 || overdue_wait {
             // The head waits, but a task behind it may come due any moment.
             return Turn::SleepUntil(now + BETWEEN_CLAIMS);
         }
         Turn::SleepUntil(self.next_look(now, &ahead).min(longest))
+    }
+
+    /// How many tasks of a crowd a claim takes, how many claims leave together, and how many places each holds.
+    fn of_a_crowd(&self) -> (usize, usize, u32) {
+        let size = self.size.lock();
+        let places = if size.is_slow() { PLACES_OF_A_SLOW_CLAIM } else { 1 };
+        (size.most(), CLAIMS_IN_FLIGHT / places as usize, places)
     }
 
     /// The room for up to `most` entries.

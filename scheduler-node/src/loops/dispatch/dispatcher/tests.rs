@@ -81,6 +81,24 @@ async fn of_a_crowd_several_claims_leave_the_heap_together_and_of_the_rest_one()
     }
 }
 
+#[tokio::test]
+async fn of_a_crowd_two_claims_are_under_way_while_the_database_is_slow() {
+    let loops = Loops::new().await;
+    let mut dispatcher = with_a_crowd(&loops).await;
+    dispatcher.pace.batch = 200;
+    let mut size = ClaimSize::new(200);
+    for took in [Duration::ZERO, LONG] {
+        size.took(200, took, clock::instant());
+    }
+    dispatcher.size = Arc::new(Mutex::new(size));
+    let Turn::Wake(batch) = dispatcher.turn() else { panic!("they are due") };
+    assert_eq!((batch.entries.len(), batch.each, batch.places), (2 * 100, 100, PLACES_OF_A_SLOW_CLAIM));
+
+    let (room_for_one, mut children) = (Arc::new(Semaphore::new(2)), JoinSet::new());
+    assert!(dispatcher.begin_claims(batch, &room_for_one, &mut children).now_or_never().is_none());
+    assert_eq!(children.len(), 1, "the second waits until the first has ended");
+}
+
 /// A broker whose keeper does not run, so it takes nothing.
 fn silent() -> Broker {
     let amqp = AmqpSettings {
@@ -217,7 +235,7 @@ async fn while_rabbitmq_is_asked_how_many_reports_are_left_deadlines_hold_no_pla
     for _ in 0..2 {
         let kinds = [WakeKind::Deadline, WakeKind::Claim];
         let entries = kinds.map(|kind| Entry { wake_at: UnixMicros::FIRST, id: ids[0], kind }).into();
-        let mut batch = Batch { entries, ahead: Duration::ZERO, is_full: false, each: 100 };
+        let mut batch = Batch { entries, ahead: Duration::ZERO, is_full: false, each: 100, places: 1 };
         dispatcher.begin_ask(&mut batch, &asks, &mut children);
         assert!(batch.entries.iter().map(|entry| entry.kind).eq([WakeKind::Claim]), "{batch:?}");
     }
@@ -423,7 +441,7 @@ async fn looks_without_a_place_go_back_into_the_heap_and_hold_no_place_of_a_clai
     let now = dispatcher.claims.now();
     let entries = ids.iter().map(|id| Entry { wake_at: UnixMicros::FIRST, id: *id, kind: WakeKind::Look }).collect();
     let (mut batch, mut children) =
-        (Batch { entries, ahead: Duration::ZERO, is_full: false, each: 100 }, JoinSet::new());
+        (Batch { entries, ahead: Duration::ZERO, is_full: false, each: 100, places: 1 }, JoinSet::new());
     assert!(!dispatcher.begin_looks(&mut batch, &Arc::new(Semaphore::new(0)), &mut children));
     assert!(batch.entries.is_empty() && children.is_empty());
     assert!(loops.database().owned_shards.next_due().is_some_and(|due| due > now));
