@@ -91,7 +91,7 @@ pub fn divide(mut entries: Vec<Entry>, each: usize, most: usize) -> Vec<Vec<Entr
     let mut divided = Vec::with_capacity(claims);
     while entries.len() > most {
         let is_between = |at: &usize| entries[at - 1].id.shard() != entries[*at].id.shard();
-        let end = (each..=most).find(is_between).unwrap_or(each.min(most));
+        let end = (each..=most).find(is_between).unwrap_or_else(|| each.min(most));
         let rest = entries.split_off(end);
         divided.push(std::mem::replace(&mut entries, rest));
     }

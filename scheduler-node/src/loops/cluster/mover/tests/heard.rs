@@ -91,14 +91,15 @@ async fn an_answer_that_takes_as_long_as_deadlines_wait_has_them_wait_once_more(
     let mut moving = Moving::new().await;
     let closed = moving.close().await;
     let ends = moving.ends.clone();
-    with_a_late_answer(&moving.tests[1], &ends.target, moving.work.finish_cut(&ends, closed)).await.unwrap();
+    with_a_late_answer(&moving.tests[1], &ends.target, Box::pin(moving.work.finish_cut(&ends, closed))).await.unwrap();
     assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
     assert_eq!(moving.hears_first(), [false, true]);
 
     let mut moving = Moving::new().await;
     let closed = moving.close().await;
     let ends = moving.ends.clone();
-    assert!(with_a_late_answer(&moving.tests[0], &ends.source, moving.work.undo_cut(&ends, closed)).await.unwrap());
+    let undoing = Box::pin(moving.work.undo_cut(&ends, closed));
+    assert!(with_a_late_answer(&moving.tests[0], &ends.source, undoing).await.unwrap());
     assert_eq!(moving.statuses().await, [ShardStatus::Leaving, ShardStatus::Arriving]);
     assert_eq!(moving.hears_first(), [true, false]);
 }
@@ -116,7 +117,7 @@ async fn a_cut_that_is_slow_before_its_target_opens_has_deadlines_wait_there_fro
     // Otherwise the last changes have no time left.
     moving.work.late_writes = 100;
     let (ends, epoch) = (moving.ends.clone(), moving.epoch);
-    let cutting = moving.work.cut_without_claims(&ends, epoch, before(SOON_LONG));
+    let cutting = Box::pin(moving.work.cut_without_claims(&ends, epoch, before(SOON_LONG)));
     let cut = with_a_late_answer(&moving.tests[1], &ends.target, cutting).await.unwrap();
     assert!(matches!(cut, Cut::Opened(_)), "{cut:?}");
 }
