@@ -98,7 +98,7 @@ impl OwnedShards {
         self.state.lock().fences()
     }
 
-    /// The shards that may be claimed from. After a change of them, or of an epoch, it is another list.
+    /// The shards that may be claimed from, in order. After a change of them, or of an epoch, it is another list.
     pub fn claimable_shards(&self) -> Arc<[ShardId]> {
         let state = &mut *self.state.lock();
         if state.claimable.is_none() {
@@ -334,6 +334,25 @@ impl OwnedShards {
         let state = self.state.lock();
         let is_unclaimed = |id: &TaskId| state.in_flight.get(id).is_none_or(|one| !one.is_claimed);
         ids.iter().copied().filter(is_unclaimed).collect()
+    }
+
+    /// Puts entries back that have left the heap, as they were. A pick may have got some of their tasks meanwhile;
+    /// these stay in flight. A shard that may not be claimed from gets none back: it is read when it may be.
+    pub fn give_back(&self, entries: impl IntoIterator<Item = Entry>) {
+        let mut state = self.state.lock();
+        for entry in entries {
+            if state.in_flight.get(&entry.id).is_none_or(|one| one.is_claimed) {
+                continue;
+            }
+            let then = state.in_flight.remove(&entry.id).and_then(|one| one.then);
+            // What came meanwhile is newer: at equal moments its kind counts.
+            for entry in [Some(entry), then].into_iter().flatten() {
+                state.offer(entry);
+            }
+        }
+        drop(state);
+        self.in_flight_less.notify_waiters();
+        self.heap_changed.notify_one();
     }
 
     /// Marks tasks as no longer in flight: their outcome is written and what waits for it was released, or there is

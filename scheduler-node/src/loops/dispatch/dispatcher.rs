@@ -9,7 +9,7 @@
 mod ahead;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -158,7 +158,7 @@ impl<S: Statements> Dispatcher<S> {
                         tokio::time::sleep(BETWEEN_CLAIMS).await;
                         continue;
                     }
-                    self.begin_claims(batch, &claims, &mut children).await;
+                    self.begin_claims(batch, &claims, &mut children, &stop).await;
                     if !is_full {
                         let stride = self.lead.lock().stride(clock::instant());
                         tokio::time::sleep(BETWEEN_CLAIMS.min(stride)).await;
@@ -176,16 +176,42 @@ impl<S: Statements> Dispatcher<S> {
         while children.join_next().await.is_some() {}
     }
 
-    /// Hands out a batch in parts, each of which claims its tasks, and waits for a place before.
-    async fn begin_claims(&self, batch: Batch, places: &Arc<Semaphore>, children: &mut JoinSet<()>) {
-        for entries in turn::divide(batch.entries, batch.each, self.pace.batch) {
-            let held = Arc::clone(places).acquire_many_owned(batch.places).await;
+    /// Hands out a batch in parts, each of which claims its tasks, and waits for a place before. What may not be
+    /// claimed by then goes back into the heap: a drain waits for all that is in flight.
+    async fn begin_claims(
+        &self,
+        batch: Batch,
+        places: &Arc<Semaphore>,
+        children: &mut JoinSet<()>,
+        stop: &CancellationToken,
+    ) {
+        let mut parts = VecDeque::from(turn::divide(batch.entries, batch.each, self.pace.batch));
+        while !parts.is_empty() {
+            let held = stop.run_until_cancelled(Arc::clone(places).acquire_many_owned(batch.places)).await;
+            let may_claim = !stop.is_cancelled() && self.broker.borrow().takes_messages();
+            let Some(held) = held.filter(|_| may_claim) else {
+                return self.claims.database.owned_shards.give_back(parts.into_iter().flatten());
+            };
             let held = held.expect("the semaphore is never closed");
+            self.give_back_stopped(&mut parts);
+            let Some(entries) = parts.pop_front() else { return };
             let (this, ahead, work) = (self.clone(), batch.ahead, at_work());
             children.spawn(async move {
                 this.wake(entries, ahead).await;
                 drop((work, held));
             });
+        }
+    }
+
+    /// Gives back the entries of shards that may no longer be claimed from, and drops parts without others.
+    fn give_back_stopped(&self, parts: &mut VecDeque<Vec<Entry>>) {
+        let owned_shards = &self.claims.database.owned_shards;
+        let claimable = owned_shards.claimable_shards();
+        let is_stopped = |entry: &mut Entry| claimable.binary_search(&entry.id.shard()).is_err();
+        let stopped: Vec<Entry> = parts.iter_mut().flat_map(|part| part.extract_if(.., is_stopped)).collect();
+        if !stopped.is_empty() {
+            owned_shards.give_back(stopped);
+            parts.retain(|part| !part.is_empty());
         }
     }
 

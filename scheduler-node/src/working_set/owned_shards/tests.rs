@@ -71,6 +71,35 @@ fn a_task_in_flight_is_not_taken_twice_and_comes_back_when_it_came_due_meanwhile
 }
 
 #[test]
+fn entries_that_are_given_back_are_as_they_were_but_for_tasks_that_a_pick_got() {
+    let owned = owned();
+    let deadline = Entry { kind: WakeKind::Deadline, ..entry(id(1), 5) };
+    let (claim, picked, newer) = (entry(id(1), 6), entry(id(1), 7), entry(id(1), 8));
+    owned.offer([deadline, claim, picked, newer]);
+    let taken = take(&owned, UnixMicros::new(10));
+    assert_eq!(taken, [deadline, claim, picked, newer]);
+    owned.begin([picked.id]);
+    let rescue = Entry { kind: WakeKind::Rescue, ..newer };
+    owned.offer([rescue]);
+    owned.give_back(taken);
+    assert_eq!(owned.in_flight(), 1);
+    assert_eq!(take(&owned, UnixMicros::new(10)), [deadline, claim, rescue]);
+}
+
+#[test]
+fn entries_of_a_shard_that_is_released_are_given_back_to_no_heap_and_its_drain_ends() {
+    let owned = owned();
+    let rescue = Entry { kind: WakeKind::Rescue, ..entry(id(1), 6) };
+    owned.offer([entry(id(1), 5), rescue]);
+    let taken = take(&owned, UnixMicros::new(10));
+    owned.begin_release(&[ShardId::new(1)]);
+    assert!(owned.drained(&[ShardId::new(1)]).now_or_never().is_none());
+    owned.give_back(taken);
+    assert!(owned.drained(&[ShardId::new(1)]).now_or_never().is_some());
+    assert_eq!((owned.heap_len(), owned.in_doubt(ShardId::new(1))), (0, vec![rescue.id]));
+}
+
+#[test]
 fn a_task_that_a_pick_got_stays_in_flight_when_a_claim_that_asked_for_it_too_ends() {
     let owned = owned();
     let (picked, other) = (id(1), id(1));

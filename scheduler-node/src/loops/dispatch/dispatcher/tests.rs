@@ -1,5 +1,7 @@
+mod crowds;
+
 use common::{
-    delay::{Hearing, turn::CROWD},
+    delay::Hearing,
     ids::{QueueName, ShardId},
     queue::{Queue, QueueBook, QueuePolicy, Settle},
     wire::amqp::REJECTED,
@@ -60,43 +62,6 @@ async fn while_many_messages_wait_to_be_sent_only_what_comes_due_is_claimed() {
     assert_eq!(loops.test.state_of(overdue).await.as_deref(), Some("scheduled"));
     lanes.backlog.note(false, 0, now);
     assert_eq!(next().await, overdue);
-}
-
-/// A dispatcher with the tasks of a crowd that is overdue.
-async fn with_a_crowd(loops: &Loops) -> Dispatcher {
-    loops.database().sql.ping().await.unwrap();
-    let entry =
-        |_| Entry { wake_at: UnixMicros::FIRST, id: fixture::fresh_id_of(ShardId::new(0)), kind: WakeKind::Claim };
-    loops.database().owned_shards.offer((0..=CROWD).map(entry));
-    loops.dispatcher(loops.claims().0, Lead::new(LONG, clock::instant()))
-}
-
-#[tokio::test]
-async fn of_a_crowd_several_claims_leave_the_heap_together_and_of_the_rest_one() {
-    let loops = Loops::new().await;
-    let dispatcher = with_a_crowd(&loops).await;
-    for entries in [CLAIMS_IN_FLIGHT * 100, 100] {
-        let Turn::Wake(batch) = dispatcher.turn() else { panic!("they are due") };
-        assert_eq!((batch.entries.len(), batch.each, batch.is_full), (entries, 100, true));
-    }
-}
-
-#[tokio::test]
-async fn of_a_crowd_two_claims_are_under_way_while_the_database_is_slow() {
-    let loops = Loops::new().await;
-    let mut dispatcher = with_a_crowd(&loops).await;
-    dispatcher.pace.batch = 200;
-    let mut size = ClaimSize::new(200);
-    for took in [Duration::ZERO, LONG] {
-        size.took(200, took, clock::instant());
-    }
-    dispatcher.size = Arc::new(Mutex::new(size));
-    let Turn::Wake(batch) = dispatcher.turn() else { panic!("they are due") };
-    assert_eq!((batch.entries.len(), batch.each, batch.places), (2 * 100, 100, PLACES_OF_A_SLOW_CLAIM));
-
-    let (room_for_one, mut children) = (Arc::new(Semaphore::new(2)), JoinSet::new());
-    assert!(dispatcher.begin_claims(batch, &room_for_one, &mut children).now_or_never().is_none());
-    assert_eq!(children.len(), 1, "the second waits until the first has ended");
 }
 
 /// A broker whose keeper does not run, so it takes nothing.
