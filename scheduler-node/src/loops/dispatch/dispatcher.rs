@@ -111,6 +111,21 @@ struct Batch {
     places: u32,
 }
 
+impl Batch {
+    /// The parts that it is handed out in, each with the places that it holds. `most`: the most entries of a part.
+    /// Deadlines wait for their moments, so those of a crowd, and its rescues, hold no places of its claims.
+    fn into_parts(mut self, most: usize) -> VecDeque<(Vec<Entry>, u32)> {
+        if self.places == 1 && self.entries.len() <= self.each {
+            return VecDeque::from([(self.entries, 1)]);
+        }
+        let others = self.entries.extract_if(.., |entry| entry.kind != WakeKind::Claim).collect();
+        let others = turn::divide(others, most, most).into_iter().map(|part| (part, 1));
+        let (places, claims) = (self.places, turn::divide(self.entries, self.each, most));
+        let claims = claims.into_iter().map(|part| (part, places));
+        claims.chain(others).filter(|(part, _)| !part.is_empty()).collect()
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Dispatcher<S = Arc<Database>> {
     pub claims: ClaimHandler<S>,
@@ -185,17 +200,18 @@ impl<S: Statements> Dispatcher<S> {
         children: &mut JoinSet<()>,
         stop: &CancellationToken,
     ) {
-        let mut parts = VecDeque::from(turn::divide(batch.entries, batch.each, self.pace.batch));
-        while !parts.is_empty() {
-            let held = stop.run_until_cancelled(Arc::clone(places).acquire_many_owned(batch.places)).await;
+        let ahead = batch.ahead;
+        let mut parts = batch.into_parts(self.pace.batch);
+        while let Some((_, holds)) = parts.front() {
+            let held = stop.run_until_cancelled(Arc::clone(places).acquire_many_owned(*holds)).await;
             let may_claim = !stop.is_cancelled() && self.broker.borrow().takes_messages();
             let Some(held) = held.filter(|_| may_claim) else {
-                return self.claims.database.owned_shards.give_back(parts.into_iter().flatten());
+                return self.claims.database.owned_shards.give_back(parts.into_iter().flat_map(|(part, _)| part));
             };
             let held = held.expect("the semaphore is never closed");
             self.give_back_stopped(&mut parts);
-            let Some(entries) = parts.pop_front() else { return };
-            let (this, ahead, work) = (self.clone(), batch.ahead, at_work());
+            let Some((entries, _)) = parts.pop_front() else { return };
+            let (this, work) = (self.clone(), at_work());
             children.spawn(async move {
                 this.wake(entries, ahead).await;
                 drop((work, held));
@@ -203,15 +219,16 @@ impl<S: Statements> Dispatcher<S> {
         }
     }
 
-    /// Gives back the entries of shards that may no longer be claimed from, and drops parts without others.
-    fn give_back_stopped(&self, parts: &mut VecDeque<Vec<Entry>>) {
+    /// Gives back the entries of shards that may no longer be claimed from, and drops parts without others. A part
+    /// holds no more places than those before it.
+    fn give_back_stopped(&self, parts: &mut VecDeque<(Vec<Entry>, u32)>) {
         let owned_shards = &self.claims.database.owned_shards;
         let claimable = owned_shards.claimable_shards();
         let is_stopped = |entry: &mut Entry| claimable.binary_search(&entry.id.shard()).is_err();
-        let stopped: Vec<Entry> = parts.iter_mut().flat_map(|part| part.extract_if(.., is_stopped)).collect();
+        let stopped: Vec<Entry> = parts.iter_mut().flat_map(|(part, _)| part.extract_if(.., is_stopped)).collect();
         if !stopped.is_empty() {
             owned_shards.give_back(stopped);
-            parts.retain(|part| !part.is_empty());
+            parts.retain(|(part, _)| !part.is_empty());
         }
     }
 

@@ -1,7 +1,6 @@
 //! The claims of a crowd that leave the heap together.
 
-use common::{delay::turn::CROWD, ids::ShardId};
-use futures::FutureExt;
+use common::delay::turn::CROWD;
 
 use super::*;
 
@@ -74,5 +73,19 @@ async fn no_claim_begins_once_the_broker_is_blocked_or_the_shard_is_released() {
         dispatcher.begin_claims(batch, &places, &mut children, &stop).await;
         let owned_shards = &loops.database().owned_shards;
         assert_eq!((children.len(), owned_shards.in_flight(), owned_shards.heap_len()), (0, 0, left));
+    }
+}
+
+/// Deadlines wait for their moments.
+#[test]
+fn deadlines_and_rescues_of_a_crowd_hold_one_place_beside_its_claims() {
+    let kinds = [WakeKind::Deadline, WakeKind::Claim, WakeKind::Rescue, WakeKind::Claim];
+    for (each, places, parts) in
+        [(4, 1, vec![(4, 1)]), (4, 2, vec![(2, 2), (2, 1)]), (1, 1, vec![(1, 1), (1, 1), (2, 1)])]
+    {
+        let entry = |kind| Entry { wake_at: UnixMicros::FIRST, id: fixture::fresh_id_of(ShardId::new(0)), kind };
+        let batch = Batch { entries: kinds.map(entry).into(), ahead: Duration::ZERO, is_full: false, each, places };
+        let divided = batch.into_parts(4);
+        assert!(divided.iter().map(|(part, holds)| (part.len(), *holds)).eq(parts), "{divided:?}");
     }
 }
