@@ -103,7 +103,7 @@ enum Turn {
 struct Batch {
     entries: Vec<Entry>,
     ahead: Duration,
-    /// Whether they are as many as may leave together.
+    /// Whether they fill a claim, and all the room there is.
     is_full: bool,
     /// How many of them a claim takes.
     each: usize,
@@ -264,7 +264,8 @@ impl<S: Statements> Dispatcher<S> {
         };
         let entries = self.claims.database.owned_shards.take_due(reach, room);
         if !entries.is_empty() {
-            let is_full = entries.len() >= most;
+            // Less than a claim's tasks leave a pause to more, also where the window has no room for all of these.
+            let is_full = entries.len() >= room.overdue.max(each);
             return Turn::Wake(Batch { entries, ahead: ahead.claims, is_full, each, places });
         }
         if room.overdue == 0 || overdue_wait {

@@ -24,6 +24,19 @@ async fn of_a_crowd_several_claims_leave_the_heap_together_and_of_the_rest_one()
 }
 
 #[tokio::test]
+async fn claims_of_a_backlog_follow_each_other_where_a_window_has_room_for_one_but_not_for_all() {
+    let loops = Loops::new().await;
+    let mut dispatcher = with_a_crowd(&loops).await;
+    // A quarter of a window is not for the overdue.
+    for (window, room, is_full) in [(200, 150, true), (100, 75, false)] {
+        dispatcher.pace.window = window;
+        let Turn::Wake(batch) = dispatcher.turn() else { panic!("they are due") };
+        assert_eq!((batch.entries.len(), batch.each, batch.is_full), (room, 100, is_full));
+        loops.database().owned_shards.give_back(batch.entries);
+    }
+}
+
+#[tokio::test]
 async fn of_a_crowd_two_claims_are_under_way_while_the_database_is_slow() {
     let loops = Loops::new().await;
     let mut dispatcher = with_a_crowd(&loops).await;
