@@ -259,7 +259,7 @@ impl OwnedShards {
     /// How many tasks to claim are due by `until`, earliest first, each count with the earliest of their moments. Ends
     /// with the count that makes them `most`.
     pub fn claim_counts(&self, until: UnixMicros, most: usize) -> Vec<(UnixMicros, usize)> {
-        let (state, mut before) = (self.state.lock(), 0);
+        let (mut state, mut before) = (self.state.lock(), 0);
         let is_wanted = |(_, tasks): &(UnixMicros, usize)| {
             let is_wanted = before < most;
             before += tasks;
