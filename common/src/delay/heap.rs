@@ -35,8 +35,8 @@ pub struct Entry {
 /// The earliest entries of the owned shards, at most `budget` of them, each id once.
 ///
 /// The heap is only an index of rows in PostgreSQL. An entry may be stale, gone, or also in another node's heap
-/// without harm, because the claim checks the row. An entry takes about 70 bytes. Each
-/// 8 ms of the last minute and of what follows take some 30 more if a task to claim is due in them.
+/// without harm, because the claim checks the row. An entry takes about 70 bytes. Each 8 ms with a task to claim take
+/// some 30 more. Those of more than a minute ago are counted together when their count is asked for.
 ///
 /// A full heap drops its latest entry to make room for an earlier one. [`Self::complete_until`] then returns the
 /// moment from which entries may be missing. The preloader reads that part again once there is room.

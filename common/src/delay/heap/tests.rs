@@ -254,25 +254,51 @@ fn walked(heap: &DelayHeap) -> Vec<(UnixMicros, usize)> {
     counts.into_iter().map(|(number, tasks)| (at(number * 8_000).max(first.unwrap()), tasks)).collect()
 }
 
+/// A change of the heap: which one, its moment in a unit of the test's, the number of its task, and a small number more.
+type Change = (u8, i64, u16, usize);
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    prop::collection::vec((0..9_u8, -50..50_i64, 0..40_u16, 0..4_usize), 0..200)
+}
+
+fn change(heap: &mut DelayHeap, (step, moment, number, more): Change, unit_micros: i64) {
+    let kinds = [WakeKind::Claim, WakeKind::Claim, WakeKind::Deadline, WakeKind::Rescue];
+    let until = at(moment * unit_micros);
+    match step {
+        0..4 => heap.push(Entry { kind: kinds[more], ..claim(moment * unit_micros, number) }),
+        4 => drop(heap.pop_due(until, more)),
+        5 => drop(heap.pop_claims(until, more)),
+        6 => drop(heap.pop_latest_claims(at(8 * unit_micros), until, more)),
+        7 => assert!(heap.remove(id(number)).is_none_or(|removed| removed.id == id(number))),
+        _ => heap.drop_shards(&[ShardId::new(number % 3)]),
+    }
+}
+
 proptest! {
     #[test]
-    fn the_counts_of_tasks_to_claim_are_those_of_a_walk(
-        budget in 1..30_usize,
-        steps in prop::collection::vec((0..9_u8, -50..50_i64, 0..40_u16, 0..4_usize), 0..200),
-    ) {
-        let kinds = [WakeKind::Claim, WakeKind::Claim, WakeKind::Deadline, WakeKind::Rescue];
+    fn the_counts_of_tasks_to_claim_are_those_of_a_walk(budget in 1..30_usize, changes in changes()) {
         let mut heap = DelayHeap::new(budget);
-        for (step, wake_at, number, kind) in steps {
-            let until = at(wake_at * 1_000);
-            match step {
-                0..4 => heap.push(Entry { kind: kinds[kind], ..claim(wake_at * 1_000, number) }),
-                4 => drop(heap.pop_due(until, kind)),
-                5 => drop(heap.pop_claims(until, kind)),
-                6 => drop(heap.pop_latest_claims(at(8_000), until, kind)),
-                7 => assert!(heap.remove(id(number)).is_none_or(|removed| removed.id == id(number))),
-                _ => heap.drop_shards(&[ShardId::new(number % 3)]),
-            }
+        for step in changes {
+            change(&mut heap, step, 1_000);
             prop_assert_eq!(heap.claim_counts(at(50_000)).collect::<Vec<_>>(), walked(&heap));
+        }
+    }
+
+    /// The moments are seconds, and the looks go back, too, as with the clock of another server.
+    #[test]
+    fn tasks_that_are_counted_together_are_all_counted(
+        budget in 1..30_usize,
+        changes in changes(),
+        looks in prop::collection::vec(-100..150_i64, 200),
+    ) {
+        let (mut heap, second) = (DelayHeap::new(budget), 1_000_000);
+        for (step, look) in changes.into_iter().zip(looks) {
+            change(&mut heap, step, second);
+            let until = at(look * second);
+            let first = heap.claim_counts(until).next().map(|(due, _)| due);
+            prop_assert_eq!(first, heap.claims_until(until).next());
+            let counted: usize = heap.claims.until(UnixMicros::LAST).map(|(_, tasks)| tasks).sum();
+            prop_assert_eq!(counted, heap.claims_until(UnixMicros::LAST).count());
         }
     }
 
