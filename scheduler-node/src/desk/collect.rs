@@ -18,7 +18,7 @@ pub(crate) const ROWS_WAIT: Duration = Duration::from_secs(5);
 /// How long a failure to read the queues also answers for the rows of later passes. All rows of a pass wait for a read,
 /// those of other queues too. So it is longer than [`ROWS_WAIT`]: rows that come back find the failure, as a rule. Once
 /// this node knows the change, as its reader does half a second after the outage, none waits.
-const FAILURE_ANSWERS: Duration = Duration::from_secs(6 * ROWS_WAIT.as_secs());
+const ROWS_FAILURE_ANSWERS: Duration = Duration::from_secs(6 * ROWS_WAIT.as_secs());
 
 impl Desk {
     /// Returns one answer for each row of a read, in their order: the task to store, or the reason why the row cannot
@@ -48,7 +48,7 @@ impl Desk {
         let Some(changed) = rows.first().map(|row| &row.rules_changed) else { return };
         let is_changed = |task: &ValidTask| queues_of(task).any(|queue| changed.queues.contains(queue));
         let knows = || self.knows(changed.revision);
-        if !read.iter().flatten().any(is_changed) || self.read_unless(knows, FAILURE_ANSWERS).await {
+        if !read.iter().flatten().any(is_changed) || self.read_unless(knows, ROWS_FAILURE_ANSWERS).await {
             return;
         }
         for task in read {

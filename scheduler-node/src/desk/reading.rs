@@ -42,18 +42,18 @@ pub(super) struct LastTries {
 pub(super) struct Try {
     pub(super) began: Instant,
     pub(super) ended: Instant,
-    pub(super) is_done: bool,
+    pub(super) succeeded: bool,
 }
 
 impl Try {
     /// Whether the try is done, as an answer to a request from `asked_at`. It answers if it began after that. A failure
     /// also answers if it ended less than `failure_answers` before.
     fn answer(self, asked_at: Instant, failure_answers: Duration) -> Option<bool> {
-        (self.began >= asked_at || self.failed_lately(asked_at, failure_answers)).then_some(self.is_done)
+        (self.began >= asked_at || self.failed_lately(asked_at, failure_answers)).then_some(self.succeeded)
     }
 
     fn failed_lately(self, asked_at: Instant, failure_answers: Duration) -> bool {
-        !self.is_done && asked_at.saturating_duration_since(self.ended) < failure_answers
+        !self.succeeded && asked_at.saturating_duration_since(self.ended) < failure_answers
     }
 }
 
@@ -134,7 +134,7 @@ impl Desk {
         if let Err(error) = &added
             && matches!(error.fault(), Fault::Outage | Fault::Contention)
         {
-            let failed = Try { began, ended: clock::instant(), is_done: false };
+            let failed = Try { began, ended: clock::instant(), succeeded: false };
             self.inner.reading.last.lock().addition = Some(failed);
         }
         let created = match added {
@@ -163,7 +163,7 @@ impl Desk {
     async fn read_alone(&self, _turn: &MutexGuard<'_, ()>) -> Result<(), Error> {
         let began = clock::instant();
         let read = self.catch_up().await;
-        let ended = Try { began, ended: clock::instant(), is_done: read.is_ok() };
+        let ended = Try { began, ended: clock::instant(), succeeded: read.is_ok() };
         self.inner.reading.last.lock().read = Some(ended);
         read
     }

@@ -22,9 +22,9 @@ use crate::{
 };
 
 /// A read of the queues that begins and ends now.
-pub(super) fn ended_now(is_done: bool) -> Try {
+pub(super) fn ended_now(succeeded: bool) -> Try {
     let now = clock::instant();
-    Try { began: now, ended: now, is_done }
+    Try { began: now, ended: now, succeeded }
 }
 
 /// As if the last tries were long ago.
@@ -50,7 +50,7 @@ pub(super) fn failed_just_now() -> Try {
 
 pub(super) fn failed_before(ago: Duration) -> Try {
     let at = clock::instant() - ago;
-    Try { began: at, ended: at, is_done: false }
+    Try { began: at, ended: at, succeeded: false }
 }
 
 fn failed_long_ago() -> Try {

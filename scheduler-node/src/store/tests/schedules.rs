@@ -442,7 +442,7 @@ async fn of_changes_that_wait_for_the_same_schedule_one_is_written_and_overtakes
     sqlx::query("COMMIT").execute(&mut *holding).await.unwrap();
     let mut written = 0;
     for changed in futures::future::join_all(changes).await {
-        written += usize::from(done(changed.unwrap().unwrap()).is_some());
+        written += usize::from(matches!(changed.unwrap().unwrap(), ScheduleWrite::Done(_)));
     }
     assert_eq!(written, 1);
 }

@@ -355,9 +355,13 @@ pub(super) async fn return_old(
     batch: &mut Vec<ReadReport>,
     mut back: HashSet<TaskId>,
 ) {
-    while batch.len() < BATCH
+    // What the broker delivers again meanwhile waits for the next call.
+    let mut left = line.len();
+    while left > 0
+        && batch.len() < BATCH
         && let Ok(report) = line.try_recv()
     {
+        left -= 1;
         if report.has_waited(KEPT_LONGEST) || back.contains(&report.id) {
             back.insert(report.id);
             report.message.ack.requeue().await;
