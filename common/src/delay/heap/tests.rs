@@ -254,7 +254,7 @@ fn walked(heap: &DelayHeap) -> Vec<(UnixMicros, usize)> {
     counts.into_iter().map(|(number, tasks)| (at(number * 8_000).max(first.unwrap()), tasks)).collect()
 }
 
-/// A change of the heap: which one, its moment in a unit of the test's, the number of its task, and a small number more.
+/// A change of the heap: which one, its moment in a unit of the test's, the number of its task, and a small number.
 type Change = (u8, i64, u16, usize);
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {

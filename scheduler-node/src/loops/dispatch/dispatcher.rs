@@ -113,7 +113,7 @@ struct Batch {
 
 impl Batch {
     /// The parts that it is handed out in, each with the places that it holds. `most`: the most entries of a part.
-    /// Deadlines wait for their moments, so those of a crowd, and its rescues, hold one place beside those of its claims.
+    /// Deadlines wait for their moments, so those of a crowd, and its rescues, hold one place beside its claims.
     fn into_parts(mut self, most: usize) -> VecDeque<(Vec<Entry>, u32)> {
         if self.places == 1 && self.entries.len() <= self.each {
             return VecDeque::from([(self.entries, 1)]);
