@@ -111,5 +111,9 @@ async fn a_database_that_fails_to_forget_is_left_out_and_the_others_have_all_the
         assert_eq!(intake.forget(&mut failing).await.unwrap(), has_more);
         assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&east.pool).await.unwrap(), expected);
         assert!(failing.keys().eq([&DatabaseIndex::HOME]), "{failing:?}");
+        // The next turn would succeed.
+        sqlx::raw_sql("DROP FUNCTION IF EXISTS public.fill_disk() CASCADE").execute(&main.pool).await.unwrap();
+        sqlx::query(note).bind(1).execute(&main.pool).await.unwrap();
     }
+    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap(), 2, "it was left out");
 }
