@@ -117,12 +117,12 @@ fn growth(stored: &Rivals, later: &ValidTask) -> Option<i64> {
     let by_version = gives_version(later);
     let rival = if by_version { stored.versioned } else { stored.plain }?;
     let (state, bytes) = (rival.state, later.content.usage().bytes);
-    let is_new = match keyed.version.cmp(&rival.version) {
-        _ if !by_version => false,
-        Ordering::Less => false,
-        Ordering::Equal => state.is_final() && state != TaskState::Succeeded,
-        Ordering::Greater => !state.may_be_changed(),
-    };
+    let is_new = by_version
+        && match keyed.version.cmp(&rival.version) {
+            Ordering::Less => false,
+            Ordering::Equal => state.is_final() && state != TaskState::Succeeded,
+            Ordering::Greater => !state.may_be_changed(),
+        };
     if is_new {
         return rival.unclaimed_bytes.map(|superseded| bytes - superseded);
     }
