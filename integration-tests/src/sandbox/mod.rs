@@ -38,7 +38,7 @@ pub use node::{DatabaseConfig, HISTORY, Node, NodeConfig, hex_sha256, migrate};
 pub use pgbouncer::PgBouncer;
 pub use port::free_port;
 pub use postgres::{Postgres, may_mount};
-pub use process::{Process, Signal, Tether};
+pub use process::{Process, Signal, Tether, write_whole};
 pub use programs::server_folders;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;

@@ -268,16 +268,21 @@ pub(super) async fn run_with(what: &str, mut command: tokio::process::Command, i
 
 /// Writes a file that only its owner can read. It is whole, and its owner's, whenever this process is killed.
 pub(super) fn write_secret(path: &Path, text: &str, account: &Account) -> Result<()> {
+    write_whole(path, text, 0o400, |fresh| account.own(fresh))
+}
+
+/// Writes a file with this mode. It is whole, and `give` has given it away, whenever this process is killed.
+pub fn write_whole(path: &Path, text: &str, mode: u32, give: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let fresh = path.with_extension("new");
     fs::remove_file(&fresh).ok();
     let mut file = File::options()
         .create_new(true)
         .write(true)
-        .mode(0o400)
+        .mode(mode)
         .open(&fresh)
         .with_context(|| format!("writing {}", fresh.display()))?;
     file.write_all(text.as_bytes()).with_context(|| format!("writing {}", fresh.display()))?;
-    account.own(&fresh)?;
+    give(&fresh)?;
     fs::rename(&fresh, path).with_context(|| format!("writing {}", path.display()))
 }

@@ -1,13 +1,9 @@
 //! `.local/env`: the variables by which a shell finds the stack.
 
-use std::{
-    fs::{self, File},
-    io::Write,
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
-};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use integration_tests::sandbox::write_whole;
 
 /// The addresses of everything.
 #[derive(Debug)]
@@ -36,19 +32,8 @@ impl Addresses {
             ("DUETIME_DELAY_EXCHANGE", self.delay_exchange.clone()),
             ("DUETIME_DELAY_TARGET", self.delay_target.clone()),
         ];
-        // The file is whole whenever this process is killed.
-        let fresh = file.with_extension("new");
-        fs::remove_file(&fresh).ok();
-        let mut out = File::options()
-            .create_new(true)
-            .write(true)
-            .mode(0o600)
-            .open(&fresh)
-            .with_context(|| format!("writing {}", fresh.display()))?;
-        for (name, value) in lines {
-            // None of the values holds a quote: they are URLs, names, numbers and hexadecimal digits.
-            writeln!(out, "export {name}='{value}'")?;
-        }
-        fs::rename(&fresh, file).with_context(|| format!("writing {}", file.display()))
+        // None of the values holds a quote: they are URLs, names, numbers and hexadecimal digits.
+        let text: String = lines.into_iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
+        write_whole(file, &text, 0o600, |_| Ok(()))
     }
 }
