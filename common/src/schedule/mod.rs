@@ -5,7 +5,7 @@ mod decision;
 
 use std::collections::BTreeMap;
 
-use chrono::SecondsFormat;
+use chrono::{DateTime, SecondsFormat};
 use serde::{Deserialize, Serialize};
 use serde_with::skip_serializing_none;
 
@@ -77,6 +77,11 @@ pub fn overlaps(last: TaskState, settle: Settle) -> bool {
 /// The business key of a fire time's task: at most one task has it.
 pub fn key_of(schedule: &ScheduleName, fire_at: UnixMicros) -> String {
     format!("{schedule}@{}", fire_at.to_utc().to_rfc3339_opts(SecondsFormat::AutoSi, true))
+}
+
+/// Whether a key can be that of a fire time's task. Another task may have such a key too.
+pub fn is_fire_key(key: &str) -> bool {
+    key.rsplit_once('@').is_some_and(|(_, fire_at)| DateTime::parse_from_rfc3339(fire_at).is_ok())
 }
 
 impl Rules {

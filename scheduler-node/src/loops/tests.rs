@@ -49,6 +49,7 @@ use super::{
 use crate::{
     audit::{Audit, AuditMetrics},
     broker::{BrokerState, tests::bench},
+    clock,
     desk::tests::{Counter, fresh},
     intake::sql::SqlIntake,
     metrics::Metrics,
@@ -80,9 +81,10 @@ pub(super) const LONG: Duration = Duration::from_secs(60);
 /// The queue whose rows a test's database refuses.
 pub(super) const POISON: &str = "poison";
 
-/// The confirm of a first attempt.
+/// The confirm of a first attempt. It gives way to due messages.
 pub(super) fn confirmed(id: TaskId, verdict: AfterConfirm) -> Confirmed {
-    Confirmed { id, attempt: Attempt::new(1), queue: QueueName::new("orders"), verdict }
+    let (attempt, queue) = (Attempt::new(1), QueueName::new("orders"));
+    Confirmed { id, attempt, queue, verdict, at: clock::instant(), gives_way: true }
 }
 
 pub(super) struct Loops {
@@ -181,14 +183,9 @@ impl Loops {
 
     /// A settler for a window of so many tasks.
     pub(super) fn settler(&self, window: usize, lanes: &Arc<Lanes>) -> Settler {
-        Settler {
-            databases: self.counter.databases.clone(),
-            index: DatabaseIndex::HOME,
-            releaser: self.releaser(),
-            window,
-            lanes: Arc::clone(lanes),
-            metrics: Arc::clone(&self.metrics),
-        }
+        let (databases, releaser) = (self.counter.databases.clone(), self.releaser());
+        let (lanes, metrics) = (Arc::clone(lanes), Arc::clone(&self.metrics));
+        Settler { databases, index: DatabaseIndex::HOME, releaser, window, lanes, metrics }
     }
 
     /// Hands three confirms to a settler, and waits until it has ended.

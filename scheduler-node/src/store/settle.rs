@@ -1,7 +1,7 @@
 //! Records the outcomes of claimed tasks, one batch a statement. Each write is a compare-and-set
 //! on the task's attempt and state.
 
-use std::{borrow::Cow, sync::LazyLock};
+use std::{borrow::Cow, sync::LazyLock, time::Instant};
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
@@ -19,7 +19,7 @@ use super::{
     glance::from_or_head,
     sparse, uniform,
 };
-use crate::history::Step;
+use crate::{clock, history::Step};
 
 /// The statement for tasks that have not ended before. See [`super::conflict`].
 pub(super) static FINISH_NEW: LazyLock<&'static str> =
@@ -31,6 +31,8 @@ pub struct Deliver {
     pub id: TaskId,
     pub attempt: Attempt,
     pub timeout_ms: i64,
+    /// When the confirm came. The write may come seconds later.
+    pub confirmed_at: Instant,
 }
 
 /// A task that has finished and moves to the archive.
@@ -338,7 +340,10 @@ pub(super) fn deliver_query(tasks: &[Deliver]) -> Query<'static, Postgres, PgArg
     let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
     let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
     let timeouts: Vec<_> = tasks.iter().map(|task| task.timeout_ms).collect();
-    sqlx::query(include_str!("queries/task_deliver.sql")).bind(ids).bind(attempts).bind(timeouts)
+    let now = clock::instant();
+    let ages: Vec<_> =
+        tasks.iter().map(|task| now.saturating_duration_since(task.confirmed_at).as_micros() as i64).collect();
+    sqlx::query(include_str!("queries/task_deliver.sql")).bind(ids).bind(attempts).bind(timeouts).bind(ages)
 }
 
 /// The states as `task_finish.sql` takes them. A confirm, which most tasks end with, has only one.

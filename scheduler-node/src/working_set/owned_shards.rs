@@ -223,6 +223,13 @@ impl OwnedShards {
         shards.iter().copied().filter(|shard| state.is_busy_with(&[*shard])).collect()
     }
 
+    /// Whether a release or the cut of a move waits for tasks in flight of a shard, or is about to.
+    pub fn is_draining(&self) -> bool {
+        let state = self.state.lock();
+        let is_cut = |owned: &Owned| owned.stops.contains(&Stop::Cut);
+        state.owned.iter().any(|(shard, owned)| state.released.contains(shard) || is_cut(owned))
+    }
+
     /// Ends ownership in memory, after a release or when another node has taken the fence.
     pub fn forget(&self, shards: &[ShardId]) {
         self.state.lock().forget(shards, &self.history);
@@ -409,6 +416,12 @@ impl OwnedShards {
         drop(state);
         self.in_flight_less.notify_waiters();
         self.heap_changed.notify_one();
+    }
+
+    /// The tasks in flight that wake again once they are settled, for a retry or a deadline.
+    pub fn wake_again(&self) -> BTreeSet<TaskId> {
+        let state = self.state.lock();
+        state.in_flight.iter().filter(|(_, one)| one.then.is_some()).map(|(id, _)| *id).collect()
     }
 
     pub fn in_flight(&self) -> usize {

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Counter, claim, request, with_two_databases, with_two_of_three_databases};
 use crate::{
+    clock,
     coordination::tests::soon,
     loops::{
         outcome::{
@@ -327,8 +328,9 @@ async fn a_confirm_is_written_where_its_shard_is_by_then() {
         metrics: Arc::clone(&parts.metrics),
     };
     let (settlements, confirms) = Settlements::channel(100);
-    let verdict = AfterConfirm::Succeed { keep_ms: 60_000 };
-    settlements.confirmed(vec![Confirmed { id, attempt, queue: QueueName::new("q"), verdict }]).await;
+    let (queue, verdict) = (QueueName::new("q"), AfterConfirm::Succeed { keep_ms: 60_000 });
+    let at = clock::instant();
+    settlements.confirmed(vec![Confirmed { id, attempt, queue, verdict, at, gives_way: false }]).await;
     drop(settlements);
     settler.run(confirms, CancellationToken::new()).await;
     assert_eq!(tests[1].state_of(id).await.as_deref(), Some("succeeded"));

@@ -44,7 +44,7 @@ use crate::{
     loops::{
         outcome::{
             reporter::Reporter,
-            settler::{Confirmed, Settlements},
+            settler::{Confirmed, Settlements, gives_way},
         },
         upkeep::queue_reader::Books,
     },
@@ -114,7 +114,7 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                     let Ended { queue, messages, took } = ended.expect("a batch does not panic");
                     outbox.ended(&queue, messages, took, clock::instant());
                     this.start(&queue, &mut outbox, &mut batches);
-                    this.lanes.backlog.note(outbox.has_due(), outbox.waiting(), clock::instant());
+                    this.note_backlog(open, &outbox);
                     continue;
                 }
                 Some(ended) = preparations.under_way.join_next(), if !preparations.under_way.is_empty() => {
@@ -133,9 +133,15 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
                 this.start(&queue, &mut outbox, &mut batches);
             }
             this.prepare(&outbox, &mut preparations);
-            this.lanes.backlog.note(outbox.has_due(), outbox.waiting(), clock::instant());
+            this.note_backlog(open, &outbox);
         }
         this.lanes.backlog.note(false, 0, clock::instant());
+    }
+
+    /// Notes what waits to be sent. Nothing gives way to it once no more is claimed: a node that stops has little time
+    /// to settle what it has sent.
+    fn note_backlog(&self, open: bool, outbox: &Outbox) {
+        self.lanes.backlog.note(open && outbox.has_due(), outbox.waiting(), clock::instant());
     }
 
     /// Sends the lane's messages, as long as they may leave.
@@ -381,6 +387,7 @@ struct Place {
     /// The routing key of a message that is forwarded as it came.
     own_key: Option<String>,
     after_confirm: AfterConfirm,
+    gives_way: bool,
     /// Only for a task whose trace is recorded.
     hop: Option<Hop>,
 }
@@ -398,12 +405,14 @@ impl Place {
                 .map(|own| String::from_utf8_lossy(&own.routing_key.0).into_owned()),
             redelivered: dispatch.delivery.redelivered,
             after_confirm: after_confirm(&dispatch.delivery, &queue.policy),
+            gives_way: gives_way(&dispatch.delivery, &queue.policy),
             hop,
         }
     }
 
     fn confirmed(&self, id: TaskId, attempt: Attempt, queue: &QueueName) -> Confirmed {
-        Confirmed { id, attempt, queue: queue.clone(), verdict: self.after_confirm }
+        let (verdict, gives_way) = (self.after_confirm, self.gives_way);
+        Confirmed { id, attempt, queue: queue.clone(), verdict, at: clock::instant(), gives_way }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Writes the broker's confirms in batches: finished, or delivered with a deadline.
 //!
-//! No delivery waits for these writes, so they give way to due messages for a while. A confirm is a fact, so its
-//! write is repeated until the database takes it. Meanwhile the task stays in flight, so no node publishes it again. A
-//! row that another transaction holds, or that fails alone with what looks like a bug, is tried again at intervals,
+//! No delivery waits for most of these writes, so they give way to due messages for a while. A confirm is a fact, so
+//! its write is repeated until the database takes it. Meanwhile the task stays in flight: no node publishes it again.
+//! A row that another transaction holds, or that fails alone with what looks like a bug, is tried again at intervals,
 //! while others are written. A task whose confirm the database refuses is set aside. If this loop stops, the next owner
 //! publishes the tasks again whose confirms were not written.
 
@@ -12,15 +12,18 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
+    queue::QueuePolicy,
+    schedule,
     task::{
-        TaskState,
+        Delivery, TaskState,
         verdict::{AfterConfirm, CONFIRMED_FROM},
     },
+    time::UnixMicros,
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -36,7 +39,7 @@ use crate::{
     },
     supervise::{Work, at_work},
     working_set::{
-        database::{Aside, DatabaseIndex, NodeDatabases, held_again},
+        database::{Aside, DatabaseIndex, NodeDatabase, NodeDatabases, held_again},
         lanes::Lanes,
         retry::until_done_or_held,
         set_aside::Kind,
@@ -48,6 +51,13 @@ const GATHER: Duration = Duration::from_millis(50);
 
 /// The most confirms of one statement.
 const BATCH: usize = 1_000;
+
+/// Confirms wait only while more than one place in so many is left in the window. With the default one, the rest lasts
+/// for longer than the write of the first thousand takes.
+const LEFT: usize = 8;
+
+/// The same while tasks are overdue: the last quarter takes none of these ([`common::delay::turn::Room`]).
+const LEFT_OVERDUE: usize = 4;
 
 /// The longest pause between two passes over confirms that were delayed. It is enough to write what comes meanwhile.
 const LONGEST_REST: Duration = Duration::from_secs(10);
@@ -62,6 +72,16 @@ pub struct Confirmed {
     pub attempt: Attempt,
     pub queue: QueueName,
     pub verdict: AfterConfirm,
+    /// When it came.
+    pub at: Instant,
+    /// Whether its write may give way to due messages.
+    pub gives_way: bool,
+}
+
+/// Whether the write of a confirm may give way to due messages for a while. A schedule waits for the write before its
+/// next fire time, and so does the next task of a queue that is ordered or limits the tasks which run.
+pub fn gives_way(delivery: &Delivery, policy: &QueuePolicy) -> bool {
+    !policy.is_gated() && !delivery.key.as_deref().is_some_and(schedule::is_fire_key)
 }
 
 /// The channel that takes confirms to the settler.
@@ -100,26 +120,35 @@ impl<S: Statements> Settler<S> {
     /// Runs until every sender is gone and everything is written, or until `stop` ends the wait.
     pub async fn run(self, mut confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
         // As bounded as the window, because their tasks stay in flight.
-        let mut held = Vec::new();
+        let (mut held, mut waiting) = (Vec::new(), Vec::new());
         let (mut again, mut is_open) = (held_again(), true);
-        while is_open || !held.is_empty() {
-            let is_wary = !held.is_empty();
+        while is_open || !held.is_empty() || !waiting.is_empty() {
+            let (is_wary, some_wait) = (!held.is_empty(), !waiting.is_empty());
             let (work, batch, is_repeated) = tokio::select! {
                 biased;
-                () = stop.cancelled(), if is_wary => return,
+                () = stop.cancelled(), if is_wary || some_wait => return,
                 // What is delayed again goes to the end, so that each has its turn.
                 _ = again.tick(), if is_wary => {
                     let next: Vec<Confirmed> = held.drain(..held.len().min(BATCH)).collect();
                     (at_work(), next, true)
                 }
                 first = confirms.recv(), if is_open => match first {
-                    Some(first) => (at_work(), self.gather(first, &mut confirms).await, false),
+                    Some(first) => {
+                        let batch = self.gather(first, &mut confirms).await;
+                        (at_work(), self.give_way(batch, &mut waiting), false)
+                    }
                     None => {
                         is_open = false;
                         continue;
                     }
+                },
+                () = tokio::time::sleep(GATHER), if some_wait => {
+                    (at_work(), self.give_way(Vec::new(), &mut waiting), false)
                 }
             };
+            if batch.is_empty() {
+                continue;
+            }
             let began = clock::instant();
             tokio::select! {
                 biased;
@@ -138,7 +167,6 @@ impl<S: Statements> Settler<S> {
     async fn gather(&self, first: Vec<Confirmed>, confirms: &mut mpsc::Receiver<Vec<Confirmed>>) -> Vec<Confirmed> {
         tokio::time::sleep(GATHER).await;
         let mut batch = first;
-        self.give_way(&mut batch, confirms).await;
         while batch.len() < BATCH
             && let Ok(more) = confirms.try_recv()
         {
@@ -165,23 +193,23 @@ impl<S: Statements> Settler<S> {
         }
     }
 
-    /// Adds the confirms that come while due messages wait to be sent, as long as the window has room for more tasks.
-    async fn give_way(&self, batch: &mut Vec<Confirmed>, confirms: &mut mpsc::Receiver<Vec<Confirmed>>) {
-        if self.databases[self.index].owned_shards.in_flight() > self.window / 2 {
-            return;
+    /// Adds new confirms to those that wait until due messages are sent. Returns those that wait no longer.
+    fn give_way(&self, new: Vec<Confirmed>, waiting: &mut Vec<Confirmed>) -> Vec<Confirmed> {
+        waiting.extend(new);
+        if !self.lanes.backlog.delays_writes(clock::instant()) || !self.may_wait() {
+            return std::mem::take(waiting);
         }
-        let way = self.lanes.backlog.give_way();
-        tokio::pin!(way);
-        loop {
-            tokio::select! {
-                biased;
-                () = &mut way => return,
-                more = confirms.recv() => match more {
-                    Some(more) => batch.extend(more),
-                    None => return,
-                }
-            }
-        }
+        let wake_again = self.databases[self.index].owned_shards.wake_again();
+        waiting.extract_if(.., |one| !one.gives_way || wake_again.contains(&one.id)).collect()
+    }
+
+    /// Whether the window has room for more tasks, and no drain waits for those in flight.
+    fn may_wait(&self) -> bool {
+        let NodeDatabase { sql, owned_shards, .. } = &self.databases[self.index];
+        let is_overdue = |due: UnixMicros| sql.clock().at(clock::instant()).is_some_and(|now| due < now);
+        let part = if owned_shards.next_due().is_some_and(is_overdue) { LEFT_OVERDUE } else { LEFT };
+        let left = self.window.saturating_sub(owned_shards.in_flight());
+        left > self.window / part && !owned_shards.is_draining()
     }
 
     /// Writes confirms. Returns those to try again; their tasks stay in flight.
@@ -304,6 +332,7 @@ impl<S: Statements> Settler<S> {
                 id: confirmed.id,
                 attempt: confirmed.attempt,
                 timeout_ms: *timeout_ms,
+                confirmed_at: confirmed.at,
             })
             .collect();
         let name = |task: &Deliver| (task.id, task.attempt);

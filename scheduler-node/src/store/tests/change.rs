@@ -22,7 +22,7 @@ use crate::{
         PoolKind,
         bulk::Walk,
         change::{Cancelled, Guarded, Keep},
-        settle::{Deliver, Finish, Report, Retry},
+        settle::{Finish, Report, Retry},
         submit::Sending,
     },
     supervise::spawn_child,
@@ -103,7 +103,7 @@ async fn once_claimed_a_task_can_never_again_be_cancelled_as_undelivered() {
     let fences = own(&test, "b").await;
     test.database.task_rescue(&ids, &fences).await.unwrap();
     assert_eq!(word(&cancel(&test, ids[0]).await), "dispatching");
-    test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
+    test.database.task_deliver(&[super::deliver(ids[0], Attempt::new(1), 1_000)]).await.unwrap();
     assert_eq!(word(&cancel(&test, ids[0]).await), "delivered");
     // Between two attempts the task can be cancelled, but no longer as undelivered.
     retry_later(&test, ids[0]).await;

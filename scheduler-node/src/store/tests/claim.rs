@@ -9,7 +9,7 @@ use common::{
 };
 
 use super::{changed, claim, fixture, new_task, own, pick, state_of, submitted};
-use crate::store::{lane::Pick, settle::Deliver, submit::Sending};
+use crate::store::{lane::Pick, submit::Sending};
 
 #[tokio::test]
 async fn a_claimed_task_is_dispatching_counts_an_attempt_and_is_claimed_once() {
@@ -170,7 +170,7 @@ async fn a_rescue_leaves_what_was_confirmed_meanwhile_alone() {
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 1).await;
     claim(&test, &ids, &fences).await;
-    test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
+    test.database.task_deliver(&[super::deliver(ids[0], Attempt::new(1), 1_000)]).await.unwrap();
     assert!(test.database.task_rescue(&ids, &fences).await.unwrap().deliveries.is_empty());
 }
 
@@ -215,7 +215,7 @@ async fn what_a_claim_or_a_rescue_asks_for_in_vain_says_when_it_wakes() {
     let moved = "UPDATE duetime.task SET wake_at = '2100-01-01', due_at = '2100-01-01' WHERE id = $1";
     sqlx::query(moved).bind(ids[0].uuid()).execute(&test.pool).await.unwrap();
     claim(&test, &ids[1..2], &fences).await;
-    test.database.task_deliver(&[Deliver { id: ids[1], attempt: Attempt::new(1), timeout_ms: 60_000 }]).await.unwrap();
+    test.database.task_deliver(&[super::deliver(ids[1], Attempt::new(1), 60_000)]).await.unwrap();
     let gone = "DELETE FROM duetime.task WHERE id = $1";
     sqlx::query(gone).bind(ids[2].uuid()).execute(&test.pool).await.unwrap();
     for claimed in [claim(&test, &ids, &fences).await, test.database.task_rescue(&ids, &fences).await.unwrap()] {

@@ -85,8 +85,8 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
             ),
             (
                 include_str!("../queries/task_deliver.sql"),
-                "uuid[], int[], bigint[]",
-                format!("{ids}, {attempts}, {longs}"),
+                "uuid[], int[], bigint[], bigint[]",
+                format!("{ids}, {attempts}, {longs}, {longs}"),
             ),
             (
                 include_str!("../queries/task_finish.sql"),
@@ -231,8 +231,9 @@ async fn the_gate_is_driven_by_ids_even_while_the_statistics_say_that_the_table_
         (include_str!("../queries/task_rescue.sql"), "uuid[], int[], bigint[], interval", format!("{one}, '45 s'")),
         (
             include_str!("../queries/task_deliver.sql"),
-            "uuid[], int[], bigint[]",
-            "ARRAY['00000000-0000-0000-0000-000000000000']::uuid[], ARRAY[1], ARRAY[1::bigint]".to_owned(),
+            "uuid[], int[], bigint[], bigint[]",
+            "ARRAY['00000000-0000-0000-0000-000000000000']::uuid[], ARRAY[1], ARRAY[1::bigint], ARRAY[1::bigint]"
+                .to_owned(),
         ),
     ] {
         let plan = plan(&mut connection, sql, types, &values).await;

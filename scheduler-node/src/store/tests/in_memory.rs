@@ -182,7 +182,7 @@ impl Both {
     }
 
     async fn deliver(&mut self) {
-        let deliver = |id| Deliver { id, attempt: self.attempt(id), timeout_ms: self.timeout_ms() };
+        let deliver = |id| super::deliver(id, self.attempt(id), self.timeout_ms());
         let tasks: Vec<Deliver> = self.some().into_iter().map(deliver).collect();
         self.test.database.task_deliver(&tasks).await.unwrap();
         self.in_memory(statement::deliver(&tasks)).await;

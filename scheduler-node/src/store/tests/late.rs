@@ -16,7 +16,7 @@ use crate::{
         bulk::Walk,
         lane::Pick,
         put::{PutOutcome, Retention},
-        settle::{Deliver, Finish, Report},
+        settle::{Finish, Report},
         submit::{KnownRevisions, Sending, Window},
     },
     supervise::spawn_child,
@@ -242,7 +242,7 @@ async fn a_dead_version_is_not_revived_beside_a_newer_one_alone_or_in_bulk() {
     assert_eq!(seen().await, [(old.id, true)]);
     let fences = own(&test, "a").await;
     claim(&test, &[new.id], &fences).await;
-    test.database.task_deliver(&[Deliver { id: new.id, attempt: Attempt::new(1), timeout_ms: 1 }]).await.unwrap();
+    test.database.task_deliver(&[super::deliver(new.id, Attempt::new(1), 1)]).await.unwrap();
     assert!(revive().await && bulk().await.is_empty(), "it is out");
     test.database.task_finish(&[Finish { was: &[TaskState::Delivered], ..finish(new.id) }]).await.unwrap();
     assert!(revive().await && bulk().await.is_empty(), "it has finished");

@@ -68,7 +68,7 @@ use std::{
 };
 
 use common::{
-    ids::{Epoch, Incarnation, NodeId, NodeName, QueueName, ShardId, TaskId},
+    ids::{Attempt, Epoch, Incarnation, NodeId, NodeName, QueueName, ShardId, TaskId},
     priority::shares,
     task::{Content, NewTask, ValidTask},
     time::UnixMicros,
@@ -76,8 +76,8 @@ use common::{
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 use tokio::task::JoinHandle;
 
-use super::{PoolKind, lane::Pick};
-use crate::supervise::spawn_child;
+use super::{PoolKind, lane::Pick, settle::Deliver};
+use crate::{clock, supervise::spawn_child};
 use fixture::TestDatabase;
 
 /// Longer than any step takes on a busy machine.
@@ -135,6 +135,11 @@ async fn claim(test: &TestDatabase, ids: &[TaskId], fences: &BTreeMap<ShardId, E
 
 /// Starts up to `most` tasks that wait for room, of the highest priority that has any. This is how
 /// a queue without gates does it.
+/// A confirm that comes now.
+fn deliver(id: TaskId, attempt: Attempt, timeout_ms: i64) -> Deliver {
+    Deliver { id, attempt, timeout_ms, confirmed_at: clock::instant() }
+}
+
 async fn pick(
     database: &super::Database,
     queue: &QueueName,

@@ -10,7 +10,7 @@ use common::{
 use super::{claim, fixture, new_task, own, state_of, submitted};
 use crate::store::{
     change::Keep,
-    settle::{Deliver, Extend, Finish, Report, Retry},
+    settle::{Extend, Finish, Report, Retry},
     submit::Sending,
 };
 
@@ -113,7 +113,7 @@ async fn a_late_confirm_of_an_older_attempt_changes_nothing() {
     };
     assert_eq!(test.database.task_retry(&[failed]).await.unwrap(), ids);
     claim(&test, &ids, &fences).await;
-    test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
+    test.database.task_deliver(&[super::deliver(ids[0], Attempt::new(1), 1_000)]).await.unwrap();
     assert!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Succeeded)]).await.unwrap().ids.is_empty());
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("dispatching"), "attempt 2 is still out");
 }
@@ -182,7 +182,7 @@ async fn a_heartbeat_moves_the_deadline_and_overtakes_the_confirm() {
     };
     test.database.task_extend(&[alive(Some(10))]).await.unwrap();
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("running"));
-    test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1 }]).await.unwrap();
+    test.database.task_deliver(&[super::deliver(ids[0], Attempt::new(1), 1)]).await.unwrap();
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("running"), "the confirm came second");
     test.database.task_extend(&[alive(None)]).await.unwrap();
     let row = &test.database.task_standing(&ids).await.unwrap()[0];
@@ -199,7 +199,7 @@ async fn a_deadline_ends_no_attempt_that_has_shown_a_sign_of_life_meanwhile() {
     let ids = submitted(&test, 1).await;
     claim(&test, &ids, &fences).await;
     let attempt = Attempt::new(1);
-    test.database.task_deliver(&[Deliver { id: ids[0], attempt, timeout_ms: 0 }]).await.unwrap();
+    test.database.task_deliver(&[super::deliver(ids[0], attempt, 0)]).await.unwrap();
     let alive = Extend { id: ids[0], attempt, timeout_ms: 60_000, progress: None, worker: None };
     test.database.task_extend(&[alive]).await.unwrap();
     let retry_at = fixture::now(&test.pool).await;
@@ -228,7 +228,7 @@ async fn an_unfinished_task_cannot_be_settled_before_it_was_claimed() {
     let test = fixture::database().await;
     let ids = submitted(&test, 1).await;
     assert!(test.database.task_finish(&[finish(ids[0], 0, TaskState::Succeeded)]).await.unwrap().ids.is_empty());
-    test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::NONE, timeout_ms: 1 }]).await.unwrap();
+    test.database.task_deliver(&[super::deliver(ids[0], Attempt::NONE, 1)]).await.unwrap();
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("scheduled"));
 }
 

@@ -12,10 +12,7 @@ use super::{
     new_task, own, state_of, takeover_during, unlocked,
 };
 use crate::{
-    store::{
-        settle::Deliver,
-        submit::{KnownRevisions, SUBMIT_NEW, Window},
-    },
+    store::submit::{KnownRevisions, SUBMIT_NEW, Window},
     supervise::spawn_child,
 };
 
@@ -137,7 +134,7 @@ async fn what_an_insert_claims_is_a_first_attempt_like_any_other() {
     let read = test.database.task_read(tasks[0].id).await.unwrap().expect("it was submitted");
     assert_eq!((read.state, read.attempt, read.due_at), (TaskState::Dispatching, Attempt::new(1), written.asked_at));
     assert!(read.wake_at > read.due_at, "a later pass checks it again");
-    let confirmed = Deliver { id: tasks[0].id, attempt: Attempt::new(1), timeout_ms: 1_000 };
+    let confirmed = super::deliver(tasks[0].id, Attempt::new(1), 1_000);
     test.database.task_deliver(&[confirmed]).await.unwrap();
     assert_eq!(state(&test, tasks[0].id).await, "delivered");
 }

@@ -20,6 +20,7 @@ use super::{
     new_task, own, state_of, submitted, until_waiting,
 };
 use crate::{
+    clock,
     store::{
         PoolKind,
         lane::Pick,
@@ -251,12 +252,25 @@ async fn only_a_change_of_the_rules_for_submissions_counts_as_one_and_every_late
 /// Claims a task of [`submitted`], and notes its confirm.
 async fn delivered(test: &TestDatabase, id: TaskId, fences: &BTreeMap<ShardId, Epoch>) {
     super::claim(test, &[id], fences).await;
-    test.database.task_deliver(&[Deliver { id, attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
+    test.database.task_deliver(&[super::deliver(id, Attempt::new(1), 1_000)]).await.unwrap();
 }
 
 async fn predate_reports(test: &TestDatabase, ids: &[TaskId]) -> Vec<bool> {
     let standing = test.database.task_standing(ids).await.unwrap();
     ids.iter().map(|id| standing.iter().any(|row| row.id == *id && row.predates_reports)).collect()
+}
+
+#[tokio::test]
+async fn a_confirm_that_is_written_after_a_change_to_reports_counts_from_when_it_came() {
+    let test = fixture::database().await;
+    let (ids, fences) = (submitted(&test, 1).await, own(&test, "a").await);
+    super::claim(&test, &ids, &fences).await;
+    let confirmed_at = clock::instant() - Duration::from_secs(60);
+    let policy = QueuePolicy { settle: Settle::Result, ..QueuePolicy::default() };
+    test.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room");
+    let late = Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000, confirmed_at };
+    test.database.task_deliver(&[late]).await.unwrap();
+    assert_eq!(predate_reports(&test, &ids).await, [true]);
 }
 
 #[tokio::test]

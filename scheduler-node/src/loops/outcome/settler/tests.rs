@@ -1,7 +1,9 @@
 use std::{collections::BTreeSet, time::Instant};
 
-use common::ids::ShardId;
-use futures::FutureExt;
+use common::{
+    delay::heap::{Entry, WakeKind},
+    ids::{ScheduleName, ShardId},
+};
 
 use super::*;
 use crate::{
@@ -9,31 +11,98 @@ use crate::{
     loops::tests::{DELIVER, LONG, Loops, SUCCEED, confirmed, until},
     store::{PoolKind, tests::fixture},
     supervise::{LoopKind, Pulse, spawn_child},
+    working_set::owned_shards::{OwnedShards, Stop},
 };
 
 #[tokio::test]
-async fn confirms_are_gathered_until_no_due_message_waits_to_be_sent_or_the_window_is_half_full() {
+async fn confirms_give_way_until_no_due_message_waits_to_be_sent_or_the_window_is_almost_full() {
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
     let lanes = Arc::<Lanes>::default();
-    lanes.backlog.note(true, 1, clock::instant());
-    let (settlements, mut confirms) = Settlements::channel(100);
-    settlements.confirmed(vec![confirmed(ids[1], SUCCEED)]).await;
-    let mut batch = vec![confirmed(ids[0], SUCCEED)];
-
+    let confirms = |nth: usize| vec![confirmed(ids[nth], SUCCEED)];
     loops.database().owned_shards.begin(ids);
-    let full = loops.settler(ids.len(), &lanes);
-    assert!(full.give_way(&mut batch, &mut confirms).now_or_never().is_some(), "the window needs its places");
-    assert_eq!(batch.len(), 1);
+    let (full, roomy) = (loops.settler(ids.len(), &lanes), loops.settler(ids.len() * 2, &lanes));
+    let mut waiting = Vec::new();
+    assert_eq!(roomy.give_way(confirms(0), &mut waiting).len(), 1, "no message waits to be sent");
+    lanes.backlog.note(true, 1, clock::instant());
+    assert_eq!(full.give_way(confirms(0), &mut waiting).len(), 1, "the window needs its places");
+    lanes.backlog.note(true, 1, clock::instant() + LONG);
+    assert!(roomy.give_way(confirms(0), &mut waiting).is_empty(), "a due message waits to be sent");
+    assert!(roomy.give_way(confirms(1), &mut waiting).is_empty());
+    lanes.backlog.note(false, 0, clock::instant());
+    assert_eq!(roomy.give_way(Vec::new(), &mut waiting).len(), 2, "what came meanwhile is written together");
+    assert!(waiting.is_empty());
+}
 
-    let roomy = loops.settler(ids.len() * 2, &lanes);
-    {
-        let mut way = std::pin::pin!(roomy.give_way(&mut batch, &mut confirms));
-        assert!(way.as_mut().now_or_never().is_none(), "a due message waits to be sent");
-        lanes.backlog.note(false, 0, clock::instant());
-        assert!(way.now_or_never().is_some());
+#[tokio::test]
+async fn confirms_that_wait_are_written_when_tasks_become_overdue_or_a_drain_begins() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.database().owned_shards.begin(ids);
+    loops.database().sql.ping().await.unwrap();
+    let lanes = Arc::<Lanes>::default();
+    // It is young for longer than this test lasts.
+    lanes.backlog.note(true, 1, clock::instant() + LONG);
+    // Three tasks are in flight, so a quarter of the window is left.
+    let settler = loops.settler(4, &lanes);
+    let (shard, owned_shards) = (ShardId::new(0), Arc::clone(&loops.database().owned_shards));
+    let entry = Entry { wake_at: UnixMicros::FIRST, id: fixture::fresh_id_of(shard), kind: WakeKind::Claim };
+    let overdue = |owned_shards: &OwnedShards| owned_shards.offer([entry]);
+    let cut = |owned_shards: &OwnedShards| owned_shards.stop_claiming(&[shard], Stop::Cut);
+    let release = |owned_shards: &OwnedShards| owned_shards.begin_release(&[shard]);
+    let needs: [&dyn Fn(&OwnedShards); 3] = [&overdue, &cut, &release];
+    for need in needs {
+        let mut waiting = vec![confirmed(ids[0], SUCCEED)];
+        assert!(settler.give_way(Vec::new(), &mut waiting).is_empty(), "nothing needs the places");
+        need(&owned_shards);
+        assert_eq!(settler.give_way(Vec::new(), &mut waiting).len(), 1, "they wait no longer");
+        // The heap of a shard in its cut is empty.
+        cut(&owned_shards);
+        owned_shards.resume_claiming(shard, owned_shards.owned()[&shard], Stop::Cut);
     }
-    assert_eq!(batch.len(), 2, "what came meanwhile is written together");
+}
+
+#[tokio::test]
+async fn a_confirm_gives_way_unless_something_waits_for_it_or_its_task_wakes_again() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.database().owned_shards.begin(ids);
+    let lanes = Arc::<Lanes>::default();
+    let settler = loops.settler(100, &lanes);
+    // It is young for longer than this test lasts.
+    lanes.backlog.note(true, 1, clock::instant() + LONG);
+    let written = |batch: Vec<Confirmed>| batch.into_iter().map(|confirmed| confirmed.id).collect::<Vec<_>>();
+    let mut waiting = Vec::new();
+    let urgent = Confirmed { gives_way: false, ..confirmed(ids[1], SUCCEED) };
+    let new = vec![confirmed(ids[0], DELIVER), urgent, confirmed(ids[2], DELIVER)];
+    assert_eq!(written(settler.give_way(new, &mut waiting)), [ids[1]]);
+    let now = fixture::now(&loops.test.pool).await;
+    loops.database().owned_shards.offer([Entry { wake_at: now, id: ids[2], kind: WakeKind::Claim }]);
+    assert_eq!(written(settler.give_way(Vec::new(), &mut waiting)), [ids[2]], "it is to be tried again");
+    assert_eq!(written(waiting), [ids[0]]);
+}
+
+#[tokio::test]
+async fn confirms_of_schedules_and_of_gated_queues_do_not_give_way() {
+    let loops = Loops::new().await;
+    let ids = loops.three(|_| ()).await;
+    let claimed = loops.test.database.task_claim(&ids, &loops.fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await;
+    let plain = claimed.unwrap().deliveries.remove(0);
+    let keyed = |key: String| Delivery { key: Some(key), ..plain.clone() };
+    let fired = schedule::key_of(&ScheduleName::new("nightly@eu"), UnixMicros::FIRST);
+    let policy = QueuePolicy::default();
+    assert!(gives_way(&plain, &policy));
+    assert!(gives_way(&keyed("a@b".to_owned()), &policy));
+    assert!(!gives_way(&keyed(fired), &policy));
+    let limited = QueuePolicy { max_pending: Some(1), ..policy.clone() };
+    assert!(gives_way(&plain, &limited));
+    for gated in [
+        QueuePolicy { ordered: true, ..policy.clone() },
+        QueuePolicy { max_running: Some(1), ..policy.clone() },
+        QueuePolicy { rate_per_second: Some(1.0), ..policy },
+    ] {
+        assert!(!gives_way(&plain, &gated), "{gated:?}");
+    }
 }
 
 #[tokio::test]

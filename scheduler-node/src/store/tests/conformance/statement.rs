@@ -24,7 +24,7 @@ use crate::store::{
     claim::Claimed,
     put::{PutOutcome, Retention},
     rows::TaskRecord,
-    settle::{Deliver, Extend, Finish, Report, Retry},
+    settle::{Extend, Finish, Report, Retry},
     submit::Sending,
 };
 
@@ -233,7 +233,7 @@ impl<'a> Subject<'a> {
             S::Rescue => Answer::of_claim(&database.task_rescue(&ids, fences).await.unwrap()),
             S::TakeOver => self.take_over().await,
             S::Deliver => {
-                database.task_deliver(&[Deliver { id, attempt, timeout_ms: 60_000 }]).await.unwrap();
+                database.task_deliver(&[crate::store::tests::deliver(id, attempt, 60_000)]).await.unwrap();
                 Answer::default()
             }
             S::Extend => {
