@@ -10,13 +10,18 @@
 -- What a move left behind of a shard, or copies of one that arrives, counts nowhere. Yet no second row can have its key
 -- and version. A submission that needs them is answered `busy` until the move has deleted that row.
 -- Behind a submission that is answered `busy`, later ones of its batch with its key are busy too.
+-- The row of a replaced task does not tell by which submission: it keeps its id, may be replaced again, and may end. So
+-- a replacement leaves its answer in duetime.received, under the id of its submission. The note moves with the shard of
+-- that id, and nodes delete old ones. If the submission is sent again, the note is its answer, and nothing is written.
+-- Where nothing is sent again, as for rows of an inbox, `p_after` is NULL and no note is left. '-infinity' stands for a
+-- first sending that leaves one. Nodes of 0.2.0 have NULL there too.
 -- Locks: none that another session waits for; a function. Its move to the archive locks the task's row, as that of a
 -- superseded task does; a sweep of expired tasks passes over the row meanwhile.
 
--- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new, and so are the move of
--- an expired one, the note of a busy key, `v_wake_at`, `v_met` and `v_rest`. A batch comes in the order of its keys, so
--- one note is enough. The insert came last; it comes before the end of older versions now, so that a busy submission
--- ends none.
+-- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new, and so are the notes
+-- of a replacement and of a busy key, the move of an expired task, `v_wake_at`, `v_met` and `v_rest`. A batch comes in
+-- the order of its keys, so one note of a busy key is enough. The insert came last; it comes before the end of older
+-- versions now, so that a busy submission ends none.
 
 CREATE OR REPLACE FUNCTION duetime.task_put(
     p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
@@ -44,6 +49,17 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended(v_name, 0));
     IF statement_timestamp() <= p_after OR clock_timestamp() > p_until THEN
         PERFORM duetime.out_of_time();
+    END IF;
+    -- An earlier sending may have replaced a task. The lock has waited for its end.
+    IF p_after > '-infinity' THEN
+        RETURN QUERY
+        SELECT a.outcome, a.id, a.state::duetime.task_state, a.due_at, a.created_at, a.version, a.superseded
+          FROM jsonb_to_record(duetime.receive_answer(p_id))
+            AS a (outcome text, id uuid, state text, due_at timestamptz, created_at timestamptz, version bigint, superseded bigint)
+         WHERE a.outcome IS NOT NULL;
+        IF FOUND THEN
+            RETURN;
+        END IF;
     END IF;
     -- The lock that made an earlier submission wait may have ended since; this one must not overtake it.
     IF current_setting('duetime.busy_key', true) = v_name THEN
@@ -150,6 +166,11 @@ BEGIN
             CONTINUE WHEN NOT FOUND;                                    -- claimed or cancelled meanwhile
             v_found.due_at := v_due_at;
             v_found.version := p_version;
+            IF p_after IS NOT NULL THEN
+                INSERT INTO duetime.received (id, source, answer)
+                VALUES (p_id, '(replaced)', to_jsonb(v_found) || '{"outcome": "replaced", "superseded": 0}')
+                    ON CONFLICT (id) DO NOTHING;                        -- it may be twice in its batch
+            END IF;
         END IF;
         RETURN QUERY SELECT outcome, v_found.id, v_found.state, v_found.due_at, v_found.created_at, v_found.version, 0::bigint;
         RETURN;

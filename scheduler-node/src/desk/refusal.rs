@@ -48,7 +48,7 @@ fn unstored(error: &SubmitError) -> Problem {
         SubmitError::Unavailable(_)
         | SubmitError::InDoubt { .. }
         | SubmitError::RulesChanged(_)
-        | SubmitError::Elsewhere(_) => "the task could not be made durable and was not accepted; send it again",
+        | SubmitError::Elsewhere(..) => "the task could not be made durable and was not accepted; send it again",
         SubmitError::Unknown(_) => {
             "the outcome is unknown: the database stopped answering while it stored the task; if you send it again, \
              the task may exist twice"

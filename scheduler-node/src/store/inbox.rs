@@ -26,6 +26,9 @@ use crate::history::Step;
 /// The most old rows that one statement deletes.
 const FORGOTTEN_PER_PASS: i64 = 1_000;
 
+/// The source of the notes of submissions that replaced a task (duetime.task_put). It is no name of a database.
+const REPLACED: &str = "(replaced)";
+
 /// The longest request that is read, in bytes of its text. This is more than the largest payload in base64, all its
 /// headers and all its dependencies. `duetime.submit` refuses a longer one.
 pub const LONGEST_REQUEST: i64 = 4 << 20;
@@ -317,8 +320,18 @@ impl Database {
     /// Forgets some of the arrivals from the inbox of `source` that are older than `age`. `age` must exceed the age
     /// of every row in that inbox. Returns whether there may be more.
     pub async fn received_forget(&self, source: &DatabaseName, age: Duration) -> Result<bool, Error> {
+        self.notes_forget(source.as_str(), age).await
+    }
+
+    /// Forgets some of the submissions that replaced a task, and did so longer ago than `age`. `age` must exceed the
+    /// time within which one is sent again. Returns whether there may be more.
+    pub async fn replaced_forget(&self, age: Duration) -> Result<bool, Error> {
+        self.notes_forget(REPLACED, age).await
+    }
+
+    async fn notes_forget(&self, source: &str, age: Duration) -> Result<bool, Error> {
         let statement = sqlx::query(include_str!("queries/received_forget.sql"))
-            .bind(source.as_str())
+            .bind(source)
             .bind(interval(age))
             .bind(FORGOTTEN_PER_PASS);
         self.returned_ids(StoreOp::ReceivedForget, statement).await.map(|gone| more(&gone))

@@ -65,7 +65,7 @@ pub const EXECUTED_WITHIN: Duration = Duration::from_secs(2);
 /// The period in which a sending may be executed, on the database's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The end of the previous sending's window.
+    /// The end of the previous sending's window; `None`: this sending is the first.
     pub after: Option<UnixMicros>,
     pub until: UnixMicros,
 }
@@ -73,6 +73,12 @@ pub struct Window {
 impl Window {
     pub fn first(database: &Database) -> Self {
         Self { after: None, until: database.now().plus(EXECUTED_WITHIN) }
+    }
+
+    /// The window of the first sending to a place. `Again`: a sending to a former place has an unknown end. It writes
+    /// nothing any more.
+    pub fn in_place(database: &Database, sending: Sending) -> Self {
+        Self { after: (sending == Sending::Again).then_some(UnixMicros::FIRST), ..Self::first(database) }
     }
 
     /// The window of the next sending, when the commit of this one is in doubt.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use common::{
     ids::{Attempt, DatabaseIndex, DatabaseName, QueueName, ShardId, TaskId},
     task::{
-        NewTask, TaskState,
+        BusinessKey, NewTask, OnDuplicate, TaskState,
         report::ResultBody,
         state::CancelOutcome,
         verdict::{AfterConfirm, CONFIRMED_FROM},
@@ -13,6 +13,7 @@ use common::{
     wire::{BulkRequest, ListFilter, Problem, TaskFilter, shard::MoveRequest},
 };
 use futures::TryStreamExt;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{Counter, claim, request, with_two_databases, with_two_of_three_databases};
@@ -24,12 +25,17 @@ use crate::{
             releaser::Releaser,
             settler::{Confirmed, Settlements, Settler},
         },
-        submit::submitter::Accepted,
+        submit::{
+            keyed_submitter::{KeyedSubmitter, PutJob},
+            submitter::Accepted,
+        },
     },
     store::{
         depend::Succeeded,
+        put::{PutOutcome, Retention},
         settle::{Finish, Report},
-        tests::{fixture::TestDatabase, new_task},
+        submit::Sending,
+        tests::{changed, fixture::TestDatabase, new_task},
     },
 };
 
@@ -62,7 +68,7 @@ async fn begin([from, to]: &[TestDatabase; 2]) {
 }
 
 async fn copy([from, to]: &[TestDatabase; 2]) {
-    for table in ["task", "archive"] {
+    for table in ["task", "archive", "received"] {
         let read = format!("SELECT coalesce(array_agg(t)::text, '{{}}') FROM duetime.{table} AS t");
         let rows: String = sqlx::query_scalar(sqlx::AssertSqlSafe(read)).fetch_one(&from.pool).await.unwrap();
         let write = format!("INSERT INTO duetime.{table} SELECT * FROM unnest($1::text::duetime.{table}[])");
@@ -220,6 +226,42 @@ async fn an_old_map_leads_a_move_and_a_cancel_by_key_to_the_new_place() {
     }
     assert_eq!(tests[1].state_of(cancelled).await.as_deref(), Some("cancelled"));
     assert_eq!(tests[0].state_of(cancelled).await.as_deref(), Some("scheduled"), "it is left over there");
+}
+
+/// The end of its first sending was unknown when its shard moved.
+#[tokio::test]
+async fn a_replacement_that_is_sent_again_to_the_new_place_of_its_shard_writes_nothing() {
+    let (counter, tests) = with_two_databases().await;
+    let (key, id) = keyed_in_main(&counter, "k", r#","delay_ms":60000"#).await;
+    let [sent, newer] = ["2", "3"].map(|payload| {
+        changed(new_task(TaskId::mint(uuid::Uuid::now_v7(), id.shard())), |task| {
+            task.queue = QueueName::new("q");
+            task.content.payload = payload.as_bytes().to_vec();
+            task.keyed = Some(BusinessKey { key: key.clone(), version: 0, on_duplicate: OnDuplicate::Replace });
+        })
+    });
+    let hold = Retention { window_ms: 1, keep_ms: 1 };
+    for task in [&sent, &newer] {
+        let put = tests[0].database.task_put(std::slice::from_ref(task), &[hold]).await.expect("stored").remove(0);
+        assert_eq!((put.outcome, put.id), (PutOutcome::Replaced, id));
+    }
+    moved(&tests).await;
+    let (parts, (_, east)) = (counter.desk.parts(), counter.databases.indexed().nth(1).expect("there are two"));
+    let keyed_submitter = KeyedSubmitter {
+        database: east.clone(),
+        books: Arc::clone(&counter.books),
+        releaser: Releaser::new(parts.nudger.clone()),
+        metrics: Arc::clone(&parts.metrics),
+    };
+    let ((jobs, puts), (answer, answered)) = (mpsc::channel(1), oneshot::channel());
+    let again = PutJob { tasks: vec![sent], source: "test", routed: i64::MAX, sending: Sending::Again, answer };
+    jobs.send(again).await.expect("there is room");
+    drop(jobs);
+    keyed_submitter.run(puts, CancellationToken::new()).await;
+    let put = answered.await.expect("answered").remove(0).expect("stored");
+    assert_eq!((put.outcome, put.id), (PutOutcome::Replaced, id));
+    let there = tests[1].database.task_read(id).await.expect("read").expect("it came over");
+    assert_eq!(there.payload.as_deref(), Some(&b"3"[..]));
 }
 
 /// What a move left over of a former task with the key, live or finished, would answer for it.

@@ -1,4 +1,5 @@
-//! Deletes old rows: those of the inbox that were refused, and the notes of those that arrived in a database.
+//! Deletes old rows: those of the inbox that were refused, the notes of those that arrived in a database, and the notes
+//! of submissions that replaced a task.
 
 use std::{
     collections::BTreeMap,
@@ -19,6 +20,10 @@ const REFUSED_KEPT: Duration = Duration::from_secs(DEFAULT_KEEP_DAYS * 86_400);
 /// that was frozen while it moved a row.
 const RECEIVED_KEPT: Duration = Duration::from_secs(3_600);
 
+/// A submission is sent again within half a minute, wherever its shard is by then. The note that it replaced a task is
+/// kept for much longer, also after a move to a server whose clock differs.
+const REPLACED_KEPT: Duration = Duration::from_secs(600);
+
 /// The most statements of one turn, each of which deletes 1,000 rows at most. Submissions that come meanwhile wait for
 /// the turn to end, as a rule for less than a second.
 pub(super) const STATEMENTS_PER_TURN: usize = 20;
@@ -35,6 +40,11 @@ impl SqlIntake {
         failing.retain(|_, since| began.saturating_duration_since(*since) < FORGET_EVERY);
         let mut statements_left = STATEMENTS_PER_TURN;
         while statements_left > 0 && source.inbox_forget(REFUSED_KEPT).await? {
+            statements_left -= 1;
+            work.beat();
+        }
+        // A table that takes no deletion keeps no other database from its turns.
+        while statements_left > 0 && self.logged(source.replaced_forget(REPLACED_KEPT).await) == Some(true) {
             statements_left -= 1;
             work.beat();
         }

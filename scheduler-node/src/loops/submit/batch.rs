@@ -9,7 +9,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::supervise::{at_work, spawn_child};
+use crate::{
+    store::submit::Sending,
+    supervise::{at_work, spawn_child},
+};
 
 /// As many tasks as make a statement's own cost small beside theirs.
 const WORTH_A_STATEMENT: usize = 64;
@@ -48,9 +51,10 @@ pub enum SubmitError {
     /// The task was admitted or got its shard by rules of its queue that are no longer in force. It is handed back.
     #[error("it was not stored: the rules of its queue for submissions changed")]
     RulesChanged(Box<NewTask>),
-    /// The task's shard is in another database by now, and the task is not stored here. It is handed back.
+    /// The task's shard is in another database by now, and this sending stored nothing here. The task is handed back,
+    /// with the kind of this sending.
     #[error("it was not stored: its shard is moving to another database")]
-    Elsewhere(Box<NewTask>),
+    Elsewhere(Box<NewTask>, Sending),
 }
 
 /// Tasks of one caller for one database, and where the answers go.
@@ -61,6 +65,8 @@ pub struct Job<T> {
     pub source: &'static str,
     /// The revision of the queues by which the tasks were admitted and got their shards.
     pub routed: i64,
+    /// `Again`: the end of an earlier sending, to a former place of a shard, is unknown.
+    pub sending: Sending,
     /// Receives one answer for each task, in their order.
     pub answer: oneshot::Sender<Vec<Result<T, SubmitError>>>,
 }
@@ -126,6 +132,11 @@ async fn gather<T>(first: Job<T>, jobs: &mut mpsc::Receiver<Job<T>>, most: usize
 /// The oldest revision of the queues by which tasks of the batch were admitted and got their shards.
 pub(super) fn routed<T>(batch: &[Job<T>]) -> i64 {
     batch.iter().map(|job| job.routed).min().unwrap_or(i64::MAX)
+}
+
+/// Whether any task of the batch has been sent before, to an unknown end.
+pub(super) fn sending<T>(batch: &[Job<T>]) -> Sending {
+    if batch.iter().any(|job| job.sending == Sending::Again) { Sending::Again } else { Sending::First }
 }
 
 /// The tasks of a batch in one list, and how many each job had.

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    batch::{Bounds, Job, SubmitError, answer, routed, run_batches, sources, take_tasks},
+    batch::{Bounds, Job, SubmitError, answer, routed, run_batches, sending, sources, take_tasks},
     resend::{Known, handed_back, refused, stored, until_known},
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     metrics::Metrics,
     store::{
         put::{Put, PutOutcome, Retention},
-        submit::{Sending, Window},
+        submit::Window,
     },
     traces,
     working_set::database::NodeDatabase,
@@ -69,15 +69,15 @@ impl KeyedSubmitter {
         let hold = |task: &NewTask| Retention::of(&book.get(&task.queue).policy);
         let holds: Vec<Retention> = tasks.iter().map(hold).collect();
         let database = &self.database.sql;
-        let window = Window::first(database);
-        let routed = routed(&batch);
+        let (routed, sending) = (routed(&batch), sending(&batch));
+        let window = Window::in_place(database, sending);
         let known = match database.task_put_within(&tasks, &holds, window, routed).await {
             Ok(puts) => {
                 stored(&self.database);
                 vec![(tasks.as_slice(), Known::Stored(puts))]
             }
             Err(error) => {
-                until_known(&self.database, &tasks, Sending::First, (window, error), |part, _, window| {
+                until_known(&self.database, &tasks, sending, (window, error), |part, _, window| {
                     let holds: Vec<Retention> = part.iter().map(hold).collect();
                     async move { database.task_put_within(part, &holds, window, routed).await }
                 })
@@ -91,7 +91,7 @@ impl KeyedSubmitter {
                 Known::Stored(puts) => puts.into_iter().zip(part).map(|(put, task)| written(put, task)).collect(),
                 Known::Failed(why) => vec![Err(why); part.len()],
                 // A put that is sent twice has one effect, wherever its shard is by then.
-                Known::Elsewhere(_) => handed_back(part).collect(),
+                Known::Elsewhere(sending) => handed_back(part, sending).collect(),
             });
         }
         self.look(&mut answers).await;

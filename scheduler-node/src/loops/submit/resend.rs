@@ -179,8 +179,8 @@ pub(super) fn stored(database: &NodeDatabase) {
 }
 
 /// The answers for tasks that are handed back, because their shards may be in another database.
-pub(super) fn handed_back<T>(part: &[NewTask]) -> impl Iterator<Item = Result<T, SubmitError>> {
-    part.iter().map(|task| Err(SubmitError::Elsewhere(Box::new(task.clone()))))
+pub(super) fn handed_back<T>(part: &[NewTask], sending: Sending) -> impl Iterator<Item = Result<T, SubmitError>> {
+    part.iter().map(move |task| Err(SubmitError::Elsewhere(Box::new(task.clone()), sending)))
 }
 
 fn unstored(error: &Error, is_alone: bool, unknown: bool) -> SubmitError {
@@ -215,7 +215,7 @@ mod tests {
         desk::tests::fresh,
         store::{
             StoreOp,
-            put::Retention,
+            put::{PutOutcome, Retention},
             tests::{fixture, new_task},
         },
     };
@@ -280,6 +280,35 @@ mod tests {
         let known = known.await;
         assert!(matches!(known.as_slice(), [(_, Known::Elsewhere(_)), (_, Known::Elsewhere(_))]), "{known:?}");
         assert_eq!(sent.get(), 1, "the second half is not sent");
+    }
+
+    /// A client has read what it wrote meanwhile, and replaced that.
+    #[tokio::test]
+    async fn a_replacement_whose_answer_was_lost_is_not_written_over_a_later_one() {
+        let (counter, _test) = fresh().await;
+        let database = counter.databases.home();
+        let hold = Retention { window_ms: 1, keep_ms: 1 };
+        let [old, lost, later] = ["1", "2", "3"].map(|payload| {
+            let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+            task.content.payload = payload.as_bytes().to_vec();
+            task.keyed = Some(BusinessKey { key: "k".to_owned(), version: 0, on_duplicate: OnDuplicate::Replace });
+            task
+        });
+        for task in [&old, &lost, &later] {
+            database.sql.task_put(std::slice::from_ref(task), &[hold]).await.expect("written");
+        }
+        let name = DatabaseName::new("main");
+        let error = Error { database: name, op: StoreOp::TaskPut, effect: Effect::Unknown, source: None };
+        let over = Window { after: None, until: UnixMicros::new(0) };
+        let tasks = [lost];
+        let known = until_known(database, &tasks, Sending::First, (over, error), |part, _, window| async move {
+            database.sql.task_put_within(part, &[hold], window, i64::MAX).await
+        });
+        let known = known.await;
+        let [(_, Known::Stored(puts))] = known.as_slice() else { panic!("{known:?}") };
+        assert_eq!((puts[0].outcome, puts[0].id), (PutOutcome::Replaced, old.id));
+        let there = database.sql.task_read(old.id).await.expect("read").expect("there");
+        assert_eq!(there.payload.as_deref(), Some(&b"3"[..]));
     }
 
     #[tokio::test]

@@ -31,6 +31,7 @@ use crate::{
     store::{
         Patience,
         put::{Put, PutOutcome},
+        submit::Sending,
     },
     working_set::database::{DatabaseIndex, NodeDatabases},
 };
@@ -139,10 +140,10 @@ impl Submitter {
         routed: i64,
         patience: Patience,
     ) -> Vec<Result<Accepted, SubmitError>> {
-        let mut answers = self.write_once(new, source, routed).await;
+        let mut answers = self.write_once(new, source, routed, Sending::First).await;
         let (mut refusals, refused_at) = (0, clock::instant());
         loop {
-            let (places, left) = handed_back(&answers);
+            let (places, left, sending) = handed_back(&answers);
             if left.is_empty() {
                 return answers;
             }
@@ -152,7 +153,7 @@ impl Submitter {
                 return answers;
             }
             refusals += 1;
-            let again = self.write_once(left, source, routed).await;
+            let again = self.write_once(left, source, routed, sending).await;
             for (place, answer) in places.into_iter().zip(again) {
                 answers[place] = answer;
             }
@@ -164,6 +165,7 @@ impl Submitter {
         new: Vec<NewTask>,
         source: &'static str,
         routed: i64,
+        sending: Sending,
     ) -> Vec<Result<Accepted, SubmitError>> {
         let mut answers: Vec<Option<Result<Accepted, SubmitError>>> = new.iter().map(|_| None).collect();
         let (parts, lost) = self.routes.databases.divide(new.into_iter().enumerate(), |(_, task)| task.id);
@@ -176,7 +178,7 @@ impl Submitter {
             let (keyed, plain): (Vec<_>, Vec<_>) = part.into_iter().partition(|(_, task)| task.is_put());
             inserts.extend(self.send_inserts(index, plain, source, routed));
             let lines = in_lines(keyed).into_iter();
-            puts.extend(lines.map(|line| self.put_one_by_one(index, line, source, routed)));
+            puts.extend(lines.map(|line| self.put_one_by_one(index, line, source, routed, sending)));
         }
         let inserted = async {
             for (places, answered) in inserts {
@@ -209,7 +211,9 @@ impl Submitter {
         let due_at = |task: &NewTask| (!task.due_now).then_some(task.due_at);
         let places = part.iter().map(|(place, task)| (*place, task.id, due_at(task))).collect();
         let tasks = part.into_iter().map(|(_, task)| task).collect();
-        self.lines[index].jobs.try_send(Job { tasks, source, routed, answer }).ok()?;
+        // The loop sends a part by itself again if the end of its first sending is unknown.
+        let job = Job { tasks, source, routed, sending: Sending::First, answer };
+        self.lines[index].jobs.try_send(job).ok()?;
         Some((places, answered))
     }
 
@@ -222,18 +226,19 @@ impl Submitter {
         line: Vec<(usize, NewTask)>,
         source: &'static str,
         routed: i64,
+        sending: Sending,
     ) -> Vec<(usize, Result<Put, SubmitError>)> {
         let mut answers = Vec::with_capacity(line.len());
         let mut left = line.into_iter().peekable();
         while left.peek().is_some() {
             let (answer, answered) = oneshot::channel();
             let (places, tasks): (Vec<usize>, Vec<NewTask>) = left.by_ref().take(TASKS_PER_PUT).unzip();
-            if self.lines[index].puts.try_send(PutJob { tasks, source, routed, answer }).is_err() {
+            if self.lines[index].puts.try_send(PutJob { tasks, source, routed, sending, answer }).is_err() {
                 break;
             }
             let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
             if let Some(first) = first_to_come_again(&given) {
-                answers.extend(left.by_ref().map(|(place, task)| (place, Err(behind(first, task)))));
+                answers.extend(left.by_ref().map(|(place, task)| (place, Err(behind(first, task, sending)))));
             }
             answers.extend(places.into_iter().zip(given));
         }
@@ -262,13 +267,19 @@ fn in_lines(mut tasks: Vec<(usize, NewTask)>) -> Vec<Vec<(usize, NewTask)>> {
     lines
 }
 
-/// The tasks whose shards may be in another database by now, with their positions.
-fn handed_back(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<NewTask>) {
-    let handed_back = |(place, answer): (usize, &Result<Accepted, SubmitError>)| match answer {
-        Err(SubmitError::Elsewhere(task)) => Some((place, NewTask::clone(task))),
-        _ => None,
-    };
-    answers.iter().enumerate().filter_map(handed_back).unzip()
+/// The tasks whose shards may be in another database by now, with their positions, and whether any of them was sent to
+/// an unknown end.
+fn handed_back(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<NewTask>, Sending) {
+    let (mut places, mut tasks, mut sending) = (Vec::new(), Vec::new(), Sending::First);
+    for (place, answer) in answers.iter().enumerate() {
+        let Err(SubmitError::Elsewhere(task, sent)) = answer else { continue };
+        places.push(place);
+        tasks.push(NewTask::clone(task));
+        if *sent == Sending::Again {
+            sending = Sending::Again;
+        }
+    }
+    (places, tasks, sending)
 }
 
 /// The answer to a task that comes again, or may come again, so that no later one with its key may be written before.
@@ -279,7 +290,7 @@ fn first_to_come_again(answers: &[Result<Put, SubmitError>]) -> Option<&Result<P
         Err(error) => !matches!(error, SubmitError::Refused(_)),
     };
     let is_handed_back = |answer: &&Result<Put, SubmitError>| {
-        matches!(answer, Err(SubmitError::Elsewhere(_) | SubmitError::RulesChanged(_)))
+        matches!(answer, Err(SubmitError::Elsewhere(..) | SubmitError::RulesChanged(_)))
     };
     answers.iter().filter(may_come_again).min_by_key(is_handed_back)
 }
@@ -287,9 +298,9 @@ fn first_to_come_again(answers: &[Result<Put, SubmitError>]) -> Option<&Result<P
 /// The answer for a task that is not sent, because one with its key has this answer. Behind one that is handed back, it
 /// is handed back as well, and both are sent again in their order. Sent now, it could be stored: a cut may be undone
 /// between the two jobs, and the first may have shared its statement with a task that was admitted by older rules.
-fn behind(first: &Result<Put, SubmitError>, task: NewTask) -> SubmitError {
+fn behind(first: &Result<Put, SubmitError>, task: NewTask, sending: Sending) -> SubmitError {
     match first {
-        Err(SubmitError::Elsewhere(_)) => SubmitError::Elsewhere(Box::new(task)),
+        Err(SubmitError::Elsewhere(..)) => SubmitError::Elsewhere(Box::new(task), sending),
         Err(SubmitError::RulesChanged(_)) => SubmitError::RulesChanged(Box::new(task)),
         _ => SubmitError::Unavailable(BEHIND_ANOTHER.to_owned()),
     }
@@ -323,10 +334,10 @@ mod tests {
     };
 
     /// Writes one task more than a job takes, all with one key. `answer_to` answers a task of the job with this number.
-    /// Returns the lengths of the jobs, and the answers.
+    /// Returns the lengths of the jobs, their kinds, and the answers.
     async fn written(
         answer_to: impl Fn(usize, &NewTask) -> Result<Put, SubmitError>,
-    ) -> (Vec<usize>, Vec<Result<Accepted, SubmitError>>) {
+    ) -> (Vec<usize>, Vec<Sending>, Vec<Result<Accepted, SubmitError>>) {
         let (counter, _test) = fresh().await;
         let fitness = watch::channel(NodeFitness::default()).1;
         let (databases, books) = (counter.databases.clone(), Arc::clone(&counter.books));
@@ -334,11 +345,12 @@ mod tests {
         let SubmitJobs { jobs: _jobs, mut puts } = submitter.add_line();
         let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
         task.keyed = Some(BusinessKey { key: "k".to_owned(), version: 0, on_duplicate: OnDuplicate::default() });
-        let mut lengths = Vec::new();
+        let (mut lengths, mut sendings) = (Vec::new(), Vec::new());
         let answering = async {
-            while let Some(PutJob { tasks, answer, .. }) = puts.recv().await {
+            while let Some(PutJob { tasks, sending, answer, .. }) = puts.recv().await {
                 let given = tasks.iter().map(|task| answer_to(lengths.len(), task)).collect();
                 lengths.push(tasks.len());
+                sendings.push(sending);
                 answer.send(given).expect("the submitter waits for it");
             }
         };
@@ -347,7 +359,7 @@ mod tests {
             () = answering => unreachable!("the line is open"),
         };
         assert_eq!(answers.len(), TASKS_PER_PUT + 1);
-        (lengths, answers)
+        (lengths, sendings, answers)
     }
 
     fn put(outcome: PutOutcome, task: &NewTask) -> Put {
@@ -357,7 +369,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_is_not_stored_before_an_earlier_job_with_its_key_that_is_to_come_again() {
-        let (lengths, answers) = written(|_, task| Ok(put(PutOutcome::Busy, task))).await;
+        let (lengths, _, answers) = written(|_, task| Ok(put(PutOutcome::Busy, task))).await;
         assert_eq!(lengths, [TASKS_PER_PUT], "the last task is not sent");
         assert_eq!(answers.last(), Some(&Err(SubmitError::Unavailable(BEHIND_ANOTHER.to_owned()))));
     }
@@ -365,19 +377,32 @@ mod tests {
     /// The cut that the first job met is undone before the next one would be sent.
     #[tokio::test]
     async fn a_task_is_not_sent_before_an_earlier_job_with_its_key_whose_shard_has_moved() {
-        let (lengths, answers) = written(|job, task| match job {
-            0 => Err(SubmitError::Elsewhere(Box::new(task.clone()))),
+        let (lengths, sendings, answers) = written(|job, task| match job {
+            0 => Err(SubmitError::Elsewhere(Box::new(task.clone()), Sending::First)),
             _ => Ok(put(PutOutcome::Existing, task)),
         })
         .await;
         assert_eq!(lengths, [TASKS_PER_PUT, TASKS_PER_PUT, 1], "all are sent again in their order");
+        assert_eq!(sendings, [Sending::First; 3], "nothing is in doubt");
+        assert!(answers.iter().all(Result::is_ok));
+    }
+
+    /// It may have come in before its shard moved.
+    #[tokio::test]
+    async fn what_was_sent_to_an_unknown_end_in_a_former_place_is_sent_as_such_to_the_new_one() {
+        let (_, sendings, answers) = written(|job, task| match job {
+            0 => Err(SubmitError::Elsewhere(Box::new(task.clone()), Sending::Again)),
+            _ => Ok(put(PutOutcome::Existing, task)),
+        })
+        .await;
+        assert_eq!(sendings, [Sending::First, Sending::Again, Sending::Again]);
         assert!(answers.iter().all(Result::is_ok));
     }
 
     /// The first job has shared its statement with a task that was admitted by older rules.
     #[tokio::test]
     async fn a_task_is_not_sent_before_an_earlier_job_with_its_key_that_met_other_rules() {
-        let (lengths, answers) = written(|job, task| match job {
+        let (lengths, _, answers) = written(|job, task| match job {
             0 => Err(SubmitError::RulesChanged(Box::new(task.clone()))),
             _ => Ok(put(PutOutcome::Existing, task)),
         })

@@ -7,12 +7,14 @@
 -- When another transaction holds a task with the same key, or a move has left a row with it, the answer is `busy`, and
 -- the other tasks go in.
 -- A shard that has moved to another database fails the statement (DT001), also where it would write nothing.
--- An id that exists already was sent before, and is answered `created`.
+-- An id that exists already was sent before, and is answered `created`. One that has replaced a task has left a note
+-- with that answer.
 -- $1..$16 the columns; $17 what to do when the key exists; $18 how long a finished task holds its key; $19 how long a
 -- superseded task is kept; $20 the dependencies (JSON array of names); $21 and $22 the time window of this sending
--- (see the function); $23 the revision of the queues by which the tasks were admitted and got their shards. Of a queue
--- whose rules for submissions have changed since $23 (queue_put.sql), nothing is written (`rules_changed`). A change of
--- a queue waits for the sendings in flight, so an id that does not exist by then is not written later either.
+-- (see the function; $21 is NULL for a first sending); $23 the revision of the queues by which the tasks were admitted
+-- and got their shards. Of a queue whose rules for submissions have changed since $23 (queue_put.sql), nothing is
+-- written (`rules_changed`). A change of a queue waits for the sendings in flight, so an id that does not exist by then
+-- is not written later either.
 -- Returns each task's id as sent, the outcome, the task that exists now, and the database's time.
 WITH locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
@@ -27,7 +29,8 @@ SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.cr
        clock_timestamp() AS now
   FROM (SELECT f.*,
                CASE WHEN f.queue = ANY(ARRAY(SELECT queue FROM rules_changed))
-                    THEN NOT EXISTS (SELECT FROM duetime.task_sent(f.id)) ELSE false END AS has_other_rules
+                    THEN NOT EXISTS (SELECT FROM duetime.task_sent(f.id)) AND duetime.receive_answer(f.id) IS NULL
+                    ELSE false END AS has_other_rules
           FROM unnest(
                $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
                $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[],
@@ -47,5 +50,6 @@ SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.cr
        f.id, f.shard, f.queue, f.due_at, f.now, f.priority, f.payload, f.content_type, f.headers::jsonb, f.partition_key,
        f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version, f.on_duplicate,
        f.window_ms * interval '1 ms', f.keep_ms,
-       CASE WHEN f.depends_on IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(f.depends_on::jsonb)) END, $21, $22) AS p
+       CASE WHEN f.depends_on IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(f.depends_on::jsonb)) END,
+       coalesce($21::timestamptz, '-infinity'), $22) AS p
         WHERE NOT f.has_other_rules) AS p

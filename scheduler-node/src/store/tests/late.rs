@@ -161,6 +161,61 @@ async fn a_replace_that_executes_late_does_not_overwrite_what_came_after_it() {
     assert_eq!(payload().await, b"2");
 }
 
+/// The answer to its first sending was lost, and others saw what it wrote before it was sent again.
+#[tokio::test]
+async fn a_replacement_that_is_sent_again_writes_nothing_whatever_became_of_the_task() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let hold = Retention { window_ms: 0, ..HOLD };
+    let put = async |task: &NewTask, window| {
+        test.database.task_put_within(std::slice::from_ref(task), &[hold], window, i64::MAX).await.unwrap().remove(0)
+    };
+    for (mode, final_state) in [(OnDuplicate::Replace, TaskState::Succeeded), (OnDuplicate::Version, TaskState::Dead)] {
+        let [old, sent, newer] = ["1", "2", "3"].map(|payload| keyed(payload, 0, mode));
+        put(&old, Window::OPEN).await;
+        let first = put(&sent, Window::OPEN).await;
+        assert_eq!((first.outcome, first.id), (PutOutcome::Replaced, old.id));
+        put(&newer, Window::OPEN).await;
+        assert_eq!(put(&sent, Window::OPEN_AGAIN).await, first, "{mode:?}: replaced once more");
+        let there = test.database.task_read(old.id).await.unwrap().unwrap();
+        assert_eq!(there.payload.as_deref(), Some(&b"3"[..]), "{mode:?}");
+        assert_eq!(claim(&test, &[old.id], &fences).await.deliveries.len(), 1);
+        assert_eq!(put(&sent, Window::OPEN_AGAIN).await, first, "{mode:?}: in flight");
+        test.database.task_finish(&[Finish { final_state, ..finish(old.id) }]).await.unwrap();
+        assert_eq!(put(&sent, Window::OPEN_AGAIN).await, first, "{mode:?}: finished");
+        assert_eq!(test.live().await, 0, "{mode:?}: there is no second task");
+        test.database.replaced_forget(Duration::ZERO).await.unwrap();
+        assert_eq!(put(&sent, Window::OPEN_AGAIN).await.outcome, PutOutcome::Created, "{mode:?}: forgotten");
+        sqlx::query("DELETE FROM duetime.task").execute(&test.pool).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_replacement_that_is_sent_again_while_its_first_sending_commits_is_known_by_it() {
+    let test = fixture::database().await;
+    test.database.task_put(&[keyed("1", 0, OnDuplicate::Keep)], &[HOLD]).await.unwrap();
+    test.be_patient(PoolKind::Write).await;
+    let sent = keyed("2", 0, OnDuplicate::Replace);
+    let mut first = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *first).await.unwrap();
+    sqlx::query("SELECT duetime.task_put($1, 0, 'orders', now(), true, 3::smallint, '2', 'x', NULL, NULL, NULL, NULL, NULL, NULL, 'k', 0, 'replace', '1 d', 1, NULL, '-infinity')")
+        .bind(sent.id.uuid())
+        .execute(&mut *first)
+        .await
+        .unwrap();
+    let database = test.database.clone();
+    let sending = spawn_child(async move {
+        database.task_put_within(&[sent], &[HOLD], Window::OPEN_AGAIN, i64::MAX).await.map(|puts| puts[0].outcome)
+    });
+    until_waiting(&test.pool, 1).await;
+    // Stands for a later submission, which has its turn before the second sending.
+    sqlx::query("UPDATE duetime.task SET payload = '3'").execute(&mut *first).await.unwrap();
+    sqlx::query("COMMIT").execute(&mut *first).await.unwrap();
+    assert_eq!(sending.await.unwrap().unwrap(), PutOutcome::Replaced);
+    let payload: Vec<u8> = sqlx::query_scalar("SELECT payload FROM duetime.task").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(payload, b"3");
+}
+
 #[tokio::test]
 async fn a_task_that_ends_a_second_time_keeps_its_first_end_and_holds_up_no_neighbour() {
     let test = fixture::database().await;

@@ -47,6 +47,8 @@ impl Database {
 impl Window {
     /// The window of a first sending without an end: it is executed however late it comes.
     pub(crate) const OPEN: Self = Self { after: None, until: UnixMicros::LAST };
+    /// The same of a sending after one with an unknown end.
+    pub(crate) const OPEN_AGAIN: Self = Self { after: Some(UnixMicros::FIRST), until: UnixMicros::LAST };
 }
 
 impl<'a> Pick<'a> {

@@ -365,6 +365,27 @@ async fn a_task_with_a_key_that_is_sent_again_after_a_new_placement_is_the_one_t
     assert_eq!(state_of(&test.pool, sent[3].id).await, None);
 }
 
+/// The same of one that has replaced another, and so has no task of its own.
+#[tokio::test]
+async fn a_replacement_that_is_sent_again_after_a_new_placement_has_the_answer_of_its_first_sending() {
+    let test = fixture::database().await;
+    let routes = placed(&test, Placement::Spread).await.revision;
+    let [old, sent] = [OnDuplicate::Keep, OnDuplicate::Replace].map(|on_duplicate| {
+        let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+        task.keyed = Some(BusinessKey { key: "a".to_owned(), version: 0, on_duplicate });
+        task
+    });
+    let hold = Retention { window_ms: 1_000, keep_ms: 1_000 };
+    let put = async |task: &NewTask, window| {
+        test.database.task_put_within(std::slice::from_ref(task), &[hold], window, routes).await.unwrap().remove(0)
+    };
+    put(&old, Window::OPEN).await;
+    let first = put(&sent, Window::OPEN).await;
+    assert_eq!((first.outcome, first.id), (PutOutcome::Replaced, old.id));
+    placed(&test, Placement::Single).await;
+    assert_eq!(put(&sent, Window::OPEN_AGAIN).await, first);
+}
+
 #[tokio::test]
 async fn a_change_of_the_placement_waits_for_the_inserts_in_flight() {
     let test = fixture::database().await;

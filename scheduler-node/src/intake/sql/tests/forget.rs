@@ -34,6 +34,26 @@ async fn a_note_of_an_arrival_outlives_a_row_of_the_inbox_that_no_look_reaches()
     assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&east.pool).await.unwrap(), 1);
 }
 
+/// A submission is not sent again so late, and its note has nothing to do with any inbox.
+#[tokio::test]
+async fn notes_of_replacements_are_forgotten_after_ten_minutes_however_old_the_rows_of_an_inbox_are() {
+    let (counter, test) = fresh().await;
+    let row = "INSERT INTO duetime.inbox (id, shard, request, submitted_at, leaving_at)
+               SELECT duetime.mint(now(), 100), 100, '{}', past, past
+                 FROM (SELECT now() - interval '3 hours' AS past) AS p";
+    sqlx::raw_sql(row).execute(&test.pool).await.unwrap();
+    let note = "INSERT INTO duetime.received (id, source, received_at)
+                SELECT duetime.mint(now(), 0), '(replaced)', now() - m * interval '1 min'
+                  FROM unnest(ARRAY[0, 8, 12]) AS a (m)";
+    sqlx::raw_sql(note).execute(&test.pool).await.unwrap();
+    let intake = intake(&counter);
+    // After such a look, notes of arrivals wait.
+    fixture::looked_from_head(intake.source(), Duration::from_secs(5));
+    intake.forget(&mut BTreeMap::new()).await.unwrap();
+    let left = "SELECT count(*) FROM duetime.received";
+    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&test.pool).await.unwrap(), 2);
+}
+
 /// The glance that wakes the intake also has the next glances rest, so whether they rest says nothing.
 #[tokio::test]
 async fn notes_of_arrivals_are_forgotten_just_after_a_quick_glance_and_wait_after_a_slow_one() {

@@ -107,7 +107,7 @@ impl Insert {
                     given.extend(answers(part, &written, sending));
                 }
                 Known::Failed(why) => given.extend(std::iter::repeat_n(Err(why), part.len())),
-                Known::Elsewhere(Sending::First) => given.extend(handed_back(part)),
+                Known::Elsewhere(Sending::First) => given.extend(handed_back(part, Sending::First)),
                 Known::Elsewhere(Sending::Again) => given.extend(self.write_elsewhere(part, sources, routed).await),
             }
         }
