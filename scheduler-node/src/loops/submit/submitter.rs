@@ -148,8 +148,7 @@ impl Submitter {
                 return answers;
             }
             if !self.routes.databases.places().reread_after_move(refusals, refused_at, patience).await {
-                let why = || Err(SubmitError::Unavailable(NO_PLACE.to_owned()));
-                places.into_iter().for_each(|place| answers[place] = why());
+                places.into_iter().for_each(|place| answers[place] = Err(without_place(sending)));
                 return answers;
             }
             refusals += 1;
@@ -282,6 +281,14 @@ fn handed_back(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<Ne
     (places, tasks, sending)
 }
 
+/// The answer to a task that no database takes for now.
+fn without_place(sending: Sending) -> SubmitError {
+    match sending {
+        Sending::First => SubmitError::Unavailable(NO_PLACE.to_owned()),
+        Sending::Again => SubmitError::Unknown(NO_PLACE.to_owned()),
+    }
+}
+
 /// The answer to a task that comes again, or may come again, so that no later one with its key may be written before.
 /// One that only its caller can send again goes before one that is handed back.
 fn first_to_come_again(answers: &[Result<Put, SubmitError>]) -> Option<&Result<Put, SubmitError>> {
@@ -397,6 +404,15 @@ mod tests {
         .await;
         assert_eq!(sendings, [Sending::First, Sending::Again, Sending::Again]);
         assert!(answers.iter().all(Result::is_ok));
+    }
+
+    #[tokio::test]
+    async fn what_was_sent_to_an_unknown_end_and_has_no_place_by_now_may_be_stored() {
+        for (sending, is_unknown) in [(Sending::First, false), (Sending::Again, true)] {
+            let (.., answers) = written(|_, task| Err(SubmitError::Elsewhere(Box::new(task.clone()), sending))).await;
+            let found = |answer: &Result<Accepted, SubmitError>| matches!(answer, Err(SubmitError::Unknown(_)));
+            assert!(answers.iter().all(|answer| found(answer) == is_unknown), "{sending:?}");
+        }
     }
 
     /// The first job has shared its statement with a task that was admitted by older rules.
