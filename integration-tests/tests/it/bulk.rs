@@ -256,6 +256,14 @@ async fn what_an_import_refuses_is_kept_and_can_be_imported_again() {
         terminal.refused(&with(&["retry"])).await?;
         ensure!(terminal.json(&with(&["cancel"])).await?["outcome"] == "cancelled");
         terminal.refused(&["get", "--queue", "a", "--key", "nobody's"]).await?;
+        // Two keys that differ by a tab are two tasks.
+        for key in ["order\t7", "order7"] {
+            client.submit(&json!({ "queue": "b", "key": key, "delay_ms": 3_600_000 })).await?;
+        }
+        for key in ["order\t7", "order7"] {
+            let cancelled = terminal.json(&["cancel", "--queue", "b", "--key", key]).await?;
+            ensure!(cancelled["outcome"] == "cancelled", "{cancelled}");
+        }
 
         let counted = terminal.json(&["bulk", "cancel", "--queue", "a", "--dry-run"]).await?;
         ensure!(counted["matched"] == 4 && counted["done"] == 4 && counted["dry_run"] == true, "{counted}");

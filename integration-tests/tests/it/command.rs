@@ -433,6 +433,7 @@ async fn a_mistake_in_the_words_ends_with_two_and_asks_nobody() -> Result<()> {
         &["list", "--token-file", "/nowhere"],
         &["get", NOBODY, "--queue", "q", "--key", "k"],
         &["get", "--key", "k"],
+        &["get", "--queue", "q", "--key", ".."],
         &["bulk", "cancel", "--all"],
         &["bulk", "forget", "--all"],
         &["import", "/nowhere"],

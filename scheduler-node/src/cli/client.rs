@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{
     Method, Url,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
@@ -26,6 +27,10 @@ const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
 
 /// A streamed answer is bounded piece by piece; in total it may take a week.
 const LONGEST_ANSWER: Duration = Duration::from_secs(7 * 86_400);
+
+/// The bytes of a segment that are percent-encoded: all but the unreserved ones of RFC 3986. `Url` would drop tabs and
+/// line breaks, so it gets none of them as they are.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A name that becomes one segment of a path. Refuses `.` and `..`: in a URL's path they mean this folder and the one
 /// above.
@@ -71,9 +76,12 @@ impl<'a> Request<'a> {
 
     fn url(&self, node: &Url) -> Url {
         let mut url = node.clone();
-        if let Ok(mut path) = url.path_segments_mut() {
-            path.pop_if_empty().extend(&self.path);
+        let mut path = url.path().strip_suffix('/').unwrap_or(url.path()).to_owned();
+        for part in &self.path {
+            path.push('/');
+            path.extend(utf8_percent_encode(part, ENCODED));
         }
+        url.set_path(&path);
         if !self.query.is_empty() {
             url.query_pairs_mut().extend_pairs(&self.query);
         }
@@ -91,8 +99,12 @@ pub(super) struct Response {
 
 impl Response {
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
-        let refuse = |error: serde_json::Error| Failure::Unreadable { node: self.node.clone(), why: error.to_string() };
-        serde_json::from_str(&self.text).map_err(refuse)
+        serde_json::from_str(&self.text).map_err(|error| self.unreadable(error.to_string()))
+    }
+
+    /// The failure that this is no answer to the request.
+    pub(super) fn unreadable(&self, why: String) -> Failure {
+        Failure::Unreadable { node: self.node.clone(), why }
     }
 }
 

@@ -15,7 +15,7 @@ use serde_with::skip_serializing_none;
 
 pub(super) use self::sheet::sheet;
 use super::{
-    client::{Client, Request, Response},
+    client::{Client, Request, Response, path_part},
     error::Error,
     invocation::Invocation,
     moment,
@@ -48,14 +48,22 @@ pub struct TaskIds {
 #[derive(Debug, Args)]
 struct ByKey {
     /// Queue of a task that is named by its key.
-    #[arg(long, value_name = "NAME", requires = "key")]
+    #[arg(long, value_name = "NAME", requires = "key", value_parser = path_part)]
     queue: Option<String>,
     /// The task's business key, instead of its id.
-    #[arg(long, value_name = "KEY", requires = "queue")]
+    #[arg(long, value_name = "KEY", requires = "queue", value_parser = path_key)]
     key: Option<String>,
     /// The partition key beside the business key, if the task has one.
     #[arg(long, value_name = "KEY", requires = "key")]
     partition_key: Option<String>,
+}
+
+/// Parses a business key that a path can name.
+fn path_key(text: &str) -> Result<String, String> {
+    path_part(text).map_err(|_| {
+        "no request can name an empty key, `.` or `..`; name the task by its id, which `duetime list --queue NAME --key KEY` tells"
+            .to_owned()
+    })
 }
 
 impl ByKey {
@@ -67,7 +75,14 @@ impl ByKey {
 
     /// Looks up the id of the task that has the key now.
     async fn find(&self, client: &Client) -> Result<TaskId, Error> {
-        Ok(client.send(&self.request()).await?.read::<TaskView>()?.id)
+        let answer = client.send(&self.request()).await?;
+        let task = answer.read::<TaskView>()?;
+        if task.key != self.key {
+            // A proxy that changes paths would have the command act on another task.
+            let told = task.key.as_deref().unwrap_or_default();
+            return Err(answer.unreadable(format!("it tells of a task with another key, {told:?}")).into());
+        }
+        Ok(task.id)
     }
 }
 
@@ -292,5 +307,32 @@ fn receipt(task: &TaskView, now: UnixMicros) -> String {
         format!("{id}  {state}")
     } else {
         format!("{id}  {state}  due {}", moment::shown(*due_at, now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::wait::tests::client_of;
+
+    #[tokio::test]
+    async fn a_task_with_another_key_than_the_requested_one_is_not_taken_for_it() {
+        let task = json!({
+            "id": "0199f3a0-0000-7000-8000-000000000005", "queue": "mails", "state": "scheduled", "key": "order7",
+            "due_at": "2030-01-01T00:03:00Z", "created_at": "2030-01-01T00:00:00Z", "attempt": 1, "max_attempts": 25,
+            "priority": 3, "shard": 5, "content_type": "application/json", "payload": {},
+        });
+        let client = client_of(vec![Some((200, task.clone())), Some((200, task))]).await;
+        let named = |key: &str| ByKey { queue: Some("mails".into()), key: Some(key.into()), partition_key: None };
+        let failure = named("order\t7").find(&client).await.expect_err("it is another task").to_string();
+        assert!(failure.contains(r#"another key, "order7""#), "{failure}");
+        let id = named("order7").find(&client).await.expect("a task").to_string();
+        assert_eq!(id, "0199f3a0-0000-7000-8000-000000000005");
+    }
+
+    #[test]
+    fn a_key_that_no_path_can_name_is_refused() {
+        assert!(["", ".", ".."].iter().all(|key| path_key(key).is_err()));
+        assert_eq!(path_key("order\t7"), Ok("order\t7".to_owned()));
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of the client, and a client of a node that tests make up.
 
 use axum::{Router, http::StatusCode, routing::post};
+use percent_encoding::percent_decode_str;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -95,6 +96,37 @@ async fn a_node_that_does_not_answer_in_time_is_not_said_to_be_out_of_reach() {
 fn names_that_lead_elsewhere_in_a_path_are_refused() {
     assert!(["", ".", ".."].iter().all(|name| path_part(name).is_err()));
     assert_eq!(path_part("west"), Ok("west".to_owned()));
+}
+
+#[test]
+fn a_part_of_a_path_arrives_as_it_is_given() {
+    let node = Url::parse("http://a:1/behind").expect("an address");
+    for part in [
+        "order\t7",
+        "\torder7\t",
+        "a\r\nb",
+        "50%",
+        "%09",
+        "%2e",
+        "%2F",
+        "a/b\\c",
+        "/",
+        "...",
+        ".a",
+        " a b ",
+        "a+b",
+        "größe €",
+        "?q#f;p=1&x",
+        "a:b@c",
+        "'\"<>`{|}^[]",
+        "\u{1}\u{7f}",
+    ] {
+        let url = Request::get(&["v1", "queues", "q", "keys", part]).url(&node);
+        let (before, last) = url.path().rsplit_once('/').expect("a path");
+        let last = percent_decode_str(last).decode_utf8().expect("UTF-8");
+        assert_eq!((before, &*last), ("/behind/v1/queues/q/keys", part), "{url}");
+        assert!(url.query().is_none() && url.fragment().is_none(), "{url}");
+    }
 }
 
 #[test]
