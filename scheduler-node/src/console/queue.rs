@@ -53,8 +53,14 @@ const POLICY: [Spec; 24] = [
     spec("retry_priority_drop", Kind::Flag, "", "lowers the priority of a retry by one"),
     spec("max_length", Kind::Whole, "10000", "of the RabbitMQ queue, in messages; more wait in the database"),
     spec("format", Kind::OneOf(&["raw", "celery", "cloudevents"]), "raw", "format of the message"),
-    spec("exchange", Kind::Text, "duetime", "exchange to publish to instead; then Duetime declares nothing"),
-    spec("routing_key", Kind::Text, "the queue's name", "routing key of the messages; counts only with an exchange"),
+    // RabbitMQ's names may begin and end with blanks.
+    spec("exchange", Kind::ExactText, "duetime", "exchange to publish to instead; then Duetime declares nothing"),
+    spec(
+        "routing_key",
+        Kind::ExactText,
+        "the queue's name",
+        "routing key of the messages; counts only with an exchange",
+    ),
     spec(
         "unroutable",
         Kind::OneOf(&["wait", "drop", "set_aside"]),
