@@ -9,6 +9,9 @@ TEST := $(CARGO) test --workspace --features scheduler-node/failpoints
 # A test waits for servers for half of its time, or more.
 TESTS_AT_ONCE ?= 4
 SEEDED := $(TEST) --lib -- --ignored --exact seeded::tests::each_seeded_bug_is_caught --nocapture
+# Variables by which a shell names another database or collector. The drivers in tests and in `stack` would follow them.
+unexport $(filter PG% OTEL_%,$(.VARIABLES))
+
 # Cargo's target folder, asked for once, and only by the recipes that need it.
 BUILT = $(eval BUILT := $$(shell CARGO='$(CARGO)' tools/target-folder))$(BUILT)
 STACK = "$(BUILT)/release/stack"

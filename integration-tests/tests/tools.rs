@@ -1,4 +1,5 @@
-//! What `make` says before it installs or builds anything, and how its tools call cargo and end without a reader.
+//! What `make` says before it installs or builds anything, what it hides, and how its tools call cargo and end without
+//! a reader.
 
 use std::{
     fs,
@@ -54,6 +55,17 @@ fn said(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().expect("it can be started");
     assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8_lossy(&stdout).trim_end().to_owned()
+}
+
+/// The drivers in tests would follow what the shell of a developer says to them.
+#[test]
+fn make_hides_variables_that_name_another_database_or_collector() {
+    let mut make = Command::new("make");
+    make.args(["--silent", "--eval=show: ; @env", "--directory"]).arg(root()).arg("show");
+    make.envs([("PGSSLMODE", "require"), ("OTEL_SERVICE_NAME", "theirs"), ("KEPT", "kept")]);
+    let shown = said(make.env_remove("MAKEFLAGS").env_remove("MFLAGS"));
+    let is_there = |name: &str| shown.lines().any(|line| line.starts_with(name));
+    assert!(is_there("KEPT=") && !is_there("PGSSLMODE=") && !is_there("OTEL_SERVICE_NAME="), "{shown}");
 }
 
 /// As in `make test CARGO='cargo +stable'`.

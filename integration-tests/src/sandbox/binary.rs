@@ -10,8 +10,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use tokio::io::AsyncWriteExt;
 
-/// What the names of variables for `duetime` begin with.
-const PREFIX: &str = "DUETIME_";
+/// What the names of variables begin with that `duetime` reads, and those of libpq and of OpenTelemetry, which it and
+/// the stores' programs read too.
+const PREFIXES: [&str; 3] = ["DUETIME_", "PG", "OTEL_"];
+/// Where programs look for authorities. A store of a scenario is trusted by its own.
+const TRUST: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 /// The one variable that a `duetime` of the sandbox takes from this process: tests run with a seeded bug by it.
 const SEEDED_BUG: &str = "DUETIME_SEEDED_BUG";
 
@@ -52,17 +55,18 @@ pub fn command() -> Result<tokio::process::Command> {
     Ok(command)
 }
 
-/// Hides this process's variables for `duetime` from `command`, before that gets its own. The shell of a developer may
-/// name another cluster, whose database `duetime migrate` would migrate.
+/// Hides this process's variables for `duetime` and for the stores from `command`, before that gets its own. The shell
+/// of a developer may name another cluster, whose database `duetime migrate` would migrate, or demand TLS.
 pub fn hide_variables(command: &mut Command) {
     let inherited = std::env::vars_os().map(|(name, _)| name);
-    for name in inherited.filter(|name| is_for_duetime(name)) {
+    for name in inherited.filter(|name| is_hidden(name)) {
         command.env_remove(name);
     }
 }
 
-fn is_for_duetime(name: &OsStr) -> bool {
-    name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) && name != SEEDED_BUG
+fn is_hidden(name: &OsStr) -> bool {
+    let begins = |prefix: &str| name.as_encoded_bytes().starts_with(prefix.as_bytes());
+    (PREFIXES.into_iter().any(begins) || TRUST.into_iter().any(|trust| name == trust)) && name != SEEDED_BUG
 }
 
 /// Runs `duetime` with these arguments and waits for it.

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, postgres::PgSslMode};
 use tokio::time::Instant;
 
 pub use room::may_mount;
@@ -19,6 +19,7 @@ pub use room::may_mount;
 use super::{
     account::Account,
     authority::CertificateFiles,
+    binary,
     clock::{Clock, Threads},
     process::{self, Launch, Process, Signal, Tether},
     programs, secret,
@@ -43,6 +44,9 @@ max_wal_size = 2GB
 log_min_messages = warning
 log_line_prefix = '%m [%p] %d '
 ";
+
+/// The variable that says whether the driver in this very process uses TLS. A process cannot hide it from itself.
+const MODE: &str = "PGSSLMODE";
 
 /// One server with its own data folder and port. It survives `kill` and comes back on the same port.
 #[derive(Debug)]
@@ -77,6 +81,7 @@ impl Postgres {
     }
 
     fn set_up(folder: &Path, tether: Tether) -> Result<Self> {
+        require_plain(&std::env::var(MODE).unwrap_or_default())?;
         let account = Account::unprivileged(&["postgres", "nobody"])?;
         account.own_folder(folder)?;
         let password = secret::remembered(&folder.join("password"), &account)?;
@@ -320,6 +325,7 @@ impl Postgres {
     /// A program of PostgreSQL, run as the server's user.
     fn program(&self, name: &str) -> tokio::process::Command {
         let mut command = tokio::process::Command::new("setpriv");
+        binary::hide_variables(command.as_std_mut());
         command.args(self.account.setpriv()).arg("--pdeathsig=KILL").arg("--").arg(self.binaries.join(name));
         command.current_dir(&self.folder);
         command
@@ -407,6 +413,16 @@ impl Postgres {
     }
 }
 
+/// Refuses a mode with which no connection comes about: a server has no TLS when it starts.
+fn require_plain(mode: &str) -> Result<()> {
+    match mode.parse::<PgSslMode>() {
+        Ok(PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull) => {
+            bail!("{MODE}={mode} is set, and the servers of this machine's own clusters have no TLS; unset it")
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Drop for Postgres {
     fn drop(&mut self) {
         // On QUIT the server ends its workers and releases its shared memory; the handle's own drop would not do
@@ -441,5 +457,18 @@ fn binaries() -> Result<PathBuf> {
     match versions.pop() {
         Some((_, folder)) => Ok(folder),
         None => bail!("PostgreSQL is not installed: run integration-tests/install"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_that_demands_tls_is_named_at_once() {
+        assert!(["", "disable", "prefer", "nonsense"].into_iter().all(|mode| require_plain(mode).is_ok()));
+        for mode in ["require", "verify-ca", "Verify-Full"] {
+            assert!(require_plain(mode).unwrap_err().to_string().contains(&format!("PGSSLMODE={mode}")));
+        }
     }
 }

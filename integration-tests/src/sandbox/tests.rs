@@ -129,20 +129,31 @@ fn the_temporary_folder_lets_the_stores_users_through() {
     assert_eq!(fs::metadata(scratch()).unwrap().permissions().mode() & 0o777, 0o755);
 }
 
-/// The variables for `duetime` among those that `env` printed.
+/// The variables for `duetime` and the stores among those that `env` printed.
 fn variables(printed: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&printed.stdout);
-    let mut lines: Vec<String> = text.lines().filter(|line| line.starts_with("DUETIME_")).map(str::to_owned).collect();
+    let is_theirs = |line: &&str| ["DUETIME_", "PG", "OTEL_", "SSL_CERT_"].iter().any(|begin| line.starts_with(begin));
+    let mut lines: Vec<String> = text.lines().filter(is_theirs).map(str::to_owned).collect();
     lines.sort();
     lines
 }
 
 #[tokio::test]
-async fn no_program_gets_what_the_callers_shell_says_to_duetime() {
+async fn no_program_gets_what_the_callers_shell_says_to_duetime_and_the_stores() {
     if std::env::var_os(IN_A_SHELL).is_none() {
-        let names = ["DUETIME_DATABASE__0__URL", "DUETIME_DATABASE_0_URL", "DUETIME_CONFIG", "DUETIME_URL"];
+        let names = [
+            "DUETIME_DATABASE__0__URL",
+            "DUETIME_DATABASE_0_URL",
+            "DUETIME_CONFIG",
+            "DUETIME_URL",
+            "PGSSLMODE",
+            "PGOPTIONS",
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "SSL_CERT_FILE",
+            "SSL_CERT_DIR",
+        ];
         let again = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "sandbox::tests::no_program_gets_what_the_callers_shell_says_to_duetime"])
+            .args(["--exact", "sandbox::tests::no_program_gets_what_the_callers_shell_says_to_duetime_and_the_stores"])
             .env(IN_A_SHELL, "yes")
             .env("DUETIME_SEEDED_BUG", "kept")
             .envs(names.map(|name| (name, "production")))
