@@ -1,14 +1,16 @@
-//! What `make` says before it installs or builds anything, what it hides, and how its tools call cargo and end without
-//! a reader.
+//! What `make` says before it installs or builds anything, what it hides, how it installs, and how its tools call cargo
+//! and end without a reader.
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    process::{Command, Output, Stdio},
+    io::{BufRead, BufReader, Write},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
 };
 
 use integration_tests::page::root;
+use tempfile::TempDir;
 
 /// What `make stores` says with this `cargo`, and whether it goes on to install.
 fn stores_with(cargo: &Path) -> (bool, String) {
@@ -55,6 +57,86 @@ fn said(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().expect("it can be started");
     assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8_lossy(&stdout).trim_end().to_owned()
+}
+
+/// A machine as `integration-tests/install` sees it: with few programs, and a `sudo` that runs `apt-get` alone.
+struct Machine(TempDir);
+
+impl Machine {
+    /// `apt_get` is what this program does.
+    fn with(apt_get: &str) -> Self {
+        let machine = Self(tempfile::tempdir().expect("a folder"));
+        let path = std::env::var_os("PATH").expect("a PATH");
+        for name in ["cat", "env", "flock", "grep", "ln", "mktemp", "rm", "sed", "wc"] {
+            let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.exists());
+            symlink(found.expect(name), machine.program(name)).expect("linked");
+        }
+        write_program(&machine.program("id"), "#!/bin/sh\necho 1000\n");
+        write_program(&machine.program("sleep"), "#!/bin/sh\n");
+        write_program(&machine.program("sudo"), "#!/bin/sh\n[ \"$1\" != env ] || exec \"$@\"\n");
+        write_program(&machine.program("apt-get"), &format!("#!/bin/sh\necho \"$1\" >>\"$CALLS\"\n{apt_get}"));
+        machine
+    }
+
+    fn program(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Installs Redis, which is missing.
+    fn install(&self) -> Child {
+        let mut install = Command::new(root().join("integration-tests/install"));
+        install.arg("redis").env_clear().env("PATH", self.0.path()).env("CALLS", self.program("calls"));
+        install.env("MACHINE", self.0.path()).stderr(Stdio::piped()).spawn().expect("it starts")
+    }
+
+    /// The calls of `apt-get`, one a line.
+    fn calls(&self) -> String {
+        fs::read_to_string(self.program("calls")).expect("calls")
+    }
+}
+
+/// Another user's `apt-get update` holds a lock for which no option of apt waits.
+#[test]
+fn an_installation_waits_for_a_lock_of_apt() {
+    let machine = Machine::with(
+        "[ \"$(wc -l <\"$CALLS\")\" -le 2 ] || exit 0\n\
+         echo 'E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)' >&2\nexit 100\n",
+    );
+    let ended = machine.install().wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success() && said.contains("another program installs packages"), "{said}");
+    assert_eq!(machine.calls(), "install\ninstall\ninstall\n");
+}
+
+#[test]
+fn an_installation_does_not_repeat_what_fails_without_a_lock() {
+    let machine = Machine::with("echo 'E: Unable to locate package redis-server' >&2\nexit 100\n");
+    let ended = machine.install().wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success() && said.contains("Unable to locate"), "{said}");
+    assert_eq!(machine.calls(), "install\nupdate\n");
+}
+
+/// The one that ends first would take the policy away by which the other's services do not start.
+#[test]
+fn of_two_installations_at_once_the_second_waits_and_finds_nothing_missing() {
+    let machine = Machine::with("read -r _ <\"$MACHINE/go\" && ln -s id \"$MACHINE/redis-server\"\n");
+    said(Command::new("mkfifo").arg(machine.program("go")));
+    // Opened for both, so that neither side waits for the other.
+    let mut go = fs::File::options().read(true).write(true).open(machine.program("go")).expect("a pipe");
+    let begin = || {
+        let mut install = machine.install();
+        let (mut errors, mut line) = (BufReader::new(install.stderr.take().expect("a pipe")), String::new());
+        errors.read_line(&mut line).expect("a line");
+        (install, errors, line)
+    };
+    let (mut first, _first_errors, line) = begin();
+    assert_eq!(line, "installing redis-server\n");
+    let (mut second, _second_errors, line) = begin();
+    assert!(line.contains("another run installs"), "{line}");
+    go.write_all(b"go\n").expect("written");
+    assert!(first.wait().expect("it ends").success() && second.wait().expect("it ends").success());
+    assert_eq!(machine.calls(), "install\n");
 }
 
 /// The drivers in tests would follow what the shell of a developer says to them.
