@@ -23,7 +23,7 @@ help: ## List these targets
 rust:
 	@CARGO='$(CARGO)' tools/rust-version
 
-stores: rust ## Install what is missing of PostgreSQL, etcd and RabbitMQ
+stores: rust ## Install what is missing of PostgreSQL, etcd, RabbitMQ and a C compiler
 	@integration-tests/install
 
 test-programs: rust ## Install what is missing of these, and of what only tests and benchmarks call

@@ -84,8 +84,12 @@ impl Machine {
 
     /// Installs Redis, which is missing.
     fn install(&self) -> Child {
+        self.install_what("redis")
+    }
+
+    fn install_what(&self, what: &str) -> Child {
         let mut install = Command::new(root().join("integration-tests/install"));
-        install.arg("redis").env_clear().env("PATH", self.0.path()).env("CALLS", self.program("calls"));
+        install.arg(what).env_clear().env("PATH", self.0.path()).env("CALLS", self.program("calls"));
         install.env("MACHINE", self.0.path()).stderr(Stdio::piped()).spawn().expect("it starts")
     }
 
@@ -115,6 +119,24 @@ fn an_installation_does_not_repeat_what_fails_without_a_lock() {
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(!ended.status.success() && said.contains("Unable to locate"), "{said}");
     assert_eq!(machine.calls(), "install\nupdate\n");
+}
+
+/// At least etcd is missing too.
+#[test]
+fn the_compiler_that_a_build_needs_is_installed_with_the_stores() {
+    let machine = Machine::with("echo \" $* \" >\"$MACHINE/asked\"\n");
+    let asked = || {
+        let ended = machine.install_what("stores").wait_with_output().expect("it ends");
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        fs::read_to_string(machine.program("asked")).expect("it asks")
+    };
+    let without = asked();
+    assert!(without.contains(" gcc ") && without.contains(" libc6-dev "), "{without}");
+    for (crt1, is_missing) in [("crt1.o", true), ("/usr/lib/crt1.o", false)] {
+        write_program(&machine.program("cc"), &format!("#!/bin/sh\necho {crt1}\n"));
+        let with = asked();
+        assert!(!with.contains(" gcc ") && with.contains(" libc6-dev ") == is_missing, "{with}");
+    }
 }
 
 /// The one that ends first would take the policy away by which the other's services do not start.
