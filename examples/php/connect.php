@@ -13,8 +13,8 @@ function channel(): AMQPChannel
     $config = new AMQPConnectionConfig();
     $config->setHost($url['host']);
     $config->setPort($url['port'] ?? 5672);
-    $config->setUser(urldecode($url['user'] ?? 'guest'));
-    $config->setPassword(urldecode($url['pass'] ?? 'guest'));
-    $config->setVhost(urldecode(substr($url['path'] ?? '', 1)) ?: '/');
+    $config->setUser(rawurldecode($url['user'] ?? 'guest'));
+    $config->setPassword(rawurldecode($url['pass'] ?? 'guest'));
+    $config->setVhost(rawurldecode(substr($url['path'] ?? '', 1)) ?: '/');
     return AMQPConnectionFactory::create($config)->channel();
 }
