@@ -52,11 +52,6 @@ impl Buckets {
         }
     }
 
-    /// The moment at which the first interval begins that has a task.
-    pub(super) fn first(&self) -> Option<UnixMicros> {
-        self.0.keys().next().map(|number| start(*number))
-    }
-
     /// The moment at which each interval begins, and its tasks, earliest first. That of `until` is the last one. Of
     /// intervals that are counted together, one task counts for the first, and all others for the last: such tasks
     /// rarely come due at once.

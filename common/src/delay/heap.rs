@@ -11,6 +11,10 @@ use crate::{
 /// Tasks that have been due for longer are counted together: when each of them was due decides nothing.
 const LONG_AGO: Duration = Duration::from_secs(60);
 
+/// Tasks to claim leave this part of a full heap to other entries. A rescue comes due now, and so after each task of a
+/// backlog: a heap that is full of those would turn it away.
+const PART_OF_OTHERS: usize = 16;
+
 /// Why a row needs a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WakeKind {
@@ -38,16 +42,20 @@ pub struct Entry {
 /// without harm, because the claim checks the row. An entry takes about 70 bytes. Each 8 ms with a task to claim take
 /// some 30 more. Those of more than a minute ago are counted together when their count is asked for.
 ///
-/// A full heap drops its latest entry to make room for an earlier one. [`Self::complete_until`] then returns the
-/// moment from which entries may be missing. The preloader reads that part again once there is room.
+/// A full heap drops its latest entry to make room for an earlier one. For entries that are no tasks to claim, up to a
+/// sixteenth of the budget, it drops the latest task to claim instead, however early that is due.
+/// [`Self::complete_until`] then returns the moment from which entries may be missing. The preloader reads that part
+/// again once there is room.
 #[derive(Clone, Debug)]
 pub struct DelayHeap {
     budget: usize,
     /// The entries by slot; a free slot keeps its last entry.
     slots: Vec<Entry>,
     free: Vec<u32>,
-    /// Every taken slot, ordered by the moment it is due.
-    order: BTreeSet<(UnixMicros, u32)>,
+    /// The slots of tasks to claim, ordered by the moment they are due.
+    claim_order: BTreeSet<(UnixMicros, u32)>,
+    /// Those of all other entries.
+    other_order: BTreeSet<(UnixMicros, u32)>,
     index: SlotIndex,
     /// How many tasks to claim are due when.
     claims: Buckets,
@@ -64,7 +72,8 @@ impl DelayHeap {
             budget: budget.clamp(1, most),
             slots: Vec::new(),
             free: Vec::new(),
-            order: BTreeSet::new(),
+            claim_order: BTreeSet::new(),
+            other_order: BTreeSet::new(),
             index: SlotIndex::default(),
             claims: Buckets::default(),
             complete_until: None,
@@ -78,30 +87,38 @@ impl DelayHeap {
         if let Some(slot) = self.slot_of(entry.id) {
             return self.advance(slot, entry);
         }
-        if self.order.len() >= self.budget && !self.make_room(entry.wake_at) {
+        if self.len() >= self.budget && !self.make_room(entry) {
             return;
         }
         let slot = self.occupy(entry);
-        self.order.insert((entry.wake_at, slot));
+        self.list(slot, entry);
         let slots = &self.slots;
         self.index.insert(slot, |slot| slots[slot as usize].id);
     }
 
     /// The moment at which the next entry is due.
     pub fn next_due(&self) -> Option<UnixMicros> {
-        self.order.first().map(|(wake_at, _)| *wake_at)
+        self.first().map(|(wake_at, _)| wake_at)
     }
 
     /// Removes the entries that are due at `until`, earliest first, at most `max` of them.
     pub fn pop_due(&mut self, until: UnixMicros, max: usize) -> Vec<Entry> {
         let mut due = Vec::new();
         while due.len() < max
-            && let Some((wake_at, slot)) = self.order.first().copied()
+            && let Some((wake_at, slot)) = self.first()
             && wake_at <= until
         {
             due.push(self.vacate(slot));
         }
         due
+    }
+
+    /// Removes the entries that are due at `until` and are no tasks to claim, earliest first, at most `max` of them.
+    /// Tasks to claim stay.
+    pub fn pop_others(&mut self, until: UnixMicros, max: usize) -> Vec<Entry> {
+        let due = self.other_order.range(..=(until, u32::MAX));
+        let slots: Vec<u32> = due.map(|(_, slot)| *slot).take(max).collect();
+        slots.into_iter().map(|slot| self.vacate(slot)).collect()
     }
 
     /// The moments of the tasks to claim that are due at `until`, earliest first.
@@ -121,9 +138,7 @@ impl DelayHeap {
 
     /// When the first task to claim is due, if it is at `until` or before.
     fn first_claim(&self, until: UnixMicros) -> Option<UnixMicros> {
-        let from = self.claims.first().filter(|from| *from <= until)?;
-        let mut due = self.order.range((from, 0)..=(until, u32::MAX));
-        due.find(|(_, slot)| self.slots[*slot as usize].kind == WakeKind::Claim).map(|(wake_at, _)| *wake_at)
+        self.claim_order.first().map(|(wake_at, _)| *wake_at).filter(|wake_at| *wake_at <= until)
     }
 
     /// Removes the tasks to claim that are due at `until`, earliest first, at most `max` of them. Other entries stay.
@@ -138,16 +153,18 @@ impl DelayHeap {
         if from >= until {
             return Vec::new();
         }
-        let latest = self.order.range((from, u32::MAX)..=(until, u32::MAX)).rev();
-        let claims = latest.filter(|(_, slot)| self.slots[*slot as usize].kind == WakeKind::Claim);
-        let slots: Vec<u32> = claims.map(|(_, slot)| *slot).take(max).collect();
+        let latest = self.claim_order.range((from, u32::MAX)..=(until, u32::MAX)).rev();
+        let slots: Vec<u32> = latest.map(|(_, slot)| *slot).take(max).collect();
         slots.into_iter().map(|slot| self.vacate(slot)).collect()
     }
 
-    /// Looks at no entry that is due after `until`.
     fn claim_slots(&self, until: UnixMicros) -> impl Iterator<Item = (UnixMicros, u32)> {
-        let due = self.order.iter().copied().take_while(move |(wake_at, _)| *wake_at <= until);
-        due.filter(|(_, slot)| self.slots[*slot as usize].kind == WakeKind::Claim)
+        self.claim_order.range(..=(until, u32::MAX)).copied()
+    }
+
+    /// The place of the next entry of any kind.
+    fn first(&self) -> Option<(UnixMicros, u32)> {
+        [self.claim_order.first(), self.other_order.first()].into_iter().flatten().min().copied()
     }
 
     /// Removes the entry of that id.
@@ -159,18 +176,19 @@ impl DelayHeap {
     /// Removes every entry of these shards. Looks at all entries.
     pub fn drop_shards(&mut self, shards: &[ShardId]) {
         let of_shard = |(_, slot): &(UnixMicros, u32)| shards.contains(&self.slots[*slot as usize].id.shard());
-        let slots: Vec<u32> = self.order.iter().filter(|place| of_shard(place)).map(|(_, slot)| *slot).collect();
+        let order = self.claim_order.iter().chain(&self.other_order);
+        let slots: Vec<u32> = order.filter(|place| of_shard(place)).map(|(_, slot)| *slot).collect();
         for slot in slots {
             self.vacate(slot);
         }
     }
 
     pub fn len(&self) -> usize {
-        self.order.len()
+        self.claim_order.len() + self.other_order.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.order.is_empty()
+        self.len() == 0
     }
 
     /// The moment up to which the heap is complete. Every entry that was pushed since [`Self::reopen`] and wakes
@@ -196,39 +214,49 @@ impl DelayHeap {
         if entry.wake_at > known.wake_at || entry == known {
             return;
         }
-        self.order.remove(&(known.wake_at, slot));
-        self.order.insert((entry.wake_at, slot));
+        self.unlist(slot, known);
         self.slots[slot as usize] = entry;
-        self.uncount(known);
-        self.count(entry);
+        self.list(slot, entry);
     }
 
-    fn count(&mut self, entry: Entry) {
+    fn list(&mut self, slot: u32, entry: Entry) {
         if entry.kind == WakeKind::Claim {
             self.claims.add(entry.wake_at);
         }
+        self.order_of(entry.kind).insert((entry.wake_at, slot));
     }
 
-    fn uncount(&mut self, entry: Entry) {
+    /// Returns whether the entry was listed.
+    fn unlist(&mut self, slot: u32, entry: Entry) -> bool {
         if entry.kind == WakeKind::Claim {
             self.claims.remove(entry.wake_at);
         }
+        self.order_of(entry.kind).remove(&(entry.wake_at, slot))
     }
 
-    /// Pushes the latest entry out if it is later than `wake_at`. Either way an entry is missing from now on.
-    fn make_room(&mut self, wake_at: UnixMicros) -> bool {
-        let (latest, slot) = *self.order.last().expect("a full heap has a last entry");
-        let missing = latest.max(wake_at);
+    const fn order_of(&mut self, kind: WakeKind) -> &mut BTreeSet<(UnixMicros, u32)> {
+        if matches!(kind, WakeKind::Claim) { &mut self.claim_order } else { &mut self.other_order }
+    }
+
+    /// Pushes an entry out in favour of `entry`: the latest one if it is later, or a task to claim while the others
+    /// have no more than their part. Returns whether it did. Either way an entry is missing from now on.
+    fn make_room(&mut self, entry: Entry) -> bool {
+        let is_other = entry.kind != WakeKind::Claim;
+        let others = self.other_order.len() + usize::from(is_other);
+        let have_room = others <= self.budget / PART_OF_OTHERS;
+        let (claim, other) = (self.claim_order.last().copied(), self.other_order.last().copied());
+        let last = claim.filter(|_| have_room).or_else(|| claim.max(other));
+        let (latest, slot) = last.expect("a full heap has a last entry");
+        let stays = (is_other && have_room) || entry.wake_at < latest;
+        let missing = if stays { latest } else { entry.wake_at };
         self.complete_until = Some(self.complete_until.map_or(missing, |earlier| earlier.min(missing)));
-        let earlier = wake_at < latest;
-        if earlier {
+        if stays {
             self.vacate(slot);
         }
-        earlier
+        stays
     }
 
     fn occupy(&mut self, entry: Entry) -> u32 {
-        self.count(entry);
         if let Some(slot) = self.free.pop() {
             self.slots[slot as usize] = entry;
             return slot;
@@ -243,14 +271,13 @@ impl DelayHeap {
     }
 
     fn vacate(&mut self, slot: u32) -> Entry {
+        let entry = self.slots[slot as usize];
+        let listed = self.unlist(slot, entry);
         let slots = &self.slots;
-        let entry = slots[slot as usize];
-        let listed = self.order.remove(&(entry.wake_at, slot));
         let indexed = self.index.remove(entry.id, |slot| slots[slot as usize].id);
         assert!(listed && indexed == Some(slot), "order and index name the same entries");
-        self.uncount(entry);
         self.free.push(slot);
-        if self.order.is_empty() {
+        if self.is_empty() {
             self.shrink();
         }
         entry

@@ -6,6 +6,9 @@
 //! oldest keep their half, so none of them starves. Facebook's "adaptive LIFO" treats requests alike (Maurer, "Fail at
 //! Scale", ACM Queue 2015).
 //!
+//! A backlog may take minutes. Rescues and deadlines come due behind all of it, but a row that waits for one holds up
+//! its queue: the place of a limit, or the next task of an order. So some leave beside the oldest tasks to claim.
+//!
 //! For the same reason the overdue may not fill the window. A part of it stays free for tasks that come due now.
 
 #[cfg(test)]
@@ -70,7 +73,10 @@ pub fn take(heap: &mut DelayHeap, reach: Reach, room: Room) -> Vec<Entry> {
     if !is_overdue && !reach.is_crowd {
         return earliest(heap, reach, room.overdue);
     }
-    let mut entries = earliest(heap, reach, room.overdue.min(room.most.div_ceil(2)));
+    let oldest = room.overdue.min(room.most.div_ceil(2));
+    let others = heap.pop_others(reach.until, oldest / 2);
+    let mut entries = earliest(heap, reach, oldest - others.len());
+    entries.extend(others);
     let left = room.overdue - entries.len();
     entries.extend(heap.pop_latest_claims(reach.on_time_after(), reach.claims_until, room.most - entries.len()));
     let left = left.min(room.most - entries.len());

@@ -108,6 +108,19 @@ fn the_latest_tasks_to_claim_come_out_first_and_other_entries_stay() {
 }
 
 #[test]
+fn other_entries_come_out_past_older_tasks_to_claim_that_stay() {
+    let mut heap = heap(10, &[(10, 1), (20, 2), (40, 4)]);
+    let others = [(30, 3, WakeKind::Rescue), (50, 5, WakeKind::Deadline), (60, 6, WakeKind::Look)];
+    let [rescue, deadline, look] = others.map(|(at, number, kind)| Entry { kind, ..claim(at, number) });
+    for entry in [look, rescue, deadline] {
+        heap.push(entry);
+    }
+    assert_eq!(heap.pop_others(at(60), 1), [rescue]);
+    assert_eq!(heap.pop_others(at(59), 9), [deadline]);
+    assert_eq!(drained(&mut heap), [10, 20, 40, 60]);
+}
+
+#[test]
 fn an_id_is_in_once_at_its_earliest_moment() {
     let mut heap = heap(10, &[(20, 1), (30, 1), (10, 1), (15, 1)]);
     assert_eq!(heap.len(), 1);
@@ -132,6 +145,23 @@ fn a_full_heap_keeps_the_earliest_and_says_from_when_on_it_is_incomplete() {
         assert_eq!((heap.len(), heap.complete_until()), (3, Some(at(complete_until))));
     }
     assert_eq!(drained(&mut heap), [5, 10, 15]);
+}
+
+#[test]
+fn a_full_heap_drops_tasks_to_claim_for_later_rescues_that_are_few() {
+    let budget = u16::try_from(2 * PART_OF_OTHERS).unwrap();
+    let claims: Vec<(i64, u16)> = (0..budget).map(|number| (i64::from(number), number)).collect();
+    let mut heap = heap(budget.into(), &claims);
+    let rescue = |number: u16| Entry { kind: WakeKind::Rescue, ..claim(100 + i64::from(number), number) };
+    for (number, complete_until) in [(40, 31), (41, 30), (42, 30)] {
+        heap.push(rescue(number));
+        assert_eq!((heap.len(), heap.complete_until()), (budget.into(), Some(at(complete_until))));
+    }
+    heap.push(claim(5, 50));
+    heap.push(claim(35, 51));
+    assert_eq!(heap.pop_others(UnixMicros::LAST, 9), [rescue(40), rescue(41)], "no task to claim took their place");
+    assert_eq!(heap.complete_until(), Some(at(29)));
+    assert_eq!(drained(&mut heap).len(), 30);
 }
 
 #[test]
@@ -258,7 +288,7 @@ fn walked(heap: &DelayHeap) -> Vec<(UnixMicros, usize)> {
 type Change = (u8, i64, u16, usize);
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {
-    prop::collection::vec((0..9_u8, -50..50_i64, 0..40_u16, 0..4_usize), 0..200)
+    prop::collection::vec((0..10_u8, -50..50_i64, 0..40_u16, 0..4_usize), 0..200)
 }
 
 fn change(heap: &mut DelayHeap, (step, moment, number, more): Change, unit_micros: i64) {
@@ -269,7 +299,8 @@ fn change(heap: &mut DelayHeap, (step, moment, number, more): Change, unit_micro
         4 => drop(heap.pop_due(until, more)),
         5 => drop(heap.pop_claims(until, more)),
         6 => drop(heap.pop_latest_claims(at(8 * unit_micros), until, more)),
-        7 => assert!(heap.remove(id(number)).is_none_or(|removed| removed.id == id(number))),
+        7 => drop(heap.pop_others(until, more)),
+        8 => assert!(heap.remove(id(number)).is_none_or(|removed| removed.id == id(number))),
         _ => heap.drop_shards(&[ShardId::new(number % 3)]),
     }
 }
@@ -300,6 +331,27 @@ proptest! {
             let counted: usize = heap.claims.until(UnixMicros::LAST).map(|(_, tasks)| tasks).sum();
             prop_assert_eq!(counted, heap.claims_until(UnixMicros::LAST).count());
         }
+    }
+
+    #[test]
+    fn a_full_heap_tells_from_when_on_it_is_incomplete_and_keeps_the_first_few_other_entries(
+        budget in 1..60_usize,
+        pushed in prop::collection::vec((0..50_i64, 0..4_usize), 0..200),
+    ) {
+        let kinds = [WakeKind::Claim, WakeKind::Claim, WakeKind::Claim, WakeKind::Rescue];
+        let entry = |(number, (wake_at, kind)): (u16, &(i64, usize))| {
+            Entry { kind: kinds[*kind], ..claim(*wake_at, number) }
+        };
+        let entries: Vec<Entry> = (0..).zip(&pushed).map(entry).collect();
+        let mut heap = DelayHeap::new(budget);
+        entries.iter().for_each(|entry| heap.push(*entry));
+        prop_assert_eq!(heap.len(), entries.len().min(budget));
+        let complete_until = heap.complete_until().unwrap_or(UnixMicros::LAST);
+        let are_others = entries.iter().filter(|entry| entry.kind != WakeKind::Claim).count();
+        let kept = heap.pop_due(UnixMicros::LAST, usize::MAX);
+        prop_assert!(entries.iter().all(|entry| entry.wake_at >= complete_until || kept.contains(entry)));
+        let others = kept.iter().filter(|entry| entry.kind != WakeKind::Claim).count();
+        prop_assert!(others >= are_others.min(budget / PART_OF_OTHERS));
     }
 
     #[test]
