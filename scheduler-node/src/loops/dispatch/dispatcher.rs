@@ -7,6 +7,7 @@
 //! belong to the ready starter. If it stops, nothing of this database comes due on this node.
 
 mod ahead;
+mod batch;
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -18,7 +19,7 @@ use common::{
     delay::{
         ClaimSize, Lead,
         heap::{Entry, WakeKind},
-        turn::{self, Reach, Room},
+        turn::{Reach, Room},
     },
     ids::TaskId,
     time::UnixMicros,
@@ -30,6 +31,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::batch::Batch;
 use super::claims::ClaimHandler;
 use crate::{
     broker::{Broker, BrokerState},
@@ -52,6 +54,10 @@ const CLAIMS_IN_FLIGHT: usize = 4;
 /// A claim of a crowd holds so many of these places while the database is slow. Two such claims keep it busy: one is on
 /// its way while the other runs.
 const PLACES_OF_A_SLOW_CLAIM: u32 = 2;
+
+/// Parts of a crowd's deadlines and rescues under way that hold no place of a claim. They share the connections of the
+/// claims.
+const OTHERS_IN_FLIGHT: usize = 1;
 
 /// Statements that look at waiting tasks under way. They share the connections of the claims and must leave most of
 /// them.
@@ -98,34 +104,6 @@ enum Turn {
     SleepUntil(Instant),
 }
 
-/// Entries that left the heap together, this far ahead at most.
-#[derive(Debug)]
-struct Batch {
-    entries: Vec<Entry>,
-    ahead: Duration,
-    /// Whether they fill a claim, and all the room for overdue tasks.
-    is_full: bool,
-    /// How many of them a claim takes.
-    each: usize,
-    /// How many places a claim holds.
-    places: u32,
-}
-
-impl Batch {
-    /// The parts that it is handed out in, each with the places that it holds. `most`: the most entries of a part.
-    /// Deadlines wait for their moments, so those of a crowd, and its rescues, hold one place beside its claims.
-    fn into_parts(mut self, most: usize) -> VecDeque<(Vec<Entry>, u32)> {
-        if self.places == 1 && self.entries.len() <= self.each {
-            return VecDeque::from([(self.entries, 1)]);
-        }
-        let others = self.entries.extract_if(.., |entry| entry.kind != WakeKind::Claim).collect();
-        let others = turn::divide(others, most, most).into_iter().map(|part| (part, 1));
-        let (places, claims) = (self.places, turn::divide(self.entries, self.each, most));
-        let claims = claims.into_iter().map(|part| (part, places));
-        claims.chain(others).filter(|(part, _)| !part.is_empty()).collect()
-    }
-}
-
 #[derive(Clone, Debug)]
 pub struct Dispatcher<S = Arc<Database>> {
     pub claims: ClaimHandler<S>,
@@ -145,6 +123,7 @@ pub struct Dispatcher<S = Arc<Database>> {
 impl<S: Statements> Dispatcher<S> {
     pub async fn run(mut self, stop: CancellationToken) {
         let claims = Arc::new(Semaphore::new(CLAIMS_IN_FLIGHT));
+        let others = Arc::new(Semaphore::new(OTHERS_IN_FLIGHT));
         let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
         let asks = Arc::new(Semaphore::new(ASKS_IN_FLIGHT));
         let mut children = JoinSet::new();
@@ -169,6 +148,7 @@ impl<S: Statements> Dispatcher<S> {
                     // Looks that were put back must not make the loop spin.
                     let is_full = self.begin_looks(&mut batch, &looks, &mut children) && batch.is_full;
                     self.begin_ask(&mut batch, &asks, &mut children);
+                    self.begin_others(&mut batch, &others, &mut children);
                     if batch.entries.is_empty() {
                         tokio::time::sleep(BETWEEN_CLAIMS).await;
                         continue;
@@ -301,6 +281,24 @@ impl<S: Statements> Dispatcher<S> {
             }
         }
         tokio::join!(self.claim(claims, ahead), self.rescue(rescues), self.deadlines(deadlines));
+    }
+
+    /// Takes deadlines and rescues out of a crowd, as far as they have places of their own. Deadlines wait for their
+    /// moments, and would keep a place from its claims. Those that are left hold one beside the claims.
+    fn begin_others(&self, batch: &mut Batch, places: &Arc<Semaphore>, children: &mut JoinSet<()>) {
+        while batch.is_divided()
+            && let Ok(place) = Arc::clone(places).try_acquire_owned()
+        {
+            let others = batch.take_others(self.pace.batch);
+            if others.is_empty() {
+                return;
+            }
+            let (this, ahead, work) = (self.clone(), batch.ahead, at_work());
+            children.spawn(async move {
+                this.wake(others, ahead).await;
+                drop((work, place));
+            });
+        }
     }
 
     /// Takes the looks at waiting tasks out of a batch. A look may take seconds, so it holds no place of a claim. Looks

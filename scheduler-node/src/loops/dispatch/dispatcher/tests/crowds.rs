@@ -89,6 +89,21 @@ async fn no_claim_begins_once_the_broker_is_blocked_or_the_shard_is_released() {
     }
 }
 
+#[tokio::test]
+async fn deadlines_and_rescues_of_a_crowd_hold_no_place_of_a_claim_while_they_have_one_of_their_own() {
+    let loops = Loops::new().await;
+    let dispatcher = with_a_crowd(&loops).await;
+    let of = |kind| Entry { wake_at: UnixMicros::FIRST, id: fixture::fresh_id_of(ShardId::new(0)), kind };
+    loops.database().owned_shards.offer([WakeKind::Deadline, WakeKind::Rescue].map(of));
+    let Turn::Wake(mut batch) = dispatcher.turn() else { panic!("they are due") };
+    let others = |batch: &Batch| batch.entries.iter().filter(|entry| entry.kind != WakeKind::Claim).count();
+    let (mut children, all) = (JoinSet::new(), batch.entries.len());
+    dispatcher.begin_others(&mut batch, &Arc::new(Semaphore::new(0)), &mut children);
+    assert_eq!((children.len(), others(&batch), batch.entries.len()), (0, 2, all), "they go with the claims");
+    dispatcher.begin_others(&mut batch, &Arc::new(Semaphore::new(1)), &mut children);
+    assert_eq!((children.len(), others(&batch), batch.entries.len()), (1, 0, all - 2));
+}
+
 /// Deadlines wait for their moments.
 #[test]
 fn deadlines_and_rescues_of_a_crowd_hold_one_place_beside_its_claims() {
