@@ -161,6 +161,12 @@ impl OwnedShards {
         self.state.lock().in_doubt.iter().copied().filter(|id| id.shard() == shard).collect()
     }
 
+    /// Rescues all tasks in doubt at once. Their moments are far ahead after the database's clock was set back.
+    pub fn rescue_doubts(&self) {
+        self.state.lock().offer_doubts(|_| true);
+        self.heap_changed.notify_one();
+    }
+
     /// The epoch since which all claims of a shard are this node's own.
     pub fn own_since(&self, shard: ShardId) -> Option<Epoch> {
         self.state.lock().owned.get(&shard).map(|owned| owned.own_since)

@@ -131,6 +131,8 @@ impl<S: Statements> Preloader<S> {
         if self.horizon.follow(now) {
             self.behind.clear();
             self.unread.set_back(now);
+            // A read brings back all others at the times of their rows. A claimed row wakes much later.
+            self.database.owned_shards.rescue_doubts();
         }
         self.follow_nudges(now).await?;
         let owned = self.database.owned_shards.claimable_shards();

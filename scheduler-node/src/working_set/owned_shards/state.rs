@@ -145,7 +145,8 @@ impl State {
         if self.claimable(shard) {
             self.claimable = None;
             self.adopted.insert(shard);
-            self.offer_doubts(shard);
+            // They were in doubt when its claims stopped.
+            self.offer_doubts(|one| one == shard);
         }
     }
 
@@ -183,10 +184,10 @@ impl State {
         }
     }
 
-    /// Rescues the tasks of a shard that were in doubt when its claims stopped, at once: their pauses are forgotten.
-    pub(super) fn offer_doubts(&mut self, shard: ShardId) {
+    /// Rescues the tasks in doubt of shards at once: their pauses are forgotten.
+    pub(super) fn offer_doubts(&mut self, is_of: impl Fn(ShardId) -> bool) {
         seeded!(DoubtForgotten, return);
-        let ids: Vec<TaskId> = self.in_doubt.iter().copied().filter(|id| id.shard() == shard).collect();
+        let ids: Vec<TaskId> = self.in_doubt.iter().copied().filter(|id| is_of(id.shard())).collect();
         for id in ids {
             self.offer(Entry { wake_at: UnixMicros::FIRST, id, kind: WakeKind::Rescue });
         }

@@ -443,6 +443,19 @@ async fn what_the_former_owner_left_claimed_is_taken_over_beside_a_shard_that_ca
 }
 
 #[tokio::test]
+async fn a_task_in_doubt_is_rescued_at_once_when_the_clock_was_set_back() {
+    let mut reads = Reads::new().await;
+    assert!(reads.finds(0).await, "the first read is done");
+    let owned_shards = Arc::clone(&reads.preloader.database.owned_shards);
+    let ahead = fixture::now(&reads.test.pool).await.plus(HORIZON);
+    assert!(!reads.preloader.horizon.follow(ahead), "the clock goes on");
+    owned_shards.end_unknown([fixture::fresh_id_of(SHARD)], ahead);
+    assert_eq!(owned_shards.next_due(), Some(ahead));
+    reads.preloader.activate().await.unwrap();
+    assert_eq!(owned_shards.next_due(), Some(UnixMicros::FIRST));
+}
+
+#[tokio::test]
 async fn what_the_former_owner_claimed_long_ago_comes_up_with_what_is_overdue() {
     let mut reads = Reads::new().await;
     reads.write_overdue(1, 1).await;
