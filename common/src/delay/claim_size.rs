@@ -9,7 +9,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-use super::quickest::Quickest;
+use super::{part_size::PartSize, quickest::Quickest};
 
 /// A claim's tasks take so long. Others come due within their lead meanwhile, which is longer.
 const MOMENT: Duration = Duration::from_millis(25);
@@ -27,12 +27,14 @@ pub struct ClaimSize {
     quickest: Quickest,
     /// What a task of a claim takes.
     each: Duration,
+    /// The bound of claims and rescues of any tasks.
+    pub part: PartSize,
 }
 
 impl ClaimSize {
     /// Claims of at most so many tasks.
     pub fn new(most: usize) -> Self {
-        Self { most, quickest: Quickest::default(), each: Duration::ZERO }
+        Self { most, quickest: Quickest::default(), each: Duration::ZERO, part: PartSize::default() }
     }
 
     /// Records how long a claim of so many tasks took.
@@ -46,11 +48,20 @@ impl ClaimSize {
 
     /// Whether full claims lately took longer than a moment: more of them at a time would only wait for one another.
     pub fn is_slow(&self) -> bool {
-        self.most() < self.most
+        self.within_a_moment() < self.most
     }
 
-    /// The most tasks of the next claim.
+    /// The most tasks of the next claim of a crowd.
     pub fn most(&self) -> usize {
+        self.within_a_moment().min(self.in_time())
+    }
+
+    /// The most tasks of the next claim or rescue, so that its answer comes in time.
+    pub fn in_time(&self) -> usize {
+        self.part.most(self.most)
+    }
+
+    fn within_a_moment(&self) -> usize {
         let quick = MOMENT.as_nanos().checked_div(self.each.as_nanos()).and_then(|tasks| usize::try_from(tasks).ok());
         quick.map_or(self.most, |quick| quick.clamp(LEAST.min(self.most), self.most))
     }

@@ -184,6 +184,11 @@ impl Error {
         self.sqlstate().as_deref() == Some("57014")
     }
 
+    /// Whether no answer came, in time or at all.
+    pub const fn is_unanswered(&self) -> bool {
+        self.source.is_none()
+    }
+
     /// Whether the server refused the statement because its time window was not open (`duetime.out_of_time` in SQL), or
     /// because of another serialization failure. [`Self::is_out_of_time`] is the statement timeout.
     pub fn is_outside_window(&self) -> bool {

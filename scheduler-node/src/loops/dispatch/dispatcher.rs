@@ -8,6 +8,7 @@
 
 mod ahead;
 mod batch;
+mod size;
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -19,7 +20,7 @@ use common::{
     delay::{
         ClaimSize, Lead,
         heap::{Entry, WakeKind},
-        turn::{Reach, Room},
+        turn::Reach,
     },
     ids::TaskId,
     time::UnixMicros,
@@ -32,7 +33,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::batch::Batch;
-use super::claims::ClaimHandler;
+use super::claims::{ClaimHandler, note_end};
 use crate::{
     broker::{Broker, BrokerState},
     clock,
@@ -181,7 +182,7 @@ impl<S: Statements> Dispatcher<S> {
         stop: &CancellationToken,
     ) {
         let ahead = batch.ahead;
-        let mut parts = batch.into_parts(self.pace.batch);
+        let mut parts = batch.into_parts(self.most());
         while let Some((_, holds)) = parts.front() {
             let held = stop.run_until_cancelled(Arc::clone(places).acquire_many_owned(*holds)).await;
             let may_claim = !stop.is_cancelled() && self.broker.borrow().takes_messages();
@@ -229,7 +230,7 @@ impl<S: Statements> Dispatcher<S> {
         let Some(at) = at else { return Turn::SleepUntil(longest) };
         let ahead = self.ahead(at);
         // A crowd leaves in several claims together, which then have few shards each.
-        let (each, at_once, places) = if ahead.is_crowd { self.of_a_crowd() } else { (self.pace.batch, 1, 1) };
+        let (each, at_once, places) = if ahead.is_crowd { self.of_a_crowd() } else { (self.most(), 1, 1) };
         let most = each * at_once;
         let room = self.room(most);
         let begins = ahead.first_claim.is_some_and(|due| due <= at.plus(ahead.begin()));
@@ -255,18 +256,6 @@ impl<S: Statements> Dispatcher<S> {
         Turn::SleepUntil(self.next_look(now, &ahead).min(longest))
     }
 
-    /// How many tasks of a crowd a claim takes, how many claims leave together, and how many places each holds.
-    fn of_a_crowd(&self) -> (usize, usize, u32) {
-        let size = self.size.lock();
-        let places = if size.is_slow() { PLACES_OF_A_SLOW_CLAIM } else { 1 };
-        (size.most(), CLAIMS_IN_FLIGHT / places as usize, places)
-    }
-
-    /// The room for up to `most` entries.
-    fn room(&self, most: usize) -> Room {
-        Room::of(self.pace.window, self.claims.database.owned_shards.in_flight(), most)
-    }
-
     /// Wakes each kind of entry in its own way. Entries that are not handed on are no longer in flight.
     async fn wake(&self, entries: Vec<Entry>, ahead: Duration) {
         let mut claims = Vec::new();
@@ -289,7 +278,7 @@ impl<S: Statements> Dispatcher<S> {
         while batch.is_divided()
             && let Ok(place) = Arc::clone(places).try_acquire_owned()
         {
-            let others = batch.take_others(self.pace.batch);
+            let others = batch.take_others(self.most());
             if others.is_empty() {
                 return;
             }
@@ -371,6 +360,7 @@ impl<S: Statements> Dispatcher<S> {
         let took = ended.saturating_duration_since(began);
         self.lead.lock().took(took, ended);
         self.size.lock().took(ids.len(), took, ended);
+        note_end(&mut self.size.lock().part, ids.len(), began, answer.as_ref().err());
         let answer = answer?;
         let written = answer.written();
         self.claims.received("due", ids, &fences, ahead, answer).await;
@@ -390,7 +380,10 @@ impl<S: Statements> Dispatcher<S> {
     /// Returns the tasks whose rows the rescue has written.
     async fn rescue_part(&self, ids: &[TaskId]) -> Result<Vec<TaskId>, Error> {
         let fences = self.claims.fences(ids);
-        let answer = self.claims.database.sql.task_rescue(ids, &fences).await?;
+        let began = clock::instant();
+        let answer = self.claims.database.sql.task_rescue(ids, &fences).await;
+        note_end(&mut self.size.lock().part, ids.len(), began, answer.as_ref().err());
+        let answer = answer?;
         let written = answer.written();
         self.claims.received("rescue", ids, &fences, Duration::ZERO, answer).await;
         Ok(written)

@@ -40,7 +40,7 @@ pub use self::progress::QueueProgress;
 
 use self::{doubt::Doubt, reads::Reads};
 use super::{
-    claims::{ClaimHandler, TRY_AGAIN},
+    claims::{ClaimHandler, TRY_AGAIN, note_end},
     dispatcher::Pace,
 };
 use crate::{
@@ -229,7 +229,8 @@ impl<S: Statements> ReadyStarter<S> {
 
     /// The most tasks that may be started now, as far as memory knows; otherwise when to ask again.
     fn most(&self, queue: &Queue, progress: &mut QueueProgress, now: Instant) -> Result<usize, Instant> {
-        let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
+        let most = progress.size.most(self.pace.batch);
+        let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(most);
         if queue.paused {
             // A paused queue is not tried, so its old failures must not keep other queues out of the log.
             progress.failing = Default::default();
@@ -372,6 +373,7 @@ impl<S: Statements> ReadyStarter<S> {
             Err(error) if is_refusal(&error) => self.pick_apart(&pick).await?,
             Err(error) => (Vec::new(), Some(error)),
         };
+        note_end(&mut progress.size, wanted.iter().sum(), sent, error.as_ref());
         let has_turned = answers.iter().any(|(claimed, _)| claimed.turned);
         let mut taken = [0; LEVELS];
         let mut last_walks = None;

@@ -12,7 +12,7 @@ use lapin::{BasicProperties, options::QueuePurgeOptions};
 use super::*;
 use crate::{
     broker::{AmqpSettings, BrokerMetrics, Login, tests::bench::Bench},
-    loops::tests::{DELIVER, LONG, Loops, POISON, until},
+    loops::tests::{DELIVER, LONG, Loops, POISON, ids_of, until},
     store::{PoolKind, depend::Succeeded, tests::fixture},
     supervise::spawn_child,
 };
@@ -273,6 +273,19 @@ async fn at_each_change(loops: &Loops, what: &str) {
              FOR EACH STATEMENT EXECUTE FUNCTION duetime.slow()"
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(trigger)).execute(&loops.test.pool).await.unwrap();
+}
+
+/// As with payloads that are large, over a slow way.
+#[tokio::test]
+async fn tasks_whose_claim_or_rescue_runs_out_of_its_time_come_again_in_smaller_parts() {
+    for kind in [WakeKind::Claim, WakeKind::Rescue] {
+        let loops = Loops::new().await;
+        let ids = if kind == WakeKind::Claim { loops.three(|_| ()).await } else { loops.claimed().await };
+        at_each_change(&loops, &FIVE_AT_A_TIME.replace("> 5", "> 1")).await;
+        let (mut dispatches, stop) = loops.dispatch(kind, &ids);
+        assert_eq!(ids_of(&mut dispatches, ids.len()).await, ids.into());
+        stop.cancel();
+    }
 }
 
 /// For [`at_each_change`]: a statement that changes more than five tasks runs out of its time.

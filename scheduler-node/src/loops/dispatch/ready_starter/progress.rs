@@ -1,6 +1,7 @@
 //! The state of a queue between two looks: where its walks ended, and what else the next look has to know.
 
 use common::{
+    delay::PartSize,
     priority::{LEVELS, Levels},
     task::rate::Bucket,
     time::UnixMicros,
@@ -21,6 +22,8 @@ pub struct QueueProgress {
     pub(super) doubt: Option<Doubt>,
     /// When the first of the tasks comes due that the last walks found too early to be started.
     pub(super) comes_due: Option<UnixMicros>,
+    /// The most tasks of a pick.
+    pub(super) size: PartSize,
     /// The looks that failed.
     pub(super) failing: Failing,
 }

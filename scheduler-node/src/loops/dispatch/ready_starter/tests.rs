@@ -14,7 +14,7 @@ use common::{
 
 use super::{progress::LaneStart, *};
 use crate::{
-    loops::tests::{Loops, ids_of},
+    loops::tests::{Loops, ids_of, until},
     store::{
         PoolKind,
         lane::LaneEnd,
@@ -161,6 +161,33 @@ async fn a_queue_whose_look_ran_out_of_time_rests_for_as_long_as_that_took() {
         let at = try_again_at(&error, began);
         assert_eq!(at >= began + LONGEST_REST * 2, code == "query_canceled", "an outage asks for no rest");
     }
+}
+
+/// As with payloads that are large, over a slow way.
+#[tokio::test]
+async fn tasks_whose_pick_runs_out_of_its_time_are_started_in_smaller_parts() {
+    let loops = Loops::new().await;
+    let ids = loops.limited().await;
+    let one_at_a_time = "
+        CREATE FUNCTION duetime.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF (SELECT count(*) FROM written) > 1 THEN
+                RAISE EXCEPTION 'more than one takes too long' USING ERRCODE = 'query_canceled';
+            END IF;
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER slow AFTER UPDATE ON duetime.task REFERENCING NEW TABLE AS written
+            FOR EACH STATEMENT EXECUTE FUNCTION duetime.slow()";
+    sqlx::raw_sql(one_at_a_time).execute(&loops.test.pool).await.unwrap();
+    let (claims, mut dispatches) = loops.claims();
+    let starter = loops.ready_starter(claims);
+    // A pick passes a row by whose failed write is not rolled back yet.
+    until(|| async {
+        starter.look(&QueueName::new(LIMITED), true).await;
+        let started = "SELECT count(*) FROM duetime.task WHERE state = 'dispatching'";
+        sqlx::query_scalar::<_, i64>(started).fetch_one(&loops.test.pool).await.unwrap() == 3
+    })
+    .await;
+    assert_eq!(ids_of(&mut dispatches, ids.len()).await, ids.into());
 }
 
 #[tokio::test]
