@@ -252,6 +252,22 @@ fn a_burst_has_more_under_way_while_the_broker_is_quick_and_less_while_it_is_slo
 }
 
 #[test]
+fn a_burst_has_more_under_way_with_each_round_also_where_a_round_takes_longer_than_a_second() {
+    let (mut outbox, mut now) = (Outbox::default(), Instant::now());
+    let slow = FORGOTTEN_AFTER * 3 / 2;
+    add(&mut outbox, 100 * MOST, now);
+    let mut out: VecDeque<usize> = leave(&mut outbox, now).into();
+    let mut rounds = vec![outbox.under_way];
+    for _ in 0..8 {
+        now += slow;
+        let answers = out.len();
+        under_way_after(&mut outbox, &mut out, (answers, slow), now);
+        rounds.push(outbox.under_way);
+    }
+    assert!(rounds[0] == FIRST && rounds[8] >= MOST, "{rounds:?}");
+}
+
+#[test]
 fn a_window_that_no_small_lane_shares_grows_while_the_broker_is_slow_too() {
     let (mut window, began) = (Window::default(), Instant::now());
     let answered = |window: &mut Window, now| {

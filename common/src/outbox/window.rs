@@ -106,7 +106,12 @@ impl Window {
     pub(super) fn answered(&mut self, messages: usize, took: Duration, now: Instant) {
         let has_waited = took > self.quickest.with(took, now) + LONGEST_WAIT;
         if !self.is_in_use(now) {
-            return;
+            // Where the broker takes longer than a use counts, no lane had a chance to wait for room meanwhile.
+            let was_in_use = now.checked_sub(took).is_some_and(|sent_at| self.is_in_use(sent_at));
+            if !was_in_use {
+                return;
+            }
+            self.used_at = Some(now);
         }
         let is_shared = self.shared_at.is_some_and(|at| is_recent(at, now));
         let most = if has_waited && is_shared { LEAST } else { MOST };
