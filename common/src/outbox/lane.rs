@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    BATCHES_PER_LANE, Dispatch, ENOUGH, HOLD, MESSAGES_PER_BATCH, SILENT_AFTER,
+    BATCHES_PER_LANE, Dispatch, ENOUGH, FEW_BATCHES, HOLD, MESSAGES_PER_BATCH, QUIET_AFTER, SILENT_AFTER,
     window::{BUSY, is_recent},
 };
 use crate::{ids::DatabaseIndex, time::UnixMicros};
@@ -84,11 +84,19 @@ impl Lane {
         self.later.first_key_value().map(|((at, _), _)| *at)
     }
 
+    /// The most batches that it may have out; `are_many`: whether all lanes have many. If it has as many, its messages
+    /// gather until one of them ends.
+    pub(super) fn most_batches(&self, are_many: bool, now: Instant) -> usize {
+        let is_quiet = |at: Instant| now.saturating_duration_since(at) >= QUIET_AFTER;
+        if are_many || self.heard_at.is_some_and(is_quiet) { FEW_BATCHES } else { BATCHES_PER_LANE }
+    }
+
     /// Whether the lane may send another batch, of `most` messages; `has_room`: whether there is room for it among
-    /// those of all lanes. A lane that must wait for others has a batch out, whose end is the next chance.
-    pub(super) fn may_send(&self, has_room: bool, most: usize) -> bool {
+    /// those of all lanes; `batches`: the most that it may have out. A lane that must wait for others has a batch out,
+    /// whose end is the next chance.
+    pub(super) fn may_send(&self, has_room: bool, most: usize, batches: usize) -> bool {
         let has_share = has_room || self.under_way < most;
-        self.waits() && self.batches < BATCHES_PER_LANE && has_share
+        self.waits() && self.batches < batches && has_share
     }
 
     /// Whether a message stands ready.

@@ -30,6 +30,17 @@ use crate::{
 /// Batches of one lane under way at a time: enough to keep the broker busy, few enough to leave channels to others.
 const BATCHES_PER_LANE: usize = 16;
 
+/// Batches under way of a lane that is quiet, or while all lanes have [`MANY_BATCHES`]. Each holds a channel until the
+/// broker has confirmed it, or for half a minute. So many full ones fill the window: with more, no lane is quicker.
+const FEW_BATCHES: usize = window::BATCHES;
+
+/// A lane is quiet when none of its batches has ended for so long. A busy broker takes some tens of milliseconds, and a
+/// slow one ends batches as often as they left.
+const QUIET_AFTER: Duration = Duration::from_millis(250);
+
+/// With so many batches of all lanes, half of the channels are taken. The others are left to lanes that have few.
+const MANY_BATCHES: usize = 128;
+
 /// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
 const MESSAGES_PER_BATCH: usize = 256;
 
@@ -65,6 +76,8 @@ pub struct Outbox {
     waiting: usize,
     /// The messages of all lanes that stand ready for a batch. While one is due and not in a batch, this is not 0.
     ready: usize,
+    /// The batches of all lanes.
+    batches: usize,
     /// The messages of all lanes in batches.
     under_way: usize,
     /// Those of them that lanes without an answer have. They take no room from other lanes.
@@ -94,11 +107,13 @@ impl Outbox {
         let came = lane.make_ready(self.window.ready(), now);
         self.ready += came;
         self.rate.count(came, now);
-        let (most, has_room) = (self.window.batch(), self.has_room(now));
+        let (most, has_room, are_many) = (self.window.batch(), self.has_room(now), self.batches >= MANY_BATCHES);
         let lane = self.lanes.get_mut(queue)?;
+        let batches = lane.most_batches(are_many, now);
         let held_until = lane.held_until(now).filter(|until| now < *until && self.rate.is_of_many(now));
-        if held_until.is_none() && lane.may_send(has_room, most) {
+        if held_until.is_none() && lane.may_send(has_room, most, batches) {
             let batch = lane.take_batch(most, now);
+            self.batches += 1;
             self.ready -= batch.len();
             self.waiting -= batch.len();
             self.under_way += batch.len();
@@ -130,6 +145,7 @@ impl Outbox {
     /// Ends a batch of so many messages. A lane that has nothing more to send is forgotten. `took`: how long the broker
     /// took for it, if it has confirmed a message.
     pub fn ended(&mut self, queue: &QueueName, messages: usize, took: Option<Duration>, now: Instant) {
+        self.batches -= 1;
         self.under_way -= messages;
         if let Some(took) = took {
             self.window.answered(messages, took, now);

@@ -85,11 +85,11 @@ fn a_lane_has_a_batch_out_whatever_the_others_have_and_more_while_there_is_room(
         (lane.ready, lane.batches, lane.under_way) = ([dispatch("orders", Instant::now())].into(), batches, under_way);
         lane
     };
-    assert!(lane(0, 0).may_send(false, 16));
-    assert!(!lane(1, 16).may_send(false, 16));
-    assert!(lane(1, 16).may_send(true, 16));
-    assert!(!lane(BATCHES_PER_LANE, BATCHES_PER_LANE).may_send(true, 16), "it leaves channels to others");
-    assert!(!Lane::default().may_send(true, 16), "it has nothing to send");
+    assert!(lane(0, 0).may_send(false, 16, 4));
+    assert!(!lane(1, 16).may_send(false, 16, 4));
+    assert!(lane(1, 16).may_send(true, 16, 4));
+    assert!(!lane(4, 4).may_send(true, 16, 4), "it leaves channels to others");
+    assert!(!Lane::default().may_send(true, 16, 4), "it has nothing to send");
 }
 
 #[test]
@@ -350,6 +350,57 @@ fn a_lane_without_an_answer_takes_room_from_others_for_a_second() {
     assert_eq!(batches(later), BUSY - BUSY / BATCHES, "the silent lane counts no more");
     outbox.ended(&orders(), BUSY / BATCHES, None, later);
     assert_eq!((outbox.silent, outbox.under_way), (BUSY / BATCHES, 2 * BUSY - BUSY / BATCHES));
+}
+
+/// The messages of each batch of so many messages, one each so often, and when the last one came due.
+fn one_each(outbox: &mut Outbox, every: Duration, messages: u32, began: Instant) -> (Vec<usize>, Instant) {
+    let mut batches = Vec::new();
+    for number in 0..messages {
+        add(outbox, 1, began + every * number);
+        batches.extend(leave(outbox, began + every * number));
+    }
+    (batches, began + every * (messages - 1))
+}
+
+#[test]
+fn the_messages_of_a_lane_from_which_nothing_ends_gather_and_its_batches_stay_few() {
+    for (batches, every) in [(FEW_BATCHES, QUIET_AFTER / 2), (10, QUIET_AFTER / 10)] {
+        let (mut outbox, began) = (Outbox::default(), Instant::now());
+        let (left, now) = one_each(&mut outbox, every, 15, began);
+        assert_eq!(left, vec![1; batches], "it sends freely for a moment");
+        end(&mut outbox, 1, now - began, now);
+        assert_eq!(leave(&mut outbox, now), [15 - batches], "what has gathered leaves together");
+    }
+}
+
+#[test]
+fn a_lane_of_a_slow_broker_that_ends_batches_as_often_as_they_leave_sends_each_message_at_once() {
+    let (mut outbox, began) = (Outbox::default(), Instant::now());
+    let every = QUIET_AFTER / 5;
+    one_each(&mut outbox, every, 5, began);
+    for number in 5..50 {
+        let now = began + every * number;
+        end(&mut outbox, 1, every * 5, now);
+        add(&mut outbox, 1, now);
+        assert_eq!(leave(&mut outbox, now), [1], "{number}");
+    }
+}
+
+#[test]
+fn while_all_lanes_have_many_batches_out_each_has_few() {
+    let (mut outbox, now) = (Outbox::default(), Instant::now());
+    let mut batches_of = |lane: usize| {
+        let queue = QueueName::new(format!("lane-{lane}"));
+        let mut sends = || {
+            outbox.add(dispatch(queue.as_str(), now));
+            outbox.next_batch(&queue, now).is_some()
+        };
+        (0..2 * BATCHES_PER_LANE).filter(|_| sends()).count()
+    };
+    for lane in 0..MANY_BATCHES / BATCHES_PER_LANE {
+        assert_eq!(batches_of(lane), BATCHES_PER_LANE);
+    }
+    assert_eq!(batches_of(99), FEW_BATCHES);
 }
 
 #[test]
