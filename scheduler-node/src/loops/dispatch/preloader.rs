@@ -5,6 +5,7 @@
 //! due beyond the horizon.
 
 mod behind;
+mod found;
 mod reads;
 mod round;
 mod unread;
@@ -24,20 +25,20 @@ use common::{
         rest,
     },
     ids::{Epoch, ShardId},
-    task::TaskState,
     time::UnixMicros,
 };
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, due, full},
+    behind::{Behind, KEYS_PER_SHARD, MOST_KEYS_OF_A_SHARD, due},
+    found::Found,
     reads::{KeyRange, is_unreadable},
     unread::{SHORTEST_REST, Unread},
 };
 use crate::{
     clock,
     metrics::Metrics,
-    store::{Database, Error, Fault, Statements, preload::Key},
+    store::{Database, Error, Fault, Statements},
     supervise::at_work,
     working_set::{database::NodeDatabase, failures::Failures},
 };
@@ -156,22 +157,22 @@ impl<S: Statements> Preloader<S> {
                 self.database.owned_shards.reopen();
             }
             let swept: &[ShardId] = if seeded!(NoSweeper) && window.pass != ReadKind::Ahead { &[] } else { &owned };
-            let keys = match window.after {
+            let found = match window.after {
                 None => {
-                    let keys = self.read_all(swept, window.until, now).await?;
+                    let found = self.read_all(swept, window.until, now).await?;
                     self.unread.end_full_read();
-                    keys
+                    found
                 }
                 Some(after) => self.read_or_lately(swept, KeyRange::new(after, window.until), now).await?,
             };
             if window.pass != ReadKind::Ahead {
-                self.tell_overdue(overdue(&keys, now).max(self.unread.overdue(now)));
+                self.tell_overdue(found.overdue(now).max(self.unread.overdue(now)));
             }
-            self.note_behind(&keys, window.pass == ReadKind::Repair, now);
-            let earliest = keys.iter().map(|key| key.wake_at).min();
-            let found = ReadResult { earliest, complete_until: self.database.owned_shards.complete_until() };
+            self.note_behind(&found, window.pass == ReadKind::Repair, now);
+            let complete_until = self.database.owned_shards.complete_until();
+            let result = ReadResult { earliest: found.earliest, complete_until };
             let ended = self.database.sql.clock().at(clock::instant()).unwrap_or(now);
-            self.horizon.note(window, found, now, ended);
+            self.horizon.note(window, result, now, ended);
             if window.pass != ReadKind::Ahead {
                 self.read_about_now(swept, ended).await?;
             }
@@ -191,8 +192,8 @@ impl<S: Statements> Preloader<S> {
 
     /// Notes shards that filled their part of a read and so have more. A repair repeats older reads, so it sets no
     /// shard back.
-    fn note_behind(&mut self, keys: &[Key], is_repair: bool, now: UnixMicros) {
-        for (shard, last) in full(keys, KEYS_PER_SHARD) {
+    fn note_behind(&mut self, found: &Found, is_repair: bool, now: UnixMicros) {
+        for (shard, last) in found.full(KEYS_PER_SHARD) {
             let behind = self.behind.entry(shard).or_insert_with(|| Behind::new(last, now));
             if last < behind.from && !is_repair {
                 *behind = behind.set_back(last, now);
@@ -228,9 +229,9 @@ impl<S: Statements> Preloader<S> {
             let range = KeyRange { from: behind.from, until: now.plus(self.reach.horizon), most: behind.keys };
             let asked = clock::instant();
             match self.ask(&[shard], range, now).await {
-                Ok(keys) => {
-                    match full(&keys, behind.keys).remove(&shard) {
-                        Some(last) => self.behind.insert(shard, behind.read_on(last, now)),
+                Ok(found) => {
+                    match found.full(behind.keys).next() {
+                        Some((_, last)) => self.behind.insert(shard, behind.read_on(last, now)),
                         None => self.behind.remove(&shard),
                     };
                     self.note_readable(shard);
@@ -288,9 +289,9 @@ impl<S: Statements> Preloader<S> {
         let shards: Vec<ShardId> = adopted.keys().copied().collect();
         self.behind.retain(|shard, _| !adopted.contains_key(shard));
         self.unread.note_unread_since(&shards, now);
-        let keys = self.read_all(&shards, now.plus(self.reach.horizon), now).await?;
+        let found = self.read_all(&shards, now.plus(self.reach.horizon), now).await?;
         tracing::debug!(database = %self.database.name(), shards = shards.len(), "adopted shards are loaded");
-        self.note_behind(&keys, false, now);
+        self.note_behind(&found, false, now);
         Ok(true)
     }
 
@@ -343,34 +344,7 @@ impl<S: Statements> Preloader<S> {
     }
 }
 
-/// How far behind the oldest claimable task is.
-fn overdue(keys: &[Key], now: UnixMicros) -> Duration {
-    oldest_claimable(keys).map_or(Duration::ZERO, |oldest| now.since(oldest))
-}
-
-/// When the oldest claimable task was to wake. Only tasks that wait for their due time count: deadlines and rescues
-/// have their own times.
-fn oldest_claimable(keys: &[Key]) -> Option<UnixMicros> {
-    keys.iter().filter(|key| key.state == TaskState::Scheduled).map(|key| key.wake_at).min()
-}
-
 #[cfg(test)]
 mod tests {
     mod reads;
-
-    use super::*;
-    use common::ids::TaskId;
-
-    #[test]
-    fn overdue_is_what_waits_for_its_moment_and_missed_it() {
-        let key = |state, wake_at| {
-            let id = TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(0));
-            Key { id, wake_at: UnixMicros::new(wake_at), state, claim_epoch: None }
-        };
-        let now = UnixMicros::new(10);
-        let others = [key(TaskState::Delivered, 1), key(TaskState::Dispatching, 2), key(TaskState::Scheduled, 12)];
-        assert_eq!(overdue(&others, now), Duration::ZERO);
-        let late = [key(TaskState::Scheduled, 7), key(TaskState::Scheduled, 4)];
-        assert_eq!(overdue(&late, now), Duration::from_micros(6));
-    }
 }

@@ -4,8 +4,6 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{ids::ShardId, time::UnixMicros};
 
-use crate::store::preload::Key;
-
 /// The most keys that one read takes of one shard: bounds the answer while a million are overdue.
 pub(super) const KEYS_PER_SHARD: i64 = 2_000;
 
@@ -56,35 +54,12 @@ pub(super) fn due(behind: &BTreeMap<ShardId, Behind>, now: UnixMicros) -> Vec<(S
     due
 }
 
-/// The shards that filled their part of a read and may have more, each with the last moment read. Beyond that
-/// moment the read is incomplete.
-pub(super) fn full(keys: &[Key], most: i64) -> BTreeMap<ShardId, UnixMicros> {
-    let mut counts: BTreeMap<ShardId, (i64, UnixMicros)> = BTreeMap::new();
-    for key in keys {
-        let count = counts.entry(key.id.shard()).or_insert((0, key.wake_at));
-        *count = (count.0 + 1, count.1.max(key.wake_at));
-    }
-    counts.into_iter().filter(|(_, (count, _))| *count >= most).map(|(shard, (_, last))| (shard, last)).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use common::{ids::TaskId, task::TaskState};
-
     use super::*;
 
     fn at_ms(millis: i64) -> UnixMicros {
         UnixMicros::new(millis * 1_000)
-    }
-
-    #[test]
-    fn a_shard_that_filled_its_part_is_behind_from_its_last_moment_on() {
-        let key = |shard, wake_at| {
-            let id = TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(shard));
-            Key { id, wake_at: at_ms(wake_at), state: TaskState::Scheduled, claim_epoch: None }
-        };
-        let keys = [key(1, 5), key(1, 7), key(2, 9)];
-        assert_eq!(full(&keys, 2), BTreeMap::from([(ShardId::new(1), at_ms(7))]));
     }
 
     #[test]

@@ -11,10 +11,10 @@ use common::{
     time::UnixMicros,
 };
 
-use super::{LATELY, Preloader, SHARDS_AT_ONCE, behind::KEYS_PER_SHARD, oldest_claimable};
+use super::{LATELY, Preloader, SHARDS_AT_ONCE, behind::KEYS_PER_SHARD, found::Found};
 use crate::{
     clock,
-    store::{Error, Fault, Statements, preload::Key},
+    store::{Error, Fault, Statements},
 };
 
 /// A joint read that fails because of one shard is split for this long; then its shards are left to single reads.
@@ -50,17 +50,12 @@ fn first(now: UnixMicros) -> UnixMicros {
 }
 
 impl<S: Statements> Preloader<S> {
-    pub(super) async fn read(
-        &mut self,
-        shards: &[ShardId],
-        range: KeyRange,
-        now: UnixMicros,
-    ) -> Result<Vec<Key>, Error> {
-        let mut keys = Vec::new();
+    pub(super) async fn read(&mut self, shards: &[ShardId], range: KeyRange, now: UnixMicros) -> Result<Found, Error> {
+        let mut found = Found::default();
         for part in shards.chunks(SHARDS_AT_ONCE) {
-            keys.extend(self.read_part(part, range, now).await?);
+            found.add(self.read_part(part, range, now).await?);
         }
-        Ok(keys)
+        Ok(found)
     }
 
     /// Reads the keys of `shards` from the first task on. That takes too long for shards with very many overdue tasks,
@@ -71,8 +66,8 @@ impl<S: Statements> Preloader<S> {
         shards: &[ShardId],
         until: UnixMicros,
         now: UnixMicros,
-    ) -> Result<Vec<Key>, Error> {
-        let (mut keys, mut lately_passes) = (Vec::new(), true);
+    ) -> Result<Found, Error> {
+        let (mut found, mut lately_passes) = (Found::default(), true);
         // Where joint reads have run out of time before, single reads have shown since what was overdue. A shard that
         // none has reached counts for too little: nothing tells it from one that is slow and follows what comes due.
         let since = if self.unread.joint_reads_time_out() { now } else { now.minus(self.may_be_overdue()) };
@@ -81,7 +76,7 @@ impl<S: Statements> Preloader<S> {
                 match self.read_part(part, KeyRange::new(first(now), until), now).await {
                     Err(error) if error.is_out_of_time() => {}
                     read => {
-                        keys.extend(read?);
+                        found.add(read?);
                         self.unread.read_together(part);
                         continue;
                     }
@@ -95,7 +90,7 @@ impl<S: Statements> Preloader<S> {
                 match self.read_part(part, KeyRange::new(now.minus(LATELY), until), now).await {
                     Err(error) if error.is_out_of_time() => self.warn_of_slowness(part.len()),
                     read => {
-                        keys.extend(read?);
+                        found.add(read?);
                         continue;
                     }
                 }
@@ -104,7 +99,7 @@ impl<S: Statements> Preloader<S> {
             }
             self.unread.note_unread_since(part, since);
         }
-        Ok(keys)
+        Ok(found)
     }
 
     /// Makes single reads from the first task on of the shards that are left to them.
@@ -125,13 +120,13 @@ impl<S: Statements> Preloader<S> {
             let took = clock::instant().saturating_duration_since(asked);
             passed = clock::instant().saturating_duration_since(began);
             match read {
-                Ok(keys) => {
+                Ok(found) => {
                     let was_slow = self.unread.joint_reads_time_out();
-                    self.unread.read(shard, took, oldest_claimable(&keys));
+                    self.unread.read(shard, took, found.oldest_claimable);
                     if was_slow && !self.unread.joint_reads_time_out() {
                         tracing::info!(database = %self.database.name(), "shards are read together again");
                     }
-                    self.note_behind(&keys, false, now);
+                    self.note_behind(&found, false, now);
                     self.note_readable(shard);
                 }
                 Err(error) if error.is_out_of_time() => {
@@ -164,9 +159,9 @@ impl<S: Statements> Preloader<S> {
         let mut read_at = None;
         for (range, is_all) in [(lately, true), (due, true), (KeyRange { from: since_last_turn, ..due }, false)] {
             match self.ask(&[shard], range, now).await {
-                Ok(keys) => {
+                Ok(found) => {
                     // It repeats what it read before, as a repair does.
-                    self.note_behind(&keys, true, now);
+                    self.note_behind(&found, true, now);
                     read_at = is_all.then_some(now);
                     break;
                 }
@@ -185,7 +180,7 @@ impl<S: Statements> Preloader<S> {
         shards: &[ShardId],
         range: KeyRange,
         now: UnixMicros,
-    ) -> Result<Vec<Key>, Error> {
+    ) -> Result<Found, Error> {
         let lately = now.minus(LATELY);
         match self.read(shards, range, now).await {
             Err(error) if error.is_out_of_time() && range.from < lately => {
@@ -203,9 +198,9 @@ impl<S: Statements> Preloader<S> {
         shards: &[ShardId],
         range: KeyRange,
         now: UnixMicros,
-    ) -> Result<Vec<Key>, Error> {
+    ) -> Result<Found, Error> {
         let readable = self.unread.readable(shards);
-        let (mut keys, mut parts) = (Vec::new(), vec![&readable[..]]);
+        let (mut found, mut parts) = (Found::default(), vec![&readable[..]]);
         let began = clock::instant();
         while let Some(part) = parts.pop() {
             if part.is_empty() {
@@ -213,7 +208,7 @@ impl<S: Statements> Preloader<S> {
             }
             let asked = clock::instant();
             match self.ask(part, range, now).await {
-                Ok(found) => keys.extend(found),
+                Ok(more) => found.add(more),
                 Err(error) if is_unreadable(&error) => {
                     let has_time = clock::instant().saturating_duration_since(began) < SPLIT_WITHIN;
                     match part {
@@ -233,11 +228,11 @@ impl<S: Statements> Preloader<S> {
                 }
             }
         }
-        Ok(keys)
+        Ok(found)
     }
 
     /// Reads keys into the heap by one statement, whatever its shards.
-    pub(super) async fn ask(&self, shards: &[ShardId], range: KeyRange, now: UnixMicros) -> Result<Vec<Key>, Error> {
+    pub(super) async fn ask(&self, shards: &[ShardId], range: KeyRange, now: UnixMicros) -> Result<Found, Error> {
         let keys = self.database.sql.task_preload(shards, range.from, range.until, range.most).await?;
         #[cfg(feature = "failpoints")]
         let keys = super::watermark::above(keys);
@@ -255,7 +250,7 @@ impl<S: Statements> Preloader<S> {
             };
             Some(Entry { wake_at, id: key.id, kind })
         }));
-        Ok(keys)
+        Ok(Found::of(&keys))
     }
 
     /// Notes that a single read of a shard has passed. It may have keys behind them that cannot be read, or others that
