@@ -9,6 +9,7 @@ mod forget;
 mod gauges;
 mod key_order;
 mod looks;
+mod read;
 mod refuse;
 #[cfg(test)]
 mod tests;
@@ -20,7 +21,7 @@ use std::{
 };
 
 use common::{
-    ids::{DatabaseName, QueueName, ShardId, TaskId},
+    ids::{DatabaseName, QueueName, TaskId},
     task::{NewTask, TaskState},
     wire::Problem,
 };
@@ -31,6 +32,7 @@ use self::{
     copied_queues::CopiedQueues,
     key_order::KeyOrder,
     looks::{LOOK_AGAIN, LOOK_EVERY, Left, MANY},
+    read::Unread,
     refuse::Aside,
 };
 use crate::{
@@ -42,8 +44,8 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Database, Error, Fault, StoreOp,
-        inbox::{CancelledRow, Collected, InboxRow, InboxScope, LeavingRow},
+        Database, Error, StoreOp,
+        inbox::{CancelledRow, Collected, LeavingRow},
         put::{PutOutcome, Retention},
     },
     supervise::at_work,
@@ -91,6 +93,8 @@ struct PassState {
     avoided: BTreeMap<DatabaseIndex, Instant>,
     /// Rows that the database neither moves nor marks as refused, or that are held, and those behind them.
     aside: BTreeMap<TaskId, Aside>,
+    /// Rows that could not be read alone. Between two tries they are among `aside`.
+    unread: BTreeMap<TaskId, Unread>,
     /// Whether the next read leaves out the rows of the inbox's own database. They failed, and may have filled the
     /// batch: the rows of other databases wait behind them.
     skips_own: bool,
@@ -230,42 +234,6 @@ impl SqlIntake {
             (true, false) => Left::FreshAfterMany,
             (true, true) => Left::More,
         })
-    }
-
-    /// Reads a batch of rows; if that fails, one row; if that fails too, only ids without their requests.
-    async fn read(&self, state: &PassState) -> Result<Vec<InboxRow>, Error> {
-        let fitness = self.fitness.borrow().clone();
-        let shares = self.databases.all().iter().map(|database| database.owned_shards.claimable_shards());
-        let owned: Vec<ShardId> = shares.flat_map(|shards| shards.to_vec()).collect();
-        let map = self.databases.places().load();
-        let reachable: Vec<ShardId> = self
-            .databases
-            .indexed()
-            .filter(|(index, database)| {
-                let is_left_out = state.avoided.contains_key(index) || (state.skips_own && *index == self.index);
-                fitness.is_fit(database.name()) && !is_left_out
-            })
-            .flat_map(|(index, _)| map.open(index))
-            .collect();
-        let aside: Vec<TaskId> = state.aside.keys().copied().collect();
-        let wanted = InboxScope {
-            owned: &owned,
-            reachable: &reachable,
-            others_after: OTHERS_AFTER,
-            most: BATCH,
-            aside: &aside,
-            known: self.books.load().revision(),
-        };
-        let one = InboxScope { most: 1, ..wanted };
-        // A server timeout counts as contention here: unpacking the requests may be what takes so long.
-        let again = |error: &Error| error.fault() != Fault::Outage;
-        match self.source().inbox_read(wanted).await {
-            Err(error) if again(&error) => match self.source().inbox_read(one).await {
-                Err(error) if again(&error) => self.source().inbox_ids(one).await,
-                read => read,
-            },
-            read => read,
-        }
     }
 
     /// Writes tasks to the database of their route. If the inbox is there too, one statement does it; otherwise they

@@ -7,7 +7,7 @@ use std::{
 };
 
 use common::{
-    ids::{QueueName, TaskId},
+    ids::{QueueName, ShardId, TaskId},
     task::NewTask,
     wire::Problem,
 };
@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The most rows that are left alone; beyond it the first of them are tried again. Each look sends their ids.
-const ASIDE_MOST: usize = 10_000;
+pub(super) const ASIDE_MOST: usize = 10_000;
 
 /// The most rows that are left alone because their queues cannot be read. The others stay at the head of the inbox.
 const UNKNOWN_MOST: usize = ASIDE_MOST / 2;
@@ -99,19 +99,28 @@ impl PassState {
     }
 
     /// Leaves those of `tasks` alone that were submitted after a held row with their key, until that one is tried
-    /// again: the last submission has to be the last one applied. Returns the others.
+    /// again: the last submission has to be the last one applied. A row that could not be read may have any key of its
+    /// shard. Returns the others.
     pub(super) fn leave_later(&mut self, tasks: Vec<NewTask>) -> Vec<NewTask> {
         let mut first_held: BTreeMap<&OwnedKey, (TaskId, Instant)> = BTreeMap::new();
+        let mut first_unread: BTreeMap<ShardId, (TaskId, Instant)> = BTreeMap::new();
         for (id, aside) in &self.aside {
             if let Some(key) = &aside.key {
                 first_held.entry(key).or_insert((*id, aside.until));
             }
+            if self.unread.contains_key(id) {
+                first_unread.entry(id.shard()).or_insert((*id, aside.until));
+            }
         }
         let (mut others, mut later) = (Vec::with_capacity(tasks.len()), Vec::new());
         for task in tasks {
-            match key_of(&task).and_then(|key| first_held.get(&key)) {
-                Some((held, until)) if *held < task.id => later.push((task.id, *until)),
-                _ => others.push(task),
+            let before = key_of(&task).and_then(|key| {
+                let before = [first_held.get(&key), first_unread.get(&task.id.shard())];
+                before.into_iter().flatten().find(|(id, _)| *id < task.id).copied()
+            });
+            match before {
+                Some((_, until)) => later.push((task.id, until)),
+                None => others.push(task),
             }
         }
         for (id, until) in later {

@@ -1,7 +1,8 @@
 mod forget;
+mod unread;
 
 use common::{
-    ids::Epoch,
+    ids::{Epoch, ShardId},
     queue::{Queue, QueueBook, QueuePolicy},
 };
 use futures::FutureExt;
