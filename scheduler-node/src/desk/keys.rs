@@ -11,22 +11,18 @@ use common::{
 };
 
 use super::Desk;
-use crate::store::{self, Database, rows::TaskRecord};
+use crate::store::{Database, rows::TaskRecord};
 
 impl Desk {
     /// The id of the newest task with this key. An unfinished task comes first, then the newest finished one
     /// that is still kept.
     pub(crate) async fn find(&self, queue: &str, partition_key: Option<&str>, key: &str) -> Result<TaskId, Problem> {
-        let (queue, places) = self.places_of(queue, partition_key, key).await?;
-        let find = |database: Arc<Database>| {
-            let queue = &queue;
-            async move { database.task_find(queue, partition_key, key).await }
-        };
-        let found = self.in_places(places, find).await?;
-        found.ok_or_else(|| no_task(&queue, partition_key, key))
+        self.read_by_key(queue, partition_key, key).await.map(|task| task.id)
     }
 
-    /// Reads the task that [`Self::find`] names.
+    /// Reads the task that [`Self::find`] names: in the present place of the key, and in the other one as far as its
+    /// database answers. A queue changes its placement only without unfinished tasks. So these are in one place, and it
+    /// is the other one if this node has not read the change yet. Unless it knows better, that database has to answer.
     pub(super) async fn read_by_key(
         &self,
         queue: &str,
@@ -34,12 +30,31 @@ impl Desk {
         key: &str,
     ) -> Result<TaskRecord, Problem> {
         let (queue, places) = self.places_of(queue, partition_key, key).await?;
-        let read = |database: Arc<Database>| {
-            let queue = &queue;
-            async move { database.task_read_key(queue, partition_key, key).await }
+        let key = (&queue, partition_key, key);
+        let found = self.read_in(places.present, key).await?;
+        let Some(other) = places.other.filter(|_| !found.as_ref().is_some_and(is_live)) else {
+            return found.ok_or_else(|| no_task(key));
         };
-        let found = self.in_places(places, read).await?;
-        found.ok_or_else(|| no_task(&queue, partition_key, key))
+        let is_present = self.read_changes().await && self.placement_of(&queue) == places.placement;
+        if is_present && let Some(finished) = found {
+            return Ok(finished);
+        }
+        let there = match self.read_in(other, key).await {
+            // No more than a finished task may be there.
+            Err(_) if is_present => None,
+            there => there?,
+        };
+        let newest = found.into_iter().chain(there).max_by_key(|task| (is_live(task), task.created_at));
+        newest.ok_or_else(|| no_task(key))
+    }
+
+    async fn read_in(
+        &self,
+        place: TaskId,
+        (queue, partition_key, key): TaskKey<'_>,
+    ) -> Result<Option<TaskRecord>, Problem> {
+        let read = |database: Arc<Database>| async move { database.task_read_key(queue, partition_key, key).await };
+        Ok(self.in_place(place, read, Option::is_none).await??)
     }
 
     /// Checks a business key. Returns it with its present place.
@@ -59,18 +74,9 @@ impl Desk {
         self.find(key.queue.as_str(), key.partition_key.as_deref(), &key.key).await
     }
 
-    /// Looks in the present place of a key, and then in the former one as far as its database answers.
-    async fn in_places<T, F>(&self, places: KeyPlaces, look: impl Fn(Arc<Database>) -> F) -> Result<Option<T>, Problem>
-    where
-        F: Future<Output = Result<Option<T>, store::Error>>,
-    {
-        let found = self.in_place(places.present, &look, Option::is_none).await??;
-        match places.former.filter(|_| found.is_none()) {
-            Some(former) => {
-                Ok(self.in_place(former, &look, Option::is_none).await.and_then(|found| Ok(found?)).ok().flatten())
-            }
-            None => Ok(found),
-        }
+    /// The placement of a queue, as far as this node knows.
+    fn placement_of(&self, queue: &QueueName) -> Placement {
+        self.parts().books.load().get(queue).policy.placement
     }
 
     /// Checks a business key. Returns its queue and the places of its tasks.
@@ -92,24 +98,26 @@ impl Desk {
             let shard = bound_to(&queue, placement, partition_key, Some(key), shard_count.into());
             TaskId::mint(uuid::Uuid::nil(), shard.expect("a key is bound to a shard"))
         };
-        let (present, other) = match self.parts().books.load().get(&queue).policy.placement {
-            Placement::Single => (Placement::Single, Placement::Spread),
-            Placement::Spread => (Placement::Spread, Placement::Single),
+        let placement = self.placement_of(&queue);
+        let other = match placement {
+            Placement::Single => Placement::Spread,
+            Placement::Spread => Placement::Single,
         };
-        let (present, former) = (place(present), place(other));
+        let (present, other) = (place(placement), place(other));
         // One database is searched as a whole.
         let database = |id: TaskId| self.parts().store.of(id.shard()).map(|database| database.name());
-        let former = Some(former).filter(|former| database(*former) != database(present));
-        Ok((queue, KeyPlaces { present, former }))
+        let other = Some(other).filter(|other| database(*other) != database(present));
+        Ok((queue, KeyPlaces { placement, present, other }))
     }
 }
 
 /// Ids in the shards where tasks with a key are.
 struct KeyPlaces {
+    placement: Placement,
+    /// Where they are with that placement.
     present: TaskId,
-    /// Where they were before the queue's placement changed: tasks that had finished stay there, and this node may
-    /// not have read the change yet.
-    former: Option<TaskId>,
+    /// Where they are with the other one: tasks that had finished before a change stay there.
+    other: Option<TaskId>,
 }
 
 /// A key that outlives its request.
@@ -127,7 +135,11 @@ impl PlacedKey {
     }
 }
 
-fn no_task(queue: &QueueName, partition_key: Option<&str>, key: &str) -> Problem {
+fn is_live(task: &TaskRecord) -> bool {
+    !task.state.is_final()
+}
+
+fn no_task((queue, partition_key, key): TaskKey<'_>) -> Problem {
     let of_partition = partition_key.map(|key| format!(" of partition `{key}`")).unwrap_or_default();
     Problem::not_found(format!("queue `{queue}` has no task with the key `{key}`{of_partition}"))
 }

@@ -81,6 +81,12 @@ impl Desk {
         self.read_unless(is_known, FAILURE_ANSWERS).await
     }
 
+    /// Reads the queues that have changed. Requests share reads, and failures a little longer. Returns whether this
+    /// node could read them.
+    pub(super) async fn read_changes(&self) -> bool {
+        self.read_unless(|| false, FAILURE_ANSWERS).await
+    }
+
     /// Whether this node knows the queues as of `revision` or later.
     pub(super) fn knows(&self, revision: i64) -> bool {
         self.parts().books.load().revision() >= revision
