@@ -4,6 +4,9 @@
 -- A task that waits for others is checked six hours later at the latest, however late it is due. The check after a
 -- success may have been lost with its node, and the success may be dropped after a day. The check comes at a random
 -- moment of the three hours before that, so that those of a burst do not come together.
+-- Only a task that is to be written is checked for a circle: the tasks before it may be thousands. One that takes the
+-- place of a waiting task is checked from the names alone that this one does not wait for. The others close no circle:
+-- whatever adds one of these edges holds the lock of the partition, as the caller does.
 -- A success that it has noted stays noted where nothing else is known of that name by now, as after a day. A dead task
 -- is kept for longer than that, so one that is all that is known may be older than the success.
 -- A task whose expiry has passed does not hold its key: a submission that finds it moves it to the archive first.
@@ -42,8 +45,7 @@ DECLARE
     v_superseded bigint := 0;
     v_met text[];
     v_rest text[];
-    v_loop text := CASE WHEN p_depends_on IS NOT NULL
-                        THEN duetime.depends_on_itself(p_queue, p_partition_key, p_key, p_depends_on) END;
+    v_loop text;
     v_state duetime.task_state := CASE WHEN p_depends_on IS NULL THEN 'scheduled' ELSE 'waiting' END;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended(v_name, 0));
@@ -137,8 +139,11 @@ BEGIN
                 outcome := 'busy';
             END IF;
         END IF;
-        IF outcome = 'replaced' AND v_loop IS NOT NULL THEN
-            outcome := v_loop;
+        IF outcome = 'replaced' AND p_depends_on IS NOT NULL THEN
+            outcome := coalesce(duetime.depends_on_itself(p_queue, p_partition_key, p_key, ARRAY(
+                SELECT unnest(p_depends_on)
+                EXCEPT
+                SELECT unnest(t.depends_on) FROM duetime.task AS t WHERE t.id = v_found.id AND t.state = 'waiting')), outcome);
         END IF;
         IF outcome = 'replaced' AND NOT duetime.task_lock(ARRAY[v_found.id]) THEN
             PERFORM set_config('duetime.busy_key', v_name, true);
@@ -176,6 +181,7 @@ BEGIN
         RETURN;
     END LOOP;
 
+    v_loop := CASE WHEN p_depends_on IS NOT NULL THEN duetime.depends_on_itself(p_queue, p_partition_key, p_key, p_depends_on) END;
     IF v_loop IS NOT NULL THEN
         RETURN QUERY SELECT v_loop, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
         RETURN;

@@ -217,66 +217,11 @@ async fn circles_are_refused_however_long() {
     assert_eq!(test.database.task_dependencies(c).await.unwrap()[0].key, "y");
 }
 
-/// Tasks `k1`, `k2` and so on, so many: each waits for the next, and the last for one that is not there.
-async fn chained(test: &TestDatabase, count: i32) {
-    let insert = sqlx::query(
-        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key, partition_key, depends_on)
-         SELECT gen_random_uuid(), 0, 'orders', 'waiting', now(), now(), '', 'x', 'k' || g, 'p', ARRAY['orders k' || g + 1]
-           FROM generate_series(1, $1) AS g",
-    );
-    insert.bind(count).execute(&test.pool).await.unwrap();
-    test.pool.execute("ANALYZE duetime.task").await.unwrap();
-}
-
-#[tokio::test]
-async fn a_circle_is_found_at_the_end_of_a_long_chain() {
-    let test = database().await;
-    chained(&test, 3_000).await;
-    assert_eq!(put(&test, &task("k3001", &["k1"])).await, PutOutcome::Cycle);
-    assert_eq!(put(&test, &task("k3001", &["x"])).await, PutOutcome::Created);
-}
-
-#[tokio::test]
-async fn a_chain_too_long_to_look_through_is_refused_where_it_could_be_a_circle() {
-    let test = database().await;
-    chained(&test, 10_001).await;
-    assert_eq!(put(&test, &task("free", &["k1"])).await, PutOutcome::Created, "no task waits for it");
-    for key in ["far", "near"] {
-        written(&test, "-", &[key]).await;
-    }
-    assert_eq!(put(&test, &task("far", &["k1"])).await, PutOutcome::Deep);
-    assert_eq!(put(&test, &task("near", &["k5000"])).await, PutOutcome::Created);
-}
-
 /// The rows of tasks that this connection has read in its transaction.
 pub(super) async fn tasks_read(connection: &mut PgConnection) -> i64 {
     let read = "SELECT coalesce(max(seq_tup_read + idx_tup_fetch), 0)::bigint
                   FROM pg_stat_xact_user_tables WHERE relid = 'duetime.task'::regclass";
     sqlx::query_scalar(read).fetch_one(connection).await.unwrap()
-}
-
-#[tokio::test]
-async fn a_long_chain_is_looked_through_only_for_a_task_that_another_one_waits_for() {
-    let test = database().await;
-    chained(&test, 3_000).await;
-    let other_partition = changed(task("-", &["free"]), |task| task.partition_key = Some("q".into()));
-    assert_eq!(put(&test, &other_partition).await, PutOutcome::Created);
-    let mut connection = test.pool.acquire().await.unwrap();
-    connection.execute("BEGIN").await.unwrap();
-    let mut before = tasks_read(&mut connection).await;
-    for (key, circle, rows) in [
-        (Some("free"), None, 100..=200),
-        (None, None, 100..=200),
-        (Some("k50"), Some("cycle"), 40..=200),
-        (Some("k3001"), Some("cycle"), 3_000..=4_000),
-    ] {
-        let look = sqlx::query_scalar("SELECT duetime.depends_on_itself('orders', 'p', $1, ARRAY['orders k1'])");
-        let found: Option<String> = look.bind(key).fetch_one(&mut *connection).await.unwrap();
-        let after = tasks_read(&mut connection).await;
-        assert_eq!(found.as_deref(), circle, "{key:?}");
-        assert!(rows.contains(&(after - before)), "{} rows for {key:?}", after - before);
-        before = after;
-    }
 }
 
 /// Submits `b`, which waits for `a`, while `a`, which waits for `b`, is not committed yet. `locked` says whether

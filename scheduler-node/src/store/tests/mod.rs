@@ -3,6 +3,7 @@
 mod application;
 mod audit;
 mod bulk;
+mod chain;
 mod change;
 mod claim;
 mod collect;
