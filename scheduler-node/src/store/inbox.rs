@@ -337,8 +337,14 @@ impl Database {
         self.returned_ids(StoreOp::ReceivedForget, statement).await.map(|gone| more(&gone))
     }
 
-    /// Writes `changed` into this database's copy of the queues, and deletes others from it.
-    pub async fn queue_copy(&self, changed: &[Arc<Queue>], deletion: CopyDeletion<'_>) -> Result<(), Error> {
+    /// Writes `changed` into this database's copy of the queues, and deletes others from it. What has changed since the
+    /// revision `known` stays.
+    pub async fn queue_copy(
+        &self,
+        changed: &[Arc<Queue>],
+        deletion: CopyDeletion<'_>,
+        known: i64,
+    ) -> Result<(), Error> {
         let (names, policies): (Vec<&str>, Vec<String>) = changed
             .iter()
             .map(|queue| (queue.name.as_str(), serde_json::to_string(&queue.policy).expect("a policy is JSON")))
@@ -348,8 +354,8 @@ impl Database {
             CopyDeletion::AllBut(named) => (named, true),
         };
         let named: Vec<&str> = named.iter().map(QueueName::as_str).collect();
-        let statement =
-            sqlx::query(include_str!("queries/queue_copy.sql")).bind(names).bind(policies).bind(named).bind(all_but);
+        let statement = sqlx::query(include_str!("queries/queue_copy.sql"));
+        let statement = statement.bind(names).bind(policies).bind(named).bind(all_but).bind(known);
         self.returned_ids(StoreOp::QueueCopy, statement).await.map(drop)
     }
 }

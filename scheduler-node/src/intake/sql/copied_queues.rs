@@ -27,6 +27,10 @@ use crate::{
 /// operator who removes the cause need not tell the node.
 const REFUSED_AGAIN: Duration = Duration::from_secs(30);
 
+/// The interval between two comparisons of a whole copy. A node that had not read a change may have written an older
+/// policy over a newer one, and ended.
+const COMPARE_EVERY: Duration = Duration::from_secs(60);
+
 /// The interval between two warnings about one queue.
 const WARN_EVERY: Duration = Duration::from_secs(600);
 
@@ -41,9 +45,20 @@ pub(super) struct CopiedQueues {
     tried: Option<i64>,
     /// When what the database refuses is tried again.
     pub again_at: Option<Instant>,
+    /// When the whole copy is compared again. `None`: it was not compared yet.
+    pub compare_at: Option<Instant>,
 }
 
 impl CopiedQueues {
+    /// Forgets what this node knows of the copy where it is to be compared as a whole.
+    fn forget_at_intervals(&mut self) {
+        let now = Instant::now();
+        if self.compare_at.is_none_or(|at| at <= now) {
+            *self = Self { refused: std::mem::take(&mut self.refused), ..Self::default() };
+            self.compare_at = Some(now + COMPARE_EVERY);
+        }
+    }
+
     /// Whether there is nothing to do for now.
     fn rests(&self, book: &QueueBook) -> bool {
         self.tried == Some(book.revision()) && self.again_at.is_none_or(|at| Instant::now() < at)
@@ -65,14 +80,22 @@ impl SqlIntake {
         let _work = at_work();
         let (source, book) = (self.source(), self.books.load_full());
         // The first database is the source of the queues.
-        if self.index == DatabaseIndex::HOME || !book.is_read() || copied.rests(&book) {
+        if self.index == DatabaseIndex::HOME || !book.is_read() {
+            return Ok(());
+        }
+        // Without it, this node may have missed changes.
+        if self.fitness.borrow().is_fit(self.databases.home().name()) {
+            copied.forget_at_intervals();
+        }
+        if copied.rests(&book) {
             return Ok(());
         }
         copied.tried = None;
         let nothing = QueueBook::default();
         let (changed, gone) = book.since(copied.book.as_deref().unwrap_or(&nothing));
         let wanted = copied.wanted(&book, changed);
-        let tried = try_each(&wanted, |part| source.queue_copy(part, CopyDeletion::These(&[]))).await;
+        let known = book.revision();
+        let tried = try_each(&wanted, |part| source.queue_copy(part, CopyDeletion::These(&[]), known)).await;
         let mut refused: Vec<(&QueueName, Error)> =
             tried.refused.into_iter().map(|Refused { item, error }| (&item.name, error)).collect();
         let mut failed = None;
@@ -90,17 +113,17 @@ impl SqlIntake {
         let deleted = match copied.book {
             None => {
                 let all: Vec<QueueName> = book.iter().map(|queue| queue.name.clone()).collect();
-                source.queue_copy(&[], CopyDeletion::AllBut(&all)).await
+                source.queue_copy(&[], CopyDeletion::AllBut(&all), known).await
             }
             Some(_) if gone.is_empty() => Ok(()),
-            Some(_) => source.queue_copy(&[], CopyDeletion::These(&gone)).await,
+            Some(_) => source.queue_copy(&[], CopyDeletion::These(&gone), known).await,
         };
         if deleted.as_ref().is_err_and(|error| !error.may_blame_a_row()) {
             return deleted;
         }
         let is_refused = deleted.is_err() || !refused.is_empty();
         copied.again_at = is_refused.then(|| Instant::now() + REFUSED_AGAIN);
-        copied.tried = Some(book.revision());
+        copied.tried = Some(known);
         if deleted.is_ok() {
             copied.book = Some(book);
         }

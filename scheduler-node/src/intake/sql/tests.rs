@@ -1,3 +1,4 @@
+mod copied;
 mod forget;
 mod unread;
 

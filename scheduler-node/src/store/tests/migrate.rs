@@ -207,7 +207,7 @@ async fn a_database_with_copies_of_queues_is_not_the_first_one() {
     assert!(is_first(&first).await, "a new one may become the first");
     first.database.queue_put(&queue, &QueuePolicy::default(), None, 10).await.unwrap();
     let put = first.database.queue_find(&queue).await.unwrap().expect("it was put");
-    other.database.queue_copy(&[Arc::new(put.queue)], CopyDeletion::These(&[])).await.unwrap();
+    other.database.queue_copy(&[Arc::new(put.queue)], CopyDeletion::These(&[]), 1).await.unwrap();
     // An operator's hand changes nothing.
     let by_hand = "UPDATE duetime.queue SET paused = true";
     for (test, expected) in [(&first, true), (&other, false)] {
