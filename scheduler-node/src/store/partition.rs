@@ -1,6 +1,9 @@
 //! The archive's daily partitions: made ahead and dropped whole. Neither step blocks a statement that is running.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use chrono::{Days, NaiveDate};
 use common::time::UnixMicros;
@@ -55,12 +58,12 @@ fn is_taken(error: &sqlx::Error) -> bool {
 }
 
 impl Database {
-    /// Makes the partitions that rows kept for up to `keep_days` need, and drops those whose day has passed. A
-    /// failure to make one keeps none from being dropped. An error says that the database is away.
+    /// Makes the partitions that rows kept for up to the longest of `keep_days` need, and drops those whose day has
+    /// passed. A failure to make one keeps none from being dropped. An error says that the database is away.
     ///
     /// A day has passed when the database's clock and the node's wall clock, `node_now`, both say so. Neither of them
     /// alone can drop the whole archive by being ahead for a moment, and a late drop costs nothing but disk.
-    pub async fn partitions_turn(&self, keep_days: u64, node_now: UnixMicros) -> Result<Turned, Error> {
+    pub async fn partitions_turn(&self, keep_days: &BTreeSet<u64>, node_now: UnixMicros) -> Result<Turned, Error> {
         let (today, present) = self.partitions_read().await?;
         let node_today = node_now.to_utc().date_naive();
         let ahead_days = today.signed_duration_since(node_today).num_days();
@@ -115,7 +118,7 @@ impl Database {
     pub async fn partitions_make_first(&self) -> Result<(), Error> {
         let began = Instant::now();
         let (today, present) = self.partitions_read().await?;
-        for day in missing_days(today, DEFAULT_KEEP_DAYS, &present) {
+        for day in missing_days(today, &[DEFAULT_KEEP_DAYS].into(), &present) {
             if began.elapsed() >= MAKE_FIRST_WITHIN {
                 break;
             }
@@ -165,7 +168,7 @@ impl Database {
 /// Ends at the first lock that it does not get in time: the archiver makes the rest.
 pub(super) async fn make_first(pool: &PgPool) -> Result<(), sqlx::Error> {
     let (today, present) = read(pool).await?;
-    for day in missing_days(today, DEFAULT_KEEP_DAYS, &present) {
+    for day in missing_days(today, &[DEFAULT_KEEP_DAYS].into(), &present) {
         make(pool, day).await?;
     }
     Ok(())
@@ -212,11 +215,18 @@ async fn make<'p>(pool: impl PgExecutor<'p> + Copy, day: NaiveDate) -> Result<()
     }
 }
 
-/// The days without a partition that rows kept for up to `keep_days` need, from today on, and some to spare.
-fn missing_days(today: NaiveDate, keep_days: u64, present: &[Partition]) -> Vec<NaiveDate> {
-    let ahead =
-        (0..=keep_days.saturating_add(1 + SPARE_DAYS)).map_while(|days| today.checked_add_days(Days::new(days)));
-    ahead.filter(|day| !has_day(present, *day)).collect()
+/// The days without a partition that rows kept for up to the longest of `keep_days` need, from today on, and some to
+/// spare. First come those of rows that end today: until they are made, tasks of a queue with a new retention cannot
+/// end. Those of a year between take a node some 10 s.
+fn missing_days(today: NaiveDate, keep_days: &BTreeSet<u64>, present: &[Partition]) -> Vec<NaiveDate> {
+    let longest = keep_days.last().copied().unwrap_or_default();
+    let is_for_now =
+        |days: u64| keep_days.contains(&days) || days.checked_sub(1).is_some_and(|keep| keep_days.contains(&keep));
+    let ahead = (0..=longest.saturating_add(1 + SPARE_DAYS))
+        .map_while(|days| Some((!is_for_now(days), today.checked_add_days(Days::new(days))?)));
+    let mut missing: Vec<(bool, NaiveDate)> = ahead.filter(|(_, day)| !has_day(present, *day)).collect();
+    missing.sort_unstable();
+    missing.into_iter().map(|(_, day)| day).collect()
 }
 
 /// Whether the archive has the partition of a day.

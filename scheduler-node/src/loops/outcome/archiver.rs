@@ -7,7 +7,7 @@
 mod searches;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -105,16 +105,16 @@ pub struct Archiver {
 
 impl Archiver {
     pub async fn run(self, stop: CancellationToken) {
-        let mut next: Option<(Instant, u64, Option<i64>)> = None;
+        let mut next: Option<(Instant, BTreeSet<u64>, Option<i64>)> = None;
         let (mut turns, mut refused, mut searches) = (Turns::default(), RefusedTasks::default(), Searches::default());
         let mut forget_at = Instant::now();
         loop {
             let (keep_days, today) = (self.keep_days(), self.today());
-            // A queue that keeps its tasks for longer turns the partitions at once, and so does a clock that was set to
-            // another day.
-            if next.is_none_or(|(at, days, day)| {
-                Instant::now() >= at || days < keep_days || (today.is_some() && day != today)
-            }) && let Some(pause) = self.turn(keep_days, &mut turns).await
+            // A queue that keeps its tasks for another time turns the partitions at once: the last pass may have broken
+            // off before its days. So does a clock that was set to another day.
+            if next.as_ref().is_none_or(|(at, days, day)| {
+                Instant::now() >= *at || !keep_days.is_subset(days) || (today.is_some() && *day != today)
+            }) && let Some(pause) = self.turn(&keep_days, &mut turns).await
             {
                 next = Some((Instant::now() + pause, keep_days, today));
             }
@@ -137,16 +137,16 @@ impl Archiver {
         Some(now.millis().div_euclid(DAY_MS))
     }
 
-    fn keep_days(&self) -> u64 {
+    /// The days from the end of a task to its drop, of all queues.
+    fn keep_days(&self) -> BTreeSet<u64> {
         let book = self.books.load();
-        let longest_ms =
-            book.iter().map(|queue| queue.policy.keep_dead_ms.max(queue.policy.keep_succeeded_ms)).max().unwrap_or(0);
-        u64::try_from(longest_ms / DAY_MS + 1).unwrap_or(0).max(DEFAULT_KEEP_DAYS)
+        let kept_ms = book.iter().flat_map(|queue| [queue.policy.keep_dead_ms, queue.policy.keep_succeeded_ms]);
+        kept_ms.filter_map(|kept_ms| u64::try_from(kept_ms / DAY_MS + 1).ok()).chain([DEFAULT_KEEP_DAYS]).collect()
     }
 
     /// Makes and drops partitions. Every node does so, and skips what another node has done already. Returns the pause
     /// before the next time; `None`: the database did not answer.
-    async fn turn(&self, keep_days: u64, turns: &mut Turns) -> Option<Duration> {
+    async fn turn(&self, keep_days: &BTreeSet<u64>, turns: &mut Turns) -> Option<Duration> {
         let _work = at_work();
         let database = self.database.name();
         let turned = match self.database.sql.partitions_turn(keep_days, clock::now()).await {

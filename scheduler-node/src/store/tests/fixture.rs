@@ -216,7 +216,7 @@ async fn acquired(pool: &Lender) -> Borrowed {
 pub(crate) async fn make_partitions(database: &Database, days: u64) {
     let until_made = async {
         loop {
-            match database.partitions_turn(days, crate::clock::now()).await.map(|turned| turned.failed) {
+            match database.partitions_turn(&[days].into(), crate::clock::now()).await.map(|turned| turned.failed) {
                 Ok(None) => return,
                 Ok(Some((_, error))) if !error.is_contention() => panic!("{error:?}"),
                 // A lock, or a database that is away.

@@ -53,7 +53,7 @@ async fn read_the_archive(test: &TestDatabase) -> PoolConnection<Postgres> {
 
 /// Turns the partitions by clocks that agree.
 async fn turn(test: &TestDatabase, keep_days: u64) -> Turned {
-    test.database.partitions_turn(keep_days, crate::clock::now()).await.unwrap()
+    test.database.partitions_turn(&[keep_days].into(), crate::clock::now()).await.unwrap()
 }
 
 #[track_caller]
@@ -80,6 +80,24 @@ async fn an_archive_without_partitions_gets_those_that_it_needs() {
     assert_turned(&turn(&test, 1).await, 6, 0);
 }
 
+#[tokio::test]
+async fn the_days_that_a_longer_retention_needs_now_are_made_before_those_between() {
+    let test = fixture::database().await;
+    let today = crate::clock::now().to_utc().date_naive();
+    let day = |days| today.checked_add_days(Days::new(days)).unwrap();
+    // No partition can be made of it.
+    let between = format!("archive_{}", day(50).format("%Y%m%d"));
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE TABLE duetime.{between} (id int)")))
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    let turned = test.database.partitions_turn(&[1, 60, 80].into(), crate::clock::now()).await.unwrap();
+    assert_eq!(turned.failed.expect("a day between is left").0, between);
+    let days = test.database.partition_days().await.unwrap();
+    // Midnight may have passed.
+    assert!([61, 81].iter().all(|needed| days.contains(&day(*needed))) && !days.contains(&day(70)), "{days:?}");
+}
+
 /// A node makes the days of a longer retention shortly after the change of the queue.
 #[tokio::test]
 async fn what_is_cancelled_in_sql_is_kept_for_as_long_as_the_archive_has_days() {
@@ -103,12 +121,12 @@ async fn a_day_is_dropped_once_the_clocks_of_the_database_and_of_the_node_both_s
     let month = Duration::from_secs(30 * 86_400);
     let now = fixture::now(&test.pool).await;
     // The database's clock is a month ahead.
-    let turned = test.database.partitions_turn(1, now.minus(month)).await.unwrap();
+    let turned = test.database.partitions_turn(&[1].into(), now.minus(month)).await.unwrap();
     assert_turned(&turned, 0, 1);
     assert_eq!(turned.ahead_days, 30);
     assert!(!exists(&test, &long_past).await && exists(&test, &past).await);
     // It is a month behind.
-    let turned = test.database.partitions_turn(1, now.plus(month)).await.unwrap();
+    let turned = test.database.partitions_turn(&[1].into(), now.plus(month)).await.unwrap();
     assert_turned(&turned, 0, 1);
     assert_eq!(turned.ahead_days, -30);
     assert!(!exists(&test, &past).await && !test.database.partition_days().await.unwrap().is_empty());

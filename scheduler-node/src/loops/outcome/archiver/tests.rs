@@ -56,11 +56,11 @@ async fn a_partition_that_does_not_go_is_named_in_one_line_of_the_log() {
     let mut reader = keep_a_partition(&loops).await;
     let (archiver, mut turns) = (archiver(&loops), Turns::default());
     for lines in [0, 1, 1] {
-        assert_eq!(archiver.turn(1, &mut turns).await, Some(TURN_AGAIN));
+        assert_eq!(archiver.turn(&[1].into(), &mut turns).await, Some(TURN_AGAIN));
         assert_eq!(log.count("partition=\"archive_20200101\""), lines);
     }
     reader.execute("COMMIT").await.unwrap();
-    assert_eq!(archiver.turn(1, &mut turns).await, Some(TURN_EVERY));
+    assert_eq!(archiver.turn(&[1].into(), &mut turns).await, Some(TURN_EVERY));
     assert_eq!(log.count("archive partitions can be created and dropped again"), 1);
 }
 
