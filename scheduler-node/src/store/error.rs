@@ -216,6 +216,12 @@ impl Error {
         self.fault() == Fault::Bug || self.is_unreadable_file()
     }
 
+    /// Whether the statement may pass without some of its rows, though none is refused: those in doubt, or those that
+    /// the archive has no partition for.
+    pub fn may_concern_some_rows(&self) -> bool {
+        self.puts_rows_in_doubt() || self.lacks_partition()
+    }
+
     /// Whether a row of the statement is, or may be, at fault.
     pub fn may_blame_a_row(&self) -> bool {
         self.fault() == Fault::Data || self.puts_rows_in_doubt()

@@ -7,6 +7,9 @@
 //! A block or a file that the server cannot read is an outage, unless a neighbour passes: then a row may be at fault,
 //! as with what looks like a bug. A caller that takes rows in doubt gets such a row back.
 //!
+//! A row that the archive has no partition for yet, as one of a queue with a new retention, delays no other: it goes
+//! back to a caller that takes rows in doubt.
+//!
 //! A row that another transaction holds may stay so for minutes. A loop that writes tasks takes it out of the batch and
 //! tries it again later.
 
@@ -64,8 +67,9 @@ pub struct Done<'a, I, T> {
     /// The rows that are left of an outage. Some of them may be written. Empty without a limit of patience.
     pub away: Vec<&'a I>,
     /// The parts that fail with what looks like a bug or cannot be read, or again and again by contention that no lock
-    /// of their rows explains, each with its error. The rows, the server or another transaction are at fault. Empty
-    /// after [`until_done`], which refuses a row of the first kind.
+    /// of their rows explains, each with its error. The rows, the server or another transaction are at fault. Parts for
+    /// which the archive has no partition are here too. Empty after [`until_done`], which refuses a row of the first
+    /// kind.
     pub doubtful: Vec<(&'a [I], Error)>,
 }
 
@@ -128,6 +132,32 @@ fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool, gives_back: bo
     }
 }
 
+/// The parts of a batch that have failed in a way that may concern some of their rows. A split goes level by level, so
+/// after twice [`DOUBTS_ALONE`] of one kind few are single rows yet. If no row has passed until then, all rows fail.
+#[derive(Debug, Default)]
+struct FailedParts {
+    unreadable: usize,
+    without_partition: usize,
+}
+
+impl FailedParts {
+    /// Decides after a part of so many `rows` has failed `tries` times ([`next`]).
+    fn next<I, T>(&mut self, error: &Error, tries: u32, rows: usize, done: &Done<'_, I, T>, gives_back: bool) -> Next {
+        let others_pass = !done.answers.is_empty();
+        if gives_back && error.lacks_partition() {
+            // It fails at once, and a pause would only delay the others.
+            self.without_partition += 1;
+            let is_split = rows > 1 && (others_pass || self.without_partition <= 2 * DOUBTS_ALONE);
+            return if is_split { Next::Split } else { Next::Doubt };
+        }
+        let in_doubt = done.doubtful.iter().filter(|(_, error)| error.is_contention()).count();
+        self.unreadable += usize::from(error.is_unreadable_file() && tries >= BUG_TRIES);
+        let may_be_a_row = gives_back && (others_pass || self.unreadable <= 2 * DOUBTS_ALONE);
+        let fault = if may_be_a_row && error.is_unreadable_file() { Fault::Bug } else { error.fault() };
+        next(fault, tries, rows, others_pass, gives_back, in_doubt)
+    }
+}
+
 /// Writes `items` with `write` until each is written, refused, or belongs in another database. `what`
 /// names them in the log, which has only the first failure. It waits for locks as long as others hold them, so it
 /// suits rows that no application locks.
@@ -142,8 +172,8 @@ where
 /// each row of a part; an empty answer means none. So one lock costs the batch one wait. Rows in doubt go back to the
 /// caller too, so that one costs the others some seconds and not minutes (see [`super::suspects`]). These are rows that
 /// fail as with a bug or cannot be read, and rows that meet a lock on more than themselves, such as on a partition of
-/// the archive. `patience`: after an outage of this time the rest goes back to the caller; `None`: it waits for the end
-/// of the outage.
+/// the archive. Rows without a partition are among them. `patience`: after an outage of this time the rest goes back to
+/// the caller; `None`: it waits for the end of the outage.
 pub async fn until_done_or_held<'a, I, T, F, H>(
     what: &str,
     items: &'a [I],
@@ -173,7 +203,7 @@ where
     let mut done = Done::default();
     let mut parts: VecDeque<(&[I], u32)> = VecDeque::from([(items, 0)]);
     let (mut pause, mut logged, mut away_since) = (FIRST_PAUSE, false, None);
-    let mut unreadable_parts = 0;
+    let mut failed_parts = FailedParts::default();
     while let Some((part, failures)) = parts.pop_front() {
         if part.is_empty() {
             continue;
@@ -193,7 +223,7 @@ where
         if !std::mem::replace(&mut logged, true) {
             tracing::warn!(database = %error.database, rows = items.len(), error = &error as &dyn std::error::Error, "{what} could not be written; retrying");
         }
-        if error.fault() == Fault::Outage {
+        if error.fault() == Fault::Outage && !error.lacks_partition() {
             let since = *away_since.get_or_insert_with(Instant::now);
             if patience.is_some_and(|patience| since.elapsed() >= patience) {
                 done.away.extend(part.iter().chain(parts.drain(..).flat_map(|(part, _)| part)));
@@ -205,14 +235,7 @@ where
             parts.extend(done.take_held(part, &held).into_iter().map(|free| (free, 0)));
             continue;
         }
-        let others_pass = !done.answers.is_empty();
-        let in_doubt = done.doubtful.iter().filter(|(_, error)| error.is_contention()).count();
-        // A split goes level by level, so after this many failed parts few are single rows yet. All rows fail then:
-        // the disk is at fault.
-        unreadable_parts += usize::from(error.is_unreadable_file() && failures + 1 >= BUG_TRIES);
-        let may_be_a_row = gives_back && (others_pass || unreadable_parts <= 2 * DOUBTS_ALONE);
-        let fault = if may_be_a_row && error.is_unreadable_file() { Fault::Bug } else { error.fault() };
-        match next(fault, failures + 1, part.len(), others_pass, gives_back, in_doubt) {
+        match failed_parts.next(&error, failures + 1, part.len(), &done, gives_back) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
             Next::Doubt => done.doubtful.push((part, error)),
             // The first half is divided down to its rows before the second: that a lock delays many shows soon.
@@ -234,7 +257,7 @@ where
 
 /// Tries each of `items` once; a refusal splits the batch. For loops that come back to the remaining rows by
 /// themselves. What looks like a bug or cannot be read splits the batch too, but its row is left: the fault may be that
-/// of the schema or the server (see [`super::suspects`]).
+/// of the schema or the server (see [`super::suspects`]). So is a row that the archive has no partition for yet.
 pub async fn try_each<'a, I, T, F>(items: &'a [I], write: impl Fn(&'a [I]) -> F) -> Tried<'a, I, T>
 where
     F: Future<Output = Result<T, Error>>,
@@ -261,7 +284,7 @@ where
                 continue;
             }
             Fault::Data => true,
-            _ if error.puts_rows_in_doubt() => {
+            _ if error.may_concern_some_rows() => {
                 doubts_alone += usize::from(is_alone);
                 let others_pass = !tried.answers.is_empty() || parts.iter().any(|(_, written)| written.is_ok());
                 !is_alone && (others_pass || doubts_alone < DOUBTS_ALONE)

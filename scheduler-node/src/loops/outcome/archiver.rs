@@ -223,7 +223,9 @@ impl Archiver {
                 searches.end(&search, &expired, database_now, now);
             }
             let expired = match expired {
-                Err(error) if error.may_blame_a_row() => self.expire_apart(&shards, from, &keep, refused).await?,
+                Err(error) if error.may_blame_a_row() || error.lacks_partition() => {
+                    self.expire_apart(&shards, from, &keep, refused).await?
+                }
                 expired => {
                     let expired = expired?;
                     if !is_page(expired.len()) {
@@ -241,9 +243,9 @@ impl Archiver {
         }
     }
 
-    /// Archives the others when the database refuses one expired task. The refused task stays in place, and no
-    /// claim takes it. The next search looks behind this page, if it was full and no outage, lock or move has left a
-    /// part of it. What seems a bug may leave some untried: they have their turn in the next round.
+    /// Archives the others when the database refuses one expired task, or has no partition for it. The task stays in
+    /// place, and no claim takes it. The next search looks behind this page, if it was full and no outage, lock or move
+    /// has left a part of it. What seems a bug may leave some untried: they have their turn in the next round.
     async fn expire_apart(
         &self,
         shards: &[ShardId],
@@ -273,7 +275,7 @@ impl Archiver {
         let most = if is_of_one_moment { ASIDE_OF_ONE_MOMENT } else { ASIDE_MOST };
         let is_crowd = is_of_one_moment && refused.aside.len() >= most;
         refused.aside.drain(..refused.aside.len().saturating_sub(most));
-        if tried.left.iter().all(|(_, error)| error.puts_rows_in_doubt()) {
+        if tried.left.iter().all(|(_, error)| error.may_concern_some_rows()) {
             refused.behind = last.map(|last| if is_crowd { last.plus(Duration::from_micros(1)) } else { last });
         }
         match tried.left.pop() {

@@ -44,8 +44,9 @@ enum Progress<T> {
 /// Sends `tasks` again, whose first sending failed, until they are known to be durable or known not to be, within
 /// bounds. After a sending with an unknown end, the next begins only when the time of the earlier one is over. A
 /// task that the database refuses is separated from its neighbours, and so is one in doubt, as with a bug: its sender
-/// may send it again, in case the server is at fault. Tasks of one key keep their order. `first` is the kind of the
-/// failed sending. Returns the result of each part, in the order of the tasks.
+/// may send it again, in case the server is at fault. So is one that ends a task for which the archive has no partition
+/// yet. Tasks of one key keep their order. `first` is the kind of the failed sending. Returns the result of each part,
+/// in the order of the tasks.
 pub(super) async fn until_known<'a, T, F>(
     node_database: &NodeDatabase,
     tasks: &'a [NewTask],
@@ -72,7 +73,7 @@ where
         };
         let Err(error) = result.map(|result| known.push((part, result))) else { continue };
         let refused = error.fault() == Fault::Data;
-        let is_doubt = error.puts_rows_in_doubt() && error.effect == Effect::None;
+        let is_doubt = error.may_concern_some_rows() && error.effect == Effect::None;
         let others_pass = known.iter().any(|(_, known)| matches!(known, Known::Stored(_)))
             || parts.iter().any(|(_, _, _, progress)| matches!(progress, Progress::Answered(Ok(_))));
         // A smaller part may be written within a statement's timeout, or within a window.
@@ -160,7 +161,7 @@ fn note_unstored(database: &NodeDatabase, tasks: usize, error: &Error, others_pa
     }
     // A connection that breaks, or that none is free, says nothing about the next write. No answer in time does.
     let says_it_takes_none = error.sqlstate().is_some() || error.source.is_none() || error.not_replicated().is_some();
-    let is_of_one_row = others_pass && error.is_unreadable_file();
+    let is_of_one_row = error.lacks_partition() || (others_pass && error.is_unreadable_file());
     if error.fault() == Fault::Outage && says_it_takes_none && !is_of_one_row {
         database.leave_messages();
     }
@@ -216,7 +217,7 @@ mod tests {
         store::{
             StoreOp,
             put::{PutOutcome, Retention},
-            tests::{fixture, new_task},
+            tests::{changed, fixture, lapse, new_task},
         },
     };
 
@@ -309,6 +310,33 @@ mod tests {
         assert_eq!((puts[0].outcome, puts[0].id), (PutOutcome::Replaced, old.id));
         let there = database.sql.task_read(old.id).await.expect("read").expect("there");
         assert_eq!(there.payload.as_deref(), Some(&b"3"[..]));
+    }
+
+    /// As just after its queue got a longer retention.
+    #[tokio::test]
+    async fn a_key_whose_expired_task_has_no_partition_yet_keeps_no_other_key_from_being_stored() {
+        let (counter, test) = fresh().await;
+        let database = counter.databases.home();
+        let keyed = |key: &str| {
+            let keyed = BusinessKey { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::default() };
+            changed(new_task(fixture::fresh_id_of(ShardId::new(0))), |task| task.keyed = Some(keyed))
+        };
+        let hold = Retention { window_ms: 1, keep_ms: 300 * 86_400_000 };
+        let late = keyed("late");
+        database.sql.task_put(std::slice::from_ref(&late), &[hold]).await.unwrap();
+        lapse(&test.pool, late.id).await;
+
+        let (tasks, window) = (["first", "late", "last"].map(keyed), Window::first(&database.sql));
+        let error = database.sql.task_put_within(&tasks, &[hold; 3], window, i64::MAX).await;
+        let error = error.expect_err("it archives the expired task");
+        assert!(error.lacks_partition(), "{error:?}");
+        let known = until_known(database, &tasks, Sending::First, (window, error), |part, _, window| async move {
+            database.sql.task_put_within(part, &vec![hold; part.len()], window, i64::MAX).await
+        });
+        let known = known.await;
+        let stored = |known: &Known<_>| matches!(known, Known::Stored(_));
+        assert_eq!(known.iter().map(|(_, known)| stored(known)).collect::<Vec<_>>(), [true, false, true], "{known:?}");
+        assert!(!database.leaves_messages(), "it takes writes");
     }
 
     #[tokio::test]

@@ -1,4 +1,5 @@
-//! Rows that open transactions lock, in numbers, and databases that are away: neighbours go on.
+//! Rows that open transactions lock, in numbers, or that have no partition yet, and databases that are away: neighbours
+//! go on.
 
 use std::sync::atomic::Ordering;
 
@@ -10,6 +11,16 @@ use crate::desk::tests::hide_queues;
 
 /// More rows than one pass of the intake reads.
 const ROWS: i64 = 300;
+
+impl Loops {
+    /// Has the poisoned queue keep its tasks for 300 days, for which the archive has no partitions yet.
+    pub(in crate::loops) fn keep_longer(&self) {
+        let policy = QueuePolicy { keep_succeeded_ms: 300 * 86_400_000, ..QueuePolicy::default() };
+        let longer = Queue { policy, ..Queue::with_defaults(QueueName::new(POISON)) };
+        let orders = Queue::with_defaults(QueueName::new("orders"));
+        self.counter.books.store(Arc::new(QueueBook::new(1, [orders, longer])));
+    }
+}
 
 #[tokio::test]
 async fn rows_of_an_inbox_that_are_locked_or_whose_key_is_keep_no_other_waiting() {

@@ -76,7 +76,7 @@ async fn a_chain_is_looked_through_only_for_a_task_that_is_written_and_waits_for
         ("k10", "keep", vec!["orders k11"], "existing", 0..=50),
         ("k10", "replace", vec!["orders k11"], "replaced", 0..=50),
         ("k10", "replace", vec!["orders k11", "orders new"], "replaced", 0..=50),
-        ("k10", "replace", vec!["orders k11", "orders k10"], "cycle", 0..=50),
+        ("k10", "replace", vec!["orders k11", "orders k10"], "cycle", 0..=200),
         ("k10", "replace", vec!["orders k11", "orders k9"], "cycle", 2..=200),
         ("k3001", "replace", vec!["orders k1"], "cycle", 3_000..=4_000),
     ] {

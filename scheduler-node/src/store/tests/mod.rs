@@ -225,7 +225,7 @@ async fn state_of(pool: &PgPool, id: TaskId) -> Option<String> {
 }
 
 /// Has the expiry of a live task pass.
-async fn lapse(pool: &PgPool, id: TaskId) {
+pub(crate) async fn lapse(pool: &PgPool, id: TaskId) {
     let lapse = sqlx::query("UPDATE duetime.task SET expires_at = clock_timestamp() - interval '1 s' WHERE id = $1");
     assert_eq!(lapse.bind(id.uuid()).execute(pool).await.unwrap().rows_affected(), 1);
 }

@@ -102,6 +102,16 @@ async fn a_stop_waits_for_one_page_of_expired_tasks_at_most() {
 }
 
 #[tokio::test]
+async fn an_expired_task_whose_partition_is_not_made_yet_keeps_no_other_from_being_archived() {
+    let loops = Loops::new().await;
+    loops.three(|task| task.expires_at = Some(UnixMicros::new(1))).await;
+    loops.keep_longer();
+    let (mut refused, mut searches) = (RefusedTasks::default(), Searches::default());
+    archiver(&loops).expire(&mut refused, &mut searches, &CancellationToken::new()).await.unwrap();
+    assert_eq!(loops.test.live().await, 1);
+}
+
+#[tokio::test]
 async fn a_crowd_of_refused_tasks_holds_up_no_task_behind_it_and_each_is_in_the_quarantine_once() {
     const CROWD: i64 = 1_600;
     let loops = Loops::new().await;

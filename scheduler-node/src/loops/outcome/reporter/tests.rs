@@ -24,7 +24,7 @@ use crate::{
     audit::AuditMetrics,
     broker::{Incoming, tests::bench},
     desk::tests::claim,
-    loops::tests::{LONG, Loops, POISON, until},
+    loops::tests::{DELIVER, LONG, Loops, POISON, until},
     store::{
         Places,
         submit::Sending,
@@ -202,6 +202,42 @@ async fn success_beside_a_locked_task(status: ReportStatus, state: &str) -> Loop
     lock.release().await;
     until(|| async { loops.test.state_of(ids[2]).await.as_deref() == Some(state) }).await;
     loops
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_whose_partition_is_not_made_yet_waits_and_other_reports_are_applied_and_acked() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    loops.keep_longer();
+    let _line = start_line(&loops, &mut bench, &ids.map(|id| (id, ReportStatus::Succeeded))).await;
+    for id in [ids[0], ids[2]] {
+        until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
+    }
+    until_unacked(&bench, 1).await;
+    assert_eq!(loops.test.state_of(ids[1]).await.as_deref(), Some("dispatching"));
+    assert!(!loops.database().leaves_messages(), "it takes writes");
+
+    let today = clock::now().to_utc().date_naive();
+    let days: Vec<_> = (301..303).filter_map(|days| today.checked_add_days(chrono::Days::new(days))).collect();
+    loops.test.database.partitions_make(&days).await.unwrap();
+    until(|| async { loops.test.state_of(ids[1]).await.as_deref() == Some("succeeded") }).await;
+    until_unacked(&bench, 0).await;
+}
+
+#[tokio::test]
+async fn a_deadline_whose_partition_is_not_made_yet_is_left_and_other_deadlines_end_their_tasks() {
+    let loops = Loops::new().await;
+    let mut ids = loops.claimed().await;
+    loops.settle(ids, DELIVER).await;
+    let overdue = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
+    sqlx::raw_sql(overdue).execute(&loops.test.pool).await.unwrap();
+    loops.keep_longer();
+    let (first, missing, last) = (ids[0], ids[1], ids[2]);
+    let left = loops.reporter().deadlines(DatabaseIndex::HOME, &mut ids).await;
+    assert_eq!(left.failed.expect("one fails").0, [missing]);
+    for id in [first, last] {
+        assert_eq!(loops.test.state_of(id).await.as_deref(), Some("succeeded"));
+    }
 }
 
 /// In the last part of its move, no database takes writes for a shard.

@@ -203,6 +203,25 @@ async fn a_locked_partition_delays_no_confirm_of_a_task_that_goes_into_another_o
     tokio::join!(settler.settle_all(batch, &mut held, true, &work), free_ones_pass);
 }
 
+/// As just after the queue got a longer retention.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_confirm_of_a_task_whose_partition_is_not_made_yet_stays_in_flight_and_other_confirms_are_written() {
+    const KEPT_FOR_LONG: AfterConfirm = AfterConfirm::Succeed { keep_ms: 300 * 24 * 3_600 * 1_000 };
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let owned_shards = &loops.database().owned_shards;
+    owned_shards.begin(ids);
+    let batch = vec![confirmed(ids[0], SUCCEED), confirmed(ids[1], KEPT_FOR_LONG), confirmed(ids[2], SUCCEED)];
+    let (settler, mut held, work) = (loops.settler(100, &Arc::default()), Vec::new(), at_work());
+    let settling = settler.settle_all(batch, &mut held, false, &work);
+    tokio::time::timeout(LONG, settling).await.expect("it ends while the partition is missing");
+    for id in [ids[0], ids[2]] {
+        assert_eq!(loops.test.state_of(id).await.as_deref(), Some("succeeded"));
+    }
+    assert_eq!(held.iter().map(|confirmed| confirmed.id).collect::<Vec<_>>(), [ids[1]]);
+    assert!(owned_shards.in_flight() == 1 && owned_shards.is_in_flight(ids[1]), "no node may publish it again");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settler_that_is_stopped_waits_for_no_other_transaction() {
     let loops = Loops::new().await;
