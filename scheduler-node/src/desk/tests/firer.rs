@@ -250,6 +250,26 @@ async fn decided_fire_times_whose_database_is_away_are_left_alone_and_the_others
     assert_eq!(overdue, 1_000);
 }
 
+/// Their payloads may be large.
+#[tokio::test]
+async fn a_node_makes_no_more_than_four_hundred_tasks_at_once_and_leaves_the_others() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    let decide = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+                  SELECT id, name, now(), false, rules, payload, now() FROM duetime.schedule, unnest($1::uuid[]) AS id";
+    let ids: Vec<_> = (0..600).map(|_| fixture::fresh_id_of(ShardId::new(0)).uuid()).collect();
+    sqlx::query(decide).bind(ids).execute(&test.pool).await.unwrap();
+    test.be_patient(PoolKind::Write).await;
+    let mut holder = test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.task").execute(&mut *holder).await.unwrap();
+    let (master, _) = firer(&counter, true);
+    for _ in 0..4 {
+        assert_eq!(master.look().await.expect("it answers"), Duration::ZERO, "there are more");
+    }
+    assert!(master.look().await.expect("it answers") > Duration::ZERO, "there is no room for more");
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+}
+
 /// The sweep of expired tasks may come after the fire time.
 #[tokio::test]
 async fn a_last_task_whose_expiry_has_passed_has_no_fire_time_skipped() {

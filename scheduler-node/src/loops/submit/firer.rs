@@ -351,14 +351,7 @@ impl Firer {
             return Ok(true);
         }
         fail::fail_point!("after_fire", |_| std::process::abort());
-        let fires = turn.fires.iter().zip(ids).map(|(fire, id)| FireRecord {
-            id,
-            schedule: name.clone(),
-            fire: *fire,
-            rules: record.rules.clone(),
-            payload: record.payload.clone(),
-        });
-        self.make(fires.collect());
+        self.make_decided(&record, &turn.fires, &ids);
         Ok(true)
     }
 

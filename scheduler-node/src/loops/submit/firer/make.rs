@@ -4,13 +4,18 @@ use std::sync::Arc;
 
 use common::{
     ids::{ScheduleName, TaskId},
+    schedule::Fire,
     task::NewTask,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::Firer;
 use crate::{
     loops::submit::submitter::{Accepted, SubmitError},
-    store::{Error, schedules::FireRecord},
+    store::{
+        Error,
+        schedules::{FireRecord, ScheduleRecord},
+    },
     supervise::{at_work, spawn_child},
     working_set::set_aside::{Kept, Kind},
 };
@@ -18,23 +23,50 @@ use crate::{
 /// The value of the metrics' label `source`.
 const SOURCE: &str = "schedule";
 
-/// The most decisions whose tasks are being made. A decision beyond it is left to a node that takes it on.
-pub(super) const MADE_AT_ONCE: usize = 64;
+/// The most tasks that are being made. Those beyond it are left to a node that takes them on. With the largest payloads
+/// they take 26 MiB.
+pub(super) const MADE_AT_ONCE: usize = 400;
 
 impl Firer {
-    /// Has the tasks of decided fire times written in the background. If the outcome is unknown, a node takes them
-    /// on again after the hold. Returns whether any is written.
+    /// Has the tasks of fire times written that were taken on. Returns whether any is written.
     pub(super) fn make(&self, mut fires: Vec<FireRecord>) -> bool {
         fires.retain(|fire| self.fit(fire.id).is_some());
-        let Some(room) = Arc::clone(&self.making).try_acquire_owned().ok().filter(|_| !fires.is_empty()) else {
-            return false;
-        };
+        let Some(room) = self.room(fires.len()) else { return false };
+        fires.truncate(room.num_permits());
+        self.make_within(room, fires);
+        true
+    }
+
+    /// Has the tasks of a decision written. Each gets a copy of the payload, once there is room for it.
+    pub(super) fn make_decided(&self, record: &ScheduleRecord, fires: &[Fire], ids: &[TaskId]) {
+        let decided = fires.iter().zip(ids).filter(|(_, id)| self.fit(**id).is_some());
+        let Some(room) = self.room(decided.clone().count()) else { return };
+        let fires = decided.take(room.num_permits()).map(|(fire, id)| FireRecord {
+            id: *id,
+            schedule: record.name.clone(),
+            fire: *fire,
+            rules: record.rules.clone(),
+            payload: record.payload.clone(),
+        });
+        self.make_within(room, fires.collect());
+    }
+
+    /// Takes places for so many tasks, or as many as there are. `None`: for none.
+    fn room(&self, tasks: usize) -> Option<OwnedSemaphorePermit> {
+        let places = u32::try_from(tasks.min(self.making.available_permits())).ok()?;
+        if places == 0 {
+            return None;
+        }
+        Arc::clone(&self.making).try_acquire_many_owned(places).ok()
+    }
+
+    /// Has tasks written in the background. If the outcome is unknown, a node takes them on again after the hold.
+    fn make_within(&self, room: OwnedSemaphorePermit, fires: Vec<FireRecord>) {
         let this = self.clone();
         spawn_child(async move {
             this.write_tasks(fires).await;
             drop(room);
         });
-        true
     }
 
     async fn write_tasks(&self, fires: Vec<FireRecord>) {
@@ -70,7 +102,7 @@ impl Firer {
 
     /// Waits until no task is being made, and prevents further ones, as if the firer died after a decision.
     #[cfg(test)]
-    pub(crate) async fn keep_from_making(&self) -> tokio::sync::OwnedSemaphorePermit {
+    pub(crate) async fn keep_from_making(&self) -> OwnedSemaphorePermit {
         let all = u32::try_from(MADE_AT_ONCE).expect("a small number");
         Arc::clone(&self.making).acquire_many_owned(all).await.expect("it is never closed")
     }
