@@ -1,5 +1,7 @@
 //! Schedules and their decided fire times, kept in the first database only.
 
+mod turns;
+
 use std::time::{Duration, Instant};
 
 use common::{
@@ -14,6 +16,7 @@ use sqlx::{
     types::Json,
 };
 
+pub use self::turns::{ScheduleTurn, TurnOutcome};
 use super::{Database, Error, StoreOp, claim::interval, uuids};
 
 /// The longest time for which a change goes on waiting for a schedule that others hold by turns. It is longer than the

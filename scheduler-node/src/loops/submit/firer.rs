@@ -1,16 +1,17 @@
 //! Makes the tasks of schedules, one for each fire time.
 //!
-//! One statement in the home database (`schedule_turn.sql`) *decides* a fire time. A compare-and-set moves the
-//! schedule on and notes the task to be made, with its id. Then the task is *made*: the submitter writes it by its
-//! key, in whichever database it lives, and the note is deleted. A fire time is decided only once, whichever node
-//! looks. A decided task can be made as often as needed, because its id is known for as long as the task is kept,
-//! finished or not.
+//! One statement in the home database (`schedule_turns.sql`, or `schedule_turn.sql` for one schedule) *decides* fire
+//! times. A compare-and-set moves each schedule on and notes the tasks to be made, with their ids. Then the tasks are
+//! *made*: the submitter writes each by its key, in whichever database it lives, and the note is deleted. A fire time
+//! is decided only once, whichever node looks. A decided task can be made as often as needed, because its id is known
+//! for as long as the task is kept, finished or not.
 //!
 //! Every node looks. The master does so when a schedule is due, the others when it has been due for a while. So a
 //! schedule fires although the master has died or etcd is away. If the loop stops everywhere, fire times are made
 //! up later, as far back as each schedule says.
 
 mod count;
+mod decide;
 mod last_tasks;
 mod make;
 
@@ -23,11 +24,9 @@ use std::{
 
 use common::{
     ids::{ScheduleName, ShardId, TaskId},
-    schedule::{Fire, FireDecision, STAND_IN_AFTER},
-    shard::route::bound_to,
+    schedule::STAND_IN_AFTER,
     time::UnixMicros,
 };
-use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -41,14 +40,11 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Database, Error, Fault, Store,
-        schedules::{DueSchedule, DueSchedules, FireRecord, Revision, ScheduleRecord, Unreadable},
+        Database, Error, Store,
+        schedules::{DueSchedule, FireRecord, Revision, Unreadable},
     },
     supervise::at_work,
-    working_set::{
-        failures::Failures,
-        set_aside::{Kept, Kind, SetAside, why},
-    },
+    working_set::{failures::Failures, set_aside::SetAside},
 };
 
 /// A schedule that was written on any node is seen after this long: by a glance, or where none comes, by a look.
@@ -74,8 +70,8 @@ const LEFT_ALONE_MOST: usize = 1_000;
 /// Schedules read in one look, and decided fire times taken on. Their payloads come with them: 6 MiB at the most.
 const READ_AT_ONCE: i64 = 100;
 
-/// Schedules decided at the same time. More would use up the connections that due tasks need.
-const DECIDED_AT_ONCE: usize = 4;
+/// Statements about schedules under way. More would use up the connections that due tasks need.
+const STATEMENTS_AT_ONCE: usize = 4;
 
 /// What this version cannot read is news in the log again when none has come for this long. An unreadable schedule
 /// comes each minute; a decided fire time goes round among the nodes.
@@ -86,16 +82,6 @@ const STOP_WITHIN: Duration = Duration::from_secs(1);
 
 /// The interval between two counts of the schedules; a count reads all of them.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
-
-/// A schedule that was looked at.
-#[derive(Debug)]
-struct Decided {
-    name: ScheduleName,
-    /// When it is due again, if that is known.
-    wake_at: Option<UnixMicros>,
-    /// Fire times that came while no node looked.
-    missed: u64,
-}
 
 #[derive(Clone, Debug)]
 pub struct Firer {
@@ -246,62 +232,6 @@ impl Firer {
         Ok(next_wake_at.into_iter().chain(woken).min().map_or(LOOK_EVERY, wait).min(LOOK_EVERY))
     }
 
-    /// Decides schedules. Returns when the first of them is due again.
-    async fn decide_all(&self, due: DueSchedules) -> Option<UnixMicros> {
-        let (now, arrived) = (due.now, due.arrived);
-        let mut readable = Vec::with_capacity(due.schedules.len());
-        for schedule in due.schedules {
-            match schedule {
-                Ok(schedule) => readable.push(schedule),
-                Err(Unreadable { name, revision, why }) => self.put_aside(&name, revision, why).await,
-            }
-        }
-        let decided: Vec<Result<Decided, Revision>> = self
-            .with_last_tasks(readable)
-            .map(|(schedule, unfinished)| self.decide(schedule, unfinished, now, arrived))
-            .buffer_unordered(DECIDED_AT_ONCE)
-            .collect()
-            .await;
-        // The next look reads those behind them. The back-off begins only now: failures may be slow, and the first
-        // ones would stand in the way again.
-        for revision in decided.iter().filter_map(|decided| decided.as_ref().err()) {
-            self.leave_alone(*revision, POSTPONE);
-        }
-        let missed: Vec<&Decided> = decided.iter().flatten().filter(|decided| decided.missed > 0).collect();
-        if let Some(first) = missed.first() {
-            let (schedules, fire_times) = (missed.len(), missed.iter().map(|decided| decided.missed).sum::<u64>());
-            tracing::warn!(schedules, fire_times, first = %first.name, "fire times were missed and are not made up");
-        }
-        decided.iter().flatten().filter_map(|decided| decided.wake_at).min()
-    }
-
-    /// Decides a schedule, unless it is unknown whether its last task is unfinished. An error is the revision of a
-    /// schedule whose decision failed.
-    async fn decide(
-        &self,
-        due: DueSchedule,
-        unfinished: Option<bool>,
-        now: UnixMicros,
-        arrived: Instant,
-    ) -> Result<Decided, Revision> {
-        let (name, revision) = (due.record.name.clone(), due.record.revision);
-        let calendar = match due.record.rules.when.calendar() {
-            Ok(calendar) => calendar,
-            Err(error) => {
-                self.put_aside(&name, revision, error).await;
-                return Ok(Decided { name, wake_at: None, missed: 0 });
-            }
-        };
-        let Some(unfinished) = unfinished else {
-            self.postpone(&name, revision, POSTPONE).await;
-            return Ok(Decided { name, wake_at: None, missed: 0 });
-        };
-        let now = now.plus(arrived.elapsed());
-        let turn = FireDecision::decide(&due.record.rules, &calendar, due.record.standing, unfinished, now);
-        let is_written = self.write(due.record, &turn).await?;
-        Ok(Decided { name, wake_at: turn.wake_at, missed: if is_written { turn.missed } else { 0 } })
-    }
-
     /// The database of a task, if the prober finds that it answers.
     fn fit(&self, id: TaskId) -> Option<&Arc<Database>> {
         self.store.of(id.shard()).filter(|database| self.fitness.borrow().is_fit(database.name()))
@@ -312,70 +242,6 @@ impl Firer {
         let (map, fitness) = (self.store.places().load(), self.fitness.borrow());
         let fit = self.store.databases().indexed().filter(|(_, database)| fitness.is_fit(database.name()));
         fit.flat_map(|(index, _)| map.in_database(index)).collect()
-    }
-
-    /// Writes a decision, and makes its tasks at once. Returns whether it was written; an error is the revision of a
-    /// schedule whose decision failed.
-    async fn write(&self, record: ScheduleRecord, turn: &FireDecision) -> Result<bool, Revision> {
-        // The database that told of the schedule has told the number before.
-        let Some(shard_count) = self.store.places().shard_count() else { return Ok(false) };
-        let ids: Vec<TaskId> = turn.fires.iter().map(|fire| self.mint(&record, *fire, shard_count)).collect();
-        let name = &record.name;
-        let turned = self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await;
-        if turned.is_ok() && self.unknown.end() {
-            tracing::info!("decisions about schedules are written again");
-        }
-        match turned {
-            Ok(Some(_)) => {}
-            Ok(None) => {
-                tracing::debug!(schedule = %name, "a schedule was changed, or decided by another node, meanwhile");
-                return Ok(false);
-            }
-            Err(error) if error.fault() == Fault::Data => {
-                let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
-                self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(&error)).await;
-                self.postpone(name, record.revision, POSTPONE_REFUSED).await;
-                return Ok(false);
-            }
-            Err(error) => {
-                // If the statement was committed, a node takes the fire times on after the hold, and the schedule
-                // has another revision; otherwise it is still due.
-                if self.unknown.begin() {
-                    tracing::warn!(schedule = %name, error = &error as &dyn std::error::Error, "outcome of a schedule decision unknown; retrying, together with any other decision that fails");
-                }
-                return Err(record.revision);
-            }
-        }
-        self.note(&record, turn);
-        if ids.is_empty() {
-            return Ok(true);
-        }
-        fail::fail_point!("after_fire", |_| std::process::abort());
-        self.make_decided(&record, &turn.fires, &ids);
-        Ok(true)
-    }
-
-    fn note(&self, record: &ScheduleRecord, turn: &FireDecision) {
-        let made = u64::try_from(turn.fires.len()).unwrap_or(u64::MAX);
-        for (outcome, count) in [("made", made), ("skipped", turn.skipped), ("missed", turn.missed)] {
-            self.metrics.schedule_fires.with_label_values(&[outcome]).inc_by(count);
-        }
-        if turn.missed > 0 {
-            tracing::debug!(schedule = %record.name, missed = turn.missed, "a schedule has missed fire times");
-        }
-        for fire in &turn.fires {
-            tracing::debug!(schedule = %record.name, fire_at = %fire.at, buffered = fire.buffered, "fire time decided");
-        }
-    }
-
-    fn mint(&self, record: &ScheduleRecord, fire: Fire, shard_count: u16) -> TaskId {
-        let rules = &record.rules;
-        let key = common::schedule::key_of(&record.name, fire.at);
-        let placement = self.books.load().get(&rules.queue).policy.placement;
-        let partition_key = rules.partition_key.as_deref();
-        let shard = bound_to(&rules.queue, placement, partition_key, Some(&key), shard_count.into());
-        let shard = shard.expect("a key binds to a shard");
-        TaskId::mint(uuid::Uuid::now_v7(), shard)
     }
 
     /// Postpones the next look at a schedule. Without the database, this node alone leaves it alone.

@@ -8,6 +8,7 @@ mod change;
 mod claim;
 mod collect;
 mod conformance;
+mod decisions;
 mod depend;
 mod envelope;
 mod explain;

@@ -22,7 +22,7 @@ use crate::{
     supervise::spawn_child,
 };
 
-const HOUR_US: i64 = 3_600_000_000;
+pub(super) const HOUR_US: i64 = 3_600_000_000;
 
 fn rules(queue: &str) -> Rules {
     Rules {
@@ -41,7 +41,7 @@ fn rules(queue: &str) -> Rules {
     }
 }
 
-fn standing(next_hour: i64) -> ScheduleState {
+pub(super) fn standing(next_hour: i64) -> ScheduleState {
     let since = UnixMicros::new((next_hour - 1) * HOUR_US);
     ScheduleState { next_at: Some(UnixMicros::new(next_hour * HOUR_US)), since, paused_at: None, buffered_at: None }
 }
@@ -73,7 +73,7 @@ fn done(written: ScheduleWrite) -> Option<ScheduleRecord> {
 }
 
 /// The decision that hour 1 fires.
-fn turn() -> FireDecision {
+pub(super) fn turn() -> FireDecision {
     let fire = Fire { at: UnixMicros::new(HOUR_US), buffered: false };
     FireDecision {
         fires: vec![fire],
@@ -92,7 +92,7 @@ fn all_shards() -> Vec<ShardId> {
     fixture::all_shards().iter().collect()
 }
 
-async fn decided(test: &TestDatabase) -> Vec<uuid::Uuid> {
+pub(super) async fn decided(test: &TestDatabase) -> Vec<uuid::Uuid> {
     sqlx::query_scalar("SELECT id FROM duetime.fire").fetch_all(&test.pool).await.unwrap()
 }
 

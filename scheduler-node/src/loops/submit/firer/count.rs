@@ -10,7 +10,7 @@ use common::{
 use futures::StreamExt;
 use tokio::task::JoinSet;
 
-use super::{DECIDED_AT_ONCE, Firer, HOLD, POSTPONE_REFUSED, READ_AT_ONCE};
+use super::{Firer, HOLD, POSTPONE_REFUSED, READ_AT_ONCE, STATEMENTS_AT_ONCE};
 use crate::{
     store::{
         Error, Fault,
@@ -134,7 +134,7 @@ impl Firer {
             let is_last = i64::try_from(page.len()).is_ok_and(|read| read < READ_AT_ONCE);
             let mut corrections = futures::stream::iter(page.into_iter().flatten())
                 .map(|record| async move { self.correct(&record).await })
-                .buffer_unordered(DECIDED_AT_ONCE);
+                .buffer_unordered(STATEMENTS_AT_ONCE);
             while let Some(correction) = corrections.next().await {
                 // Each that is locked takes seconds.
                 work.beat();

@@ -1,15 +1,15 @@
 //! The tasks of decided fire times: they are written, and the fire times forgotten.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use common::{
-    ids::{ScheduleName, TaskId},
+    ids::{DatabaseName, ScheduleName, TaskId},
     schedule::Fire,
     task::NewTask,
 };
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::Firer;
+use super::{Firer, decide::Turn};
 use crate::{
     loops::submit::submitter::{Accepted, SubmitError},
     store::{
@@ -37,18 +37,28 @@ impl Firer {
         true
     }
 
-    /// Has the tasks of a decision written. Each gets a copy of the payload, once there is room for it.
-    pub(super) fn make_decided(&self, record: &ScheduleRecord, fires: &[Fire], ids: &[TaskId]) {
-        let decided = fires.iter().zip(ids).filter(|(_, id)| self.fit(**id).is_some());
-        let Some(room) = self.room(decided.clone().count()) else { return };
-        let fires = decided.take(room.num_permits()).map(|(fire, id)| FireRecord {
-            id: *id,
-            schedule: record.name.clone(),
-            fire: *fire,
-            rules: record.rules.clone(),
-            payload: record.payload.clone(),
-        });
-        self.make_within(room, fires.collect());
+    /// Has the tasks of decisions written, those of each database by themselves: a slow one delays no other. Each gets
+    /// a copy of the payload, once there is room for it.
+    pub(super) fn make_decided(&self, turns: &[&Turn]) {
+        let mut decided: BTreeMap<&DatabaseName, Vec<(&ScheduleRecord, Fire, TaskId)>> = BTreeMap::new();
+        for turn in turns {
+            for (fire, id) in turn.decision.fires.iter().zip(&turn.ids) {
+                if let Some(database) = self.fit(*id) {
+                    decided.entry(database.name()).or_default().push((&turn.record, *fire, *id));
+                }
+            }
+        }
+        for decided in decided.into_values() {
+            let Some(room) = self.room(decided.len()) else { return };
+            let fires = decided.into_iter().take(room.num_permits()).map(|(record, fire, id)| FireRecord {
+                id,
+                schedule: record.name.clone(),
+                fire,
+                rules: record.rules.clone(),
+                payload: record.payload.clone(),
+            });
+            self.make_within(room, fires.collect());
+        }
     }
 
     /// Takes places for so many tasks, or as many as there are. `None`: for none.

@@ -1,0 +1,319 @@
+//! Decides the schedules of a look: one statement writes the decisions about many of them.
+//!
+//! The statement skips a schedule that another transaction holds. A second one finds most of these free, as other nodes
+//! hold them for milliseconds. What is held still is written by a statement of its own, which waits for it. So is what
+//! the database answers with an error, unless it refuses the values of one schedule.
+
+use std::{collections::BTreeSet, time::Instant};
+
+use common::{
+    ids::{ScheduleName, TaskId},
+    schedule::{Fire, FireDecision},
+    shard::route::bound_to,
+    time::UnixMicros,
+};
+use futures::{StreamExt, stream};
+
+use super::{Firer, HOLD, POSTPONE, POSTPONE_REFUSED, STATEMENTS_AT_ONCE};
+use crate::{
+    store::{
+        Error, Fault,
+        schedules::{DueSchedule, DueSchedules, Revision, ScheduleRecord, ScheduleTurn, TurnOutcome, Unreadable},
+    },
+    working_set::{
+        retry::{Refused, try_each},
+        set_aside::{Kept, Kind, why},
+    },
+};
+
+/// The most schedules, and the most fire times, that one statement decides. One schedule may have as many fire times,
+/// and is alone then. With the largest payloads the statement writes 6 MiB.
+const DECIDED_TOGETHER: usize = 100;
+
+/// The statements that skip what is held, before each is waited for.
+const TRIES_TOGETHER: usize = 2;
+
+/// A schedule that was looked at.
+#[derive(Debug)]
+struct Decided {
+    name: ScheduleName,
+    /// When it is due again, if that is known.
+    wake_at: Option<UnixMicros>,
+    /// Fire times that came while no node looked.
+    missed: u64,
+}
+
+/// What became of a schedule. An error is the revision of one whose decision failed.
+type Written = Result<Decided, Revision>;
+
+/// A decision, with the ids of the tasks to make.
+#[derive(Debug)]
+pub(super) struct Turn {
+    pub(super) record: ScheduleRecord,
+    pub(super) decision: FireDecision,
+    pub(super) ids: Vec<TaskId>,
+}
+
+impl Turn {
+    fn asked(&self) -> ScheduleTurn<'_> {
+        let ScheduleRecord { name, revision, .. } = &self.record;
+        ScheduleTurn { name, read: *revision, decision: &self.decision, ids: &self.ids }
+    }
+
+    fn decided(&self, is_written: bool) -> Decided {
+        let (name, wake_at) = (self.record.name.clone(), self.decision.wake_at);
+        Decided { name, wake_at, missed: if is_written { self.decision.missed } else { 0 } }
+    }
+}
+
+/// A schedule that is not decided at the moment. `unreadable`: why this version cannot read its calendar; `None`: it is
+/// unknown whether its last task is unfinished.
+#[derive(Debug)]
+struct Undecided {
+    name: ScheduleName,
+    revision: Revision,
+    unreadable: Option<String>,
+}
+
+impl Firer {
+    /// Decides schedules. Returns when the first of them is due again.
+    pub(super) async fn decide_all(&self, due: DueSchedules) -> Option<UnixMicros> {
+        let (now, arrived) = (due.now, due.arrived);
+        let mut readable = Vec::with_capacity(due.schedules.len());
+        for schedule in due.schedules {
+            match schedule {
+                Ok(schedule) => readable.push(schedule),
+                Err(Unreadable { name, revision, why }) => self.put_aside(&name, revision, why).await,
+            }
+        }
+        // Those whose last tasks are not known yet delay no other.
+        let written: Vec<Vec<Written>> = self
+            .with_last_tasks(readable)
+            .ready_chunks(DECIDED_TOGETHER)
+            .map(|known| self.decide_together(known, now, arrived))
+            .buffer_unordered(STATEMENTS_AT_ONCE)
+            .collect()
+            .await;
+        let written: Vec<Written> = written.into_iter().flatten().collect();
+        // The next look reads those behind them. The back-off begins only now: failures may be slow, and the first
+        // ones would stand in the way again.
+        for revision in written.iter().filter_map(|written| written.as_ref().err()) {
+            self.leave_alone(*revision, POSTPONE);
+        }
+        let missed: Vec<&Decided> = written.iter().flatten().filter(|decided| decided.missed > 0).collect();
+        if let Some(first) = missed.first() {
+            let (schedules, fire_times) = (missed.len(), missed.iter().map(|decided| decided.missed).sum::<u64>());
+            tracing::warn!(schedules, fire_times, first = %first.name, "fire times were missed and are not made up");
+        }
+        written.iter().flatten().filter_map(|decided| decided.wake_at).min()
+    }
+
+    /// Decides schedules whose last tasks are known, or known to be unknown.
+    async fn decide_together(
+        &self,
+        known: Vec<(DueSchedule, Option<bool>)>,
+        now: UnixMicros,
+        arrived: Instant,
+    ) -> Vec<Written> {
+        // The database that told of the schedules has told the number before.
+        let Some(shard_count) = self.store.places().shard_count() else { return Vec::new() };
+        let (mut turns, mut undecided) = (Vec::with_capacity(known.len()), Vec::new());
+        for (due, unfinished) in known {
+            match self.decide(due.record, unfinished, now.plus(arrived.elapsed()), shard_count) {
+                Ok(turn) => turns.push(turn),
+                Err(one) => undecided.push(one),
+            }
+            // One that has missed very many fire times takes two milliseconds.
+            tokio::task::yield_now().await;
+        }
+        let resting: Vec<_> = undecided.into_iter().map(|one| self.put_off(one)).collect();
+        let resting = stream::iter(resting).buffer_unordered(STATEMENTS_AT_ONCE);
+        let writing = async {
+            let mut written = Vec::with_capacity(turns.len());
+            for group in in_groups(turns) {
+                written.extend(self.write_all(group).await);
+            }
+            written
+        };
+        tokio::join!(writing, resting.collect::<()>()).0
+    }
+
+    /// Lets a schedule that is not decided rest.
+    async fn put_off(&self, one: Undecided) {
+        match one.unreadable {
+            Some(error) => self.put_aside(&one.name, one.revision, error).await,
+            None => self.postpone(&one.name, one.revision, POSTPONE).await,
+        }
+    }
+
+    /// Decides a schedule, unless it is unknown whether its last task is unfinished.
+    fn decide(
+        &self,
+        record: ScheduleRecord,
+        unfinished: Option<bool>,
+        now: UnixMicros,
+        shard_count: u16,
+    ) -> Result<Turn, Undecided> {
+        let undecided = |unreadable| Undecided { name: record.name.clone(), revision: record.revision, unreadable };
+        let calendar = record.rules.when.calendar().map_err(|error| undecided(Some(error.to_string())))?;
+        let unfinished = unfinished.ok_or_else(|| undecided(None))?;
+        let decision = FireDecision::decide(&record.rules, &calendar, record.standing, unfinished, now);
+        let ids = decision.fires.iter().map(|fire| self.mint(&record, *fire, shard_count)).collect();
+        Ok(Turn { record, decision, ids })
+    }
+
+    /// Writes decisions of one statement, and makes their tasks at once.
+    async fn write_all(&self, mut turns: Vec<Turn>) -> Vec<Written> {
+        let (mut written, mut alone) = (Vec::with_capacity(turns.len()), Vec::new());
+        for _ in 0..TRIES_TOGETHER {
+            // One has nothing to gain from a statement that does not wait.
+            if turns.len() > 1 {
+                let failed;
+                (turns, failed) = self.write_together(turns, &mut written).await;
+                alone.extend(failed);
+            }
+        }
+        alone.append(&mut turns);
+        let alone = stream::iter(alone).map(|turn| self.write(turn)).buffer_unordered(STATEMENTS_AT_ONCE);
+        written.extend(alone.collect::<Vec<_>>().await);
+        written
+    }
+
+    /// Writes decisions that no other transaction is in the way of. Returns those that are held, and those that failed
+    /// with others.
+    async fn write_together(&self, turns: Vec<Turn>, written: &mut Vec<Written>) -> (Vec<Turn>, Vec<Turn>) {
+        let home = self.store.home();
+        let tried = try_each(&turns, |part| async move {
+            let asked: Vec<ScheduleTurn<'_>> = part.iter().map(Turn::asked).collect();
+            let outcomes = home.schedule_turns(&asked, HOLD).await;
+            outcomes.map(|outcomes| part.iter().zip(outcomes).collect::<Vec<_>>())
+        });
+        let tried = tried.await;
+        if !tried.answers.is_empty() {
+            self.note_answer();
+        }
+        let outcomes: Vec<(&Turn, TurnOutcome)> = tried.answers.into_iter().flatten().collect();
+        let with =
+            |asked: TurnOutcome| outcomes.iter().filter(move |(_, outcome)| *outcome == asked).map(|(turn, _)| *turn);
+        self.take_effect(&with(TurnOutcome::Written).collect::<Vec<_>>());
+        written.extend(with(TurnOutcome::Written).map(|turn| Ok(turn.decided(true))));
+        written.extend(with(TurnOutcome::Overtaken).map(|turn| Ok(overtaken(turn))));
+        let held: BTreeSet<ScheduleName> = with(TurnOutcome::Held).map(|turn| turn.record.name.clone()).collect();
+        let mut failed = BTreeSet::new();
+        for Refused { item, error } in tried.refused {
+            written.push(Ok(self.refused(item, &error).await));
+        }
+        for (part, error) in tried.left {
+            if part.len() > 1 && error.sqlstate().is_some() {
+                failed.extend(part.iter().map(|turn| turn.record.name.clone()));
+            } else {
+                written.extend(part.iter().map(|turn| Err(self.failed(turn, &error))));
+            }
+        }
+        let left =
+            turns.into_iter().filter(|turn| held.contains(&turn.record.name) || failed.contains(&turn.record.name));
+        left.partition(|turn| held.contains(&turn.record.name))
+    }
+
+    /// Writes a decision, and makes its tasks at once. Waits for a transaction that holds the schedule.
+    async fn write(&self, turn: Turn) -> Written {
+        let Turn { record, decision, ids } = &turn;
+        let turned = self.store.home().schedule_turn(&record.name, record.revision, decision, ids, HOLD).await;
+        if turned.is_ok() {
+            self.note_answer();
+        }
+        match turned {
+            Ok(Some(_)) => {
+                self.take_effect(&[&turn]);
+                Ok(turn.decided(true))
+            }
+            Ok(None) => Ok(overtaken(&turn)),
+            Err(error) if error.fault() == Fault::Data => Ok(self.refused(&turn, &error).await),
+            Err(error) => Err(self.failed(&turn, &error)),
+        }
+    }
+
+    /// Notes that decisions can be written.
+    fn note_answer(&self) {
+        if self.unknown.end() {
+            tracing::info!("decisions about schedules are written again");
+        }
+    }
+
+    /// Keeps a schedule whose decision the database refuses, and postpones it.
+    async fn refused(&self, turn: &Turn, error: &Error) -> Decided {
+        let name = &turn.record.name;
+        let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
+        self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(error)).await;
+        self.postpone(name, turn.record.revision, POSTPONE_REFUSED).await;
+        turn.decided(false)
+    }
+
+    /// Notes that a decision failed. If the statement was committed, a node takes the fire times on after the hold, and
+    /// the schedule has another revision; otherwise it is still due.
+    fn failed(&self, turn: &Turn, error: &Error) -> Revision {
+        if self.unknown.begin() {
+            tracing::warn!(schedule = %turn.record.name, error = error as &dyn std::error::Error, "outcome of a schedule decision unknown; retrying, together with any other decision that fails");
+        }
+        turn.record.revision
+    }
+
+    /// Counts decisions that were written, and makes their tasks.
+    fn take_effect(&self, turns: &[&Turn]) {
+        for turn in turns {
+            self.note(&turn.record, &turn.decision);
+        }
+        if turns.iter().all(|turn| turn.ids.is_empty()) {
+            return;
+        }
+        fail::fail_point!("after_fire", |_| std::process::abort());
+        self.make_decided(turns);
+    }
+
+    fn note(&self, record: &ScheduleRecord, turn: &FireDecision) {
+        let made = u64::try_from(turn.fires.len()).unwrap_or(u64::MAX);
+        for (outcome, count) in [("made", made), ("skipped", turn.skipped), ("missed", turn.missed)] {
+            self.metrics.schedule_fires.with_label_values(&[outcome]).inc_by(count);
+        }
+        if turn.missed > 0 {
+            tracing::debug!(schedule = %record.name, missed = turn.missed, "a schedule has missed fire times");
+        }
+        for fire in &turn.fires {
+            tracing::debug!(schedule = %record.name, fire_at = %fire.at, buffered = fire.buffered, "fire time decided");
+        }
+    }
+
+    fn mint(&self, record: &ScheduleRecord, fire: Fire, shard_count: u16) -> TaskId {
+        let rules = &record.rules;
+        let key = common::schedule::key_of(&record.name, fire.at);
+        let placement = self.books.load().get(&rules.queue).policy.placement;
+        let partition_key = rules.partition_key.as_deref();
+        let shard = bound_to(&rules.queue, placement, partition_key, Some(&key), shard_count.into());
+        let shard = shard.expect("a key binds to a shard");
+        TaskId::mint(uuid::Uuid::now_v7(), shard)
+    }
+}
+
+fn overtaken(turn: &Turn) -> Decided {
+    tracing::debug!(schedule = %turn.record.name, "a schedule was changed, or decided by another node, meanwhile");
+    turn.decided(false)
+}
+
+/// Divides decisions into those of one statement each.
+fn in_groups(turns: Vec<Turn>) -> Vec<Vec<Turn>> {
+    let (mut groups, mut fires): (Vec<Vec<Turn>>, usize) = (Vec::new(), 0);
+    for turn in turns {
+        let more = turn.ids.len();
+        match groups.last_mut() {
+            Some(group) if fires + more <= DECIDED_TOGETHER => {
+                group.push(turn);
+                fires += more;
+            }
+            _ => {
+                groups.push(vec![turn]);
+                fires = more;
+            }
+        }
+    }
+    groups
+}
