@@ -1,6 +1,6 @@
 //! The firer beside a clock that was set back, other rules of a time zone, and a database that is slow or away.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use common::{
     ids::{DatabaseName, ShardId},
@@ -248,6 +248,24 @@ async fn decided_fire_times_whose_database_is_away_are_left_alone_and_the_others
     let overdue = "SELECT count(*) FROM duetime.fire WHERE wake_at <= now()";
     let overdue: i64 = sqlx::query_scalar(overdue).fetch_one(&tests[0].pool).await.unwrap();
     assert_eq!(overdue, 1_000);
+}
+
+#[tokio::test]
+async fn decided_fire_times_are_taken_on_between_rests_only_while_a_database_is_away() {
+    let (counter, tests) = with_two_databases().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    let decide = "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+                  SELECT $1, name, now(), false, rules, payload, now() FROM duetime.schedule";
+    let id = fixture::fresh_id_of(ShardId::new(0)).uuid();
+    sqlx::query(decide).bind(id).execute(&tests[0].pool).await.unwrap();
+    let away = (DatabaseName::new("east"), Unfit::away("cut off".to_owned()));
+    for (unfit, live) in [(BTreeMap::from([away]), 0), (BTreeMap::new(), 1)] {
+        let (master, _) = firer_among(&counter, true, NodeFitness { unfit, ..NodeFitness::default() });
+        master.rest_from_takes();
+        master.look().await.expect("it answers");
+        drop(master.keep_from_making().await);
+        assert_eq!(tests[0].live().await, live);
+    }
 }
 
 /// A hundred schedules, `s` and `s1` to `s99`, whose last fire time has passed.

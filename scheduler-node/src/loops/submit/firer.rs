@@ -14,6 +14,7 @@ mod count;
 mod decide;
 mod last_tasks;
 mod make;
+mod takes;
 
 use std::{
     collections::VecDeque,
@@ -31,7 +32,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use self::{count::Corrections, last_tasks::LastTasks, make::MADE_AT_ONCE};
+use self::{count::Corrections, last_tasks::LastTasks, make::MADE_AT_ONCE, takes::Takes};
 use super::submitter::Submitter;
 use crate::{
     loops::{
@@ -102,6 +103,7 @@ pub struct Firer {
     /// it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
     last_tasks: LastTasks,
+    takes: Arc<Mutex<Takes>>,
 }
 
 impl Firer {
@@ -115,7 +117,7 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        let (unknown, left_alone, last_tasks) = Default::default();
+        let (unknown, left_alone, last_tasks, takes) = Default::default();
         Self {
             store,
             submitter,
@@ -130,6 +132,7 @@ impl Firer {
             unreadable_fires: Failures::over_after(UNREADABLE_OVER_AFTER),
             left_alone,
             last_tasks,
+            takes,
         }
     }
 
@@ -217,10 +220,8 @@ impl Firer {
         };
         let found: Vec<Revision> = due.schedules.iter().map(revision).collect();
         let woken = self.decide_all(due).await;
-        let left = home.fire_take(HOLD, READ_AT_ONCE, &self.reachable_shards()).await?;
-        let is_full = |read: usize| i64::try_from(read).is_ok_and(|read| read >= READ_AT_ONCE);
-        let may_be_more_left = is_full(left.len());
-        let is_making = self.make(left.into_iter().filter_map(|fire| self.readable(fire)).collect());
+        let (left, may_be_more_left) = self.take().await?;
+        let is_making = self.make(left);
         let may_be_more_due = is_full(found.len());
         if may_be_more_due && self.finds_others_than(&found) || may_be_more_left && is_making {
             return Ok(Duration::ZERO);
@@ -230,6 +231,26 @@ impl Firer {
         }
         let wait = |wake_at: UnixMicros| wake_at.since(now.plus(arrived.elapsed())) + lag;
         Ok(next_wake_at.into_iter().chain(woken).min().map_or(LOOK_EVERY, wait).min(LOOK_EVERY))
+    }
+
+    /// Takes decided fire times on that other nodes left, unless takes rest. Returns whether there may be more.
+    async fn take(&self) -> Result<(Vec<FireRecord>, bool), Error> {
+        let (passes_over, began) = (!self.fitness.borrow().unfit.is_empty(), Instant::now());
+        if !self.takes.lock().may_begin(passes_over, began) {
+            return Ok((Vec::new(), false));
+        }
+        let taken = self.store.home().fire_take(HOLD, READ_AT_ONCE, &self.reachable_shards()).await;
+        let has_read_all = taken.as_ref().map_or_else(Error::is_out_of_time, |taken| !is_full(taken.len()));
+        self.takes.lock().ended(passes_over, has_read_all, began.elapsed(), Instant::now());
+        let taken = taken?;
+        let may_be_more = is_full(taken.len());
+        Ok((taken.into_iter().filter_map(|fire| self.readable(fire)).collect(), may_be_more))
+    }
+
+    /// Has takes rest for a minute.
+    #[cfg(test)]
+    pub(crate) fn rest_from_takes(&self) {
+        self.takes.lock().rest_until(Instant::now() + Duration::from_secs(60));
     }
 
     /// The database of a task, if the prober finds that it answers.
@@ -296,4 +317,9 @@ impl Firer {
         })
         .ok()
     }
+}
+
+/// Whether a read of so many may have left others.
+fn is_full(read: usize) -> bool {
+    i64::try_from(read).is_ok_and(|read| read >= READ_AT_ONCE)
 }
