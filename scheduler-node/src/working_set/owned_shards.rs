@@ -424,10 +424,11 @@ impl OwnedShards {
         self.heap_changed.notify_one();
     }
 
-    /// The tasks in flight that wake again once they are settled, for a retry or a deadline.
-    pub fn wake_again(&self) -> BTreeSet<TaskId> {
+    /// Those of tasks in flight that are to be claimed again once they are settled, as for a retry.
+    pub fn claimed_again(&self, ids: impl Iterator<Item = TaskId>) -> BTreeSet<TaskId> {
         let state = self.state.lock();
-        state.in_flight.iter().filter(|(_, one)| one.then.is_some()).map(|(id, _)| *id).collect()
+        let then = |id: &TaskId| state.in_flight.get(id).and_then(|one| one.then);
+        ids.filter(|id| then(id).is_some_and(|then| then.kind == WakeKind::Claim)).collect()
     }
 
     pub fn in_flight(&self) -> usize {

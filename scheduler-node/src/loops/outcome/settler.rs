@@ -23,7 +23,6 @@ use common::{
         Delivery, TaskState,
         verdict::{AfterConfirm, CONFIRMED_FROM},
     },
-    time::UnixMicros,
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -39,7 +38,7 @@ use crate::{
     },
     supervise::{Work, at_work},
     working_set::{
-        database::{Aside, DatabaseIndex, NodeDatabase, NodeDatabases, held_again},
+        database::{Aside, DatabaseIndex, NodeDatabases, held_again},
         lanes::Lanes,
         retry::until_done_or_held,
         set_aside::Kind,
@@ -52,12 +51,12 @@ const GATHER: Duration = Duration::from_millis(50);
 /// The most confirms of one statement.
 const BATCH: usize = 1_000;
 
-/// Confirms wait only while more than one place in so many is left in the window. With the default one, the rest lasts
-/// for longer than the write of the first thousand takes.
-const LEFT: usize = 8;
+/// Confirms wait only while more than one place in so many is left in the window: the last quarter takes only tasks of
+/// a crowd, and those not before they are due ([`common::delay::turn::Room`]).
+const LEFT: usize = 4;
 
-/// The same while tasks are overdue: the last quarter takes none of these ([`common::delay::turn::Room`]).
-const LEFT_OVERDUE: usize = 4;
+/// The longest time for which a confirm gives way. Messages that wait for longer are no burst but the usual load.
+const LONGEST_WAY: Duration = Duration::from_secs(2);
 
 /// The longest pause between two passes over confirms that were delayed. It is enough to write what comes meanwhile.
 const LONGEST_REST: Duration = Duration::from_secs(10);
@@ -122,7 +121,7 @@ impl<S: Statements> Settler<S> {
         // As bounded as the window, because their tasks stay in flight.
         let (mut held, mut waiting) = (Vec::new(), Vec::new());
         let (mut again, mut is_open) = (held_again(), true);
-        while is_open || !held.is_empty() || !waiting.is_empty() {
+        while is_open || !held.is_empty() {
             let (is_wary, some_wait) = (!held.is_empty(), !waiting.is_empty());
             let (work, batch, is_repeated) = tokio::select! {
                 biased;
@@ -139,7 +138,7 @@ impl<S: Statements> Settler<S> {
                     }
                     None => {
                         is_open = false;
-                        continue;
+                        (at_work(), std::mem::take(&mut waiting), false)
                     }
                 },
                 () = tokio::time::sleep(GATHER), if some_wait => {
@@ -196,20 +195,22 @@ impl<S: Statements> Settler<S> {
     /// Adds new confirms to those that wait until due messages are sent. Returns those that wait no longer.
     fn give_way(&self, new: Vec<Confirmed>, waiting: &mut Vec<Confirmed>) -> Vec<Confirmed> {
         waiting.extend(new);
-        if !self.lanes.backlog.delays_writes(clock::instant()) || !self.may_wait() {
+        let now = clock::instant();
+        // A backlog may end and begin anew between two looks. So the oldest confirm tells how long they have waited.
+        let is_long = waiting.first().is_some_and(|first| now.saturating_duration_since(first.at) >= LONGEST_WAY);
+        if is_long || !self.lanes.backlog.delays_writes(now) || !self.may_wait() {
             return std::mem::take(waiting);
         }
-        let wake_again = self.databases[self.index].owned_shards.wake_again();
-        waiting.extract_if(.., |one| !one.gives_way || wake_again.contains(&one.id)).collect()
+        let owned_shards = &self.databases[self.index].owned_shards;
+        let again = owned_shards.claimed_again(waiting.iter().map(|one| one.id));
+        waiting.extract_if(.., |one| !one.gives_way || again.contains(&one.id)).collect()
     }
 
     /// Whether the window has room for more tasks, and no drain waits for those in flight.
     fn may_wait(&self) -> bool {
-        let NodeDatabase { sql, owned_shards, .. } = &self.databases[self.index];
-        let is_overdue = |due: UnixMicros| sql.clock().at(clock::instant()).is_some_and(|now| due < now);
-        let part = if owned_shards.next_due().is_some_and(is_overdue) { LEFT_OVERDUE } else { LEFT };
+        let owned_shards = &self.databases[self.index].owned_shards;
         let left = self.window.saturating_sub(owned_shards.in_flight());
-        left > self.window / part && !owned_shards.is_draining()
+        left > self.window / LEFT && !owned_shards.is_draining()
     }
 
     /// Writes confirms. Returns those to try again; their tasks stay in flight.

@@ -5,7 +5,7 @@
 -- deadline counts from the write, because a lock that delays it delays reports too.
 -- $1 ids; $2 attempts; $3 timeouts in ms; $4 how many us ago the confirms came (pairwise).
 UPDATE duetime.task AS t
-   SET state = 'delivered', delivered_at = clock_timestamp() - f.age_us * interval '1 us',
+   SET state = 'delivered', delivered_at = statement_timestamp() - f.age_us * interval '1 us',
        wake_at = clock_timestamp() + f.timeout_ms * interval '1 ms'
   FROM unnest($1::uuid[], $2::int[], $3::bigint[], $4::bigint[]) AS f (id, attempt, timeout_ms, age_us)
  WHERE t.id = f.id AND t.attempt = f.attempt

@@ -135,13 +135,13 @@ async fn claim(test: &TestDatabase, ids: &[TaskId], fences: &BTreeMap<ShardId, E
     test.database.task_claim(ids, fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap()
 }
 
-/// Starts up to `most` tasks that wait for room, of the highest priority that has any. This is how
-/// a queue without gates does it.
 /// A confirm that comes now.
 fn deliver(id: TaskId, attempt: Attempt, timeout_ms: i64) -> Deliver {
     Deliver { id, attempt, timeout_ms, confirmed_at: clock::instant() }
 }
 
+/// Starts up to `most` tasks that wait for room, of the highest priority that has any. This is how
+/// a queue without gates does it.
 async fn pick(
     database: &super::Database,
     queue: &QueueName,

@@ -3,6 +3,7 @@ use std::{collections::BTreeSet, time::Instant};
 use common::{
     delay::heap::{Entry, WakeKind},
     ids::{ScheduleName, ShardId},
+    time::UnixMicros,
 };
 
 use super::*;
@@ -24,9 +25,9 @@ async fn confirms_give_way_until_no_due_message_waits_to_be_sent_or_the_window_i
     let (full, roomy) = (loops.settler(ids.len(), &lanes), loops.settler(ids.len() * 2, &lanes));
     let mut waiting = Vec::new();
     assert_eq!(roomy.give_way(confirms(0), &mut waiting).len(), 1, "no message waits to be sent");
-    lanes.backlog.note(true, 1, clock::instant());
-    assert_eq!(full.give_way(confirms(0), &mut waiting).len(), 1, "the window needs its places");
+    // It is young for longer than this test lasts.
     lanes.backlog.note(true, 1, clock::instant() + LONG);
+    assert_eq!(full.give_way(confirms(0), &mut waiting).len(), 1, "the window needs its places");
     assert!(roomy.give_way(confirms(0), &mut waiting).is_empty(), "a due message waits to be sent");
     assert!(roomy.give_way(confirms(1), &mut waiting).is_empty());
     lanes.backlog.note(false, 0, clock::instant());
@@ -35,29 +36,36 @@ async fn confirms_give_way_until_no_due_message_waits_to_be_sent_or_the_window_i
 }
 
 #[tokio::test]
-async fn confirms_that_wait_are_written_when_tasks_become_overdue_or_a_drain_begins() {
+async fn confirms_do_not_wait_for_longer_because_a_backlog_ends_and_begins_again() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let lanes = Arc::<Lanes>::default();
+    let settler = loops.settler(100, &lanes);
+    lanes.backlog.note(true, 1, clock::instant() + LONG);
+    let old = Confirmed { at: clock::instant() - LONGEST_WAY, ..confirmed(ids[0], SUCCEED) };
+    let mut waiting = vec![old];
+    assert_eq!(settler.give_way(vec![confirmed(ids[1], SUCCEED)], &mut waiting).len(), 2);
+    assert!(waiting.is_empty());
+}
+
+#[tokio::test]
+async fn confirms_that_wait_are_written_when_a_drain_begins() {
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
     loops.database().owned_shards.begin(ids);
-    loops.database().sql.ping().await.unwrap();
     let lanes = Arc::<Lanes>::default();
     // It is young for longer than this test lasts.
     lanes.backlog.note(true, 1, clock::instant() + LONG);
-    // Three tasks are in flight, so a quarter of the window is left.
-    let settler = loops.settler(4, &lanes);
+    let settler = loops.settler(100, &lanes);
     let (shard, owned_shards) = (ShardId::new(0), Arc::clone(&loops.database().owned_shards));
-    let entry = Entry { wake_at: UnixMicros::FIRST, id: fixture::fresh_id_of(shard), kind: WakeKind::Claim };
-    let overdue = |owned_shards: &OwnedShards| owned_shards.offer([entry]);
     let cut = |owned_shards: &OwnedShards| owned_shards.stop_claiming(&[shard], Stop::Cut);
     let release = |owned_shards: &OwnedShards| owned_shards.begin_release(&[shard]);
-    let needs: [&dyn Fn(&OwnedShards); 3] = [&overdue, &cut, &release];
-    for need in needs {
+    let drains: [&dyn Fn(&OwnedShards); 2] = [&cut, &release];
+    for drain in drains {
         let mut waiting = vec![confirmed(ids[0], SUCCEED)];
         assert!(settler.give_way(Vec::new(), &mut waiting).is_empty(), "nothing needs the places");
-        need(&owned_shards);
+        drain(&owned_shards);
         assert_eq!(settler.give_way(Vec::new(), &mut waiting).len(), 1, "they wait no longer");
-        // The heap of a shard in its cut is empty.
-        cut(&owned_shards);
         owned_shards.resume_claiming(shard, owned_shards.owned()[&shard], Stop::Cut);
     }
 }
