@@ -220,16 +220,8 @@ impl Work {
     /// not take the last part, the source opens again, because the target may refuse it for ever.
     pub(super) async fn finish_cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
         let began = Instant::now();
-        // A move that is called off does not take place. But the tasks of the shard wait, and the first database may be
-        // silent: then the cut goes on.
-        let is_called_off = async {
-            if self.note(Some(MovePhase::Cutting), None).await {
-                return false;
-            }
-            self.shared.look().await;
-            self.plan().is_some_and(|plan| plan.called_off_at.is_some())
-        };
-        if let Ok(true) = tokio::time::timeout(CALLED_OFF_WITHIN, is_called_off).await {
+        // The tasks of the shard wait, and the first database may be silent: then the cut goes on.
+        if let Ok(true) = tokio::time::timeout(CALLED_OFF_WITHIN, self.is_over()).await {
             return Ok(Stepped::On);
         }
         let problem = match self.open_closed(ends, epoch).await {
@@ -247,6 +239,15 @@ impl Work {
             Ok(false) => Stepped::Ended,
             Err(error) => Stepped::HeldUp(format!("{problem}; {STAYS_CLOSED}: {}", explained(&error))),
         })
+    }
+
+    /// Whether the move is called off or has ended, as far as the first database tells. Then it does not take place.
+    pub(super) async fn is_over(&mut self) -> bool {
+        if self.note(Some(MovePhase::Cutting), None).await {
+            return false;
+        }
+        self.shared.look().await;
+        self.plan().is_none_or(|plan| plan.called_off_at.is_some())
     }
 
     /// `None`: another owner fills the shard, the target has it, or it refuses this cut, or the source may open again.

@@ -1,5 +1,6 @@
 //! The mover on real databases without etcd.
 
+mod former;
 mod gates;
 mod heard;
 mod late;
@@ -88,8 +89,9 @@ impl Moving {
         let databases = counter.databases.clone();
         let (source, target) = (databases[source_index].clone(), databases[target_index].clone());
         source.owned_shards.adopt(&taken);
+        assert_eq!(source.sql.move_add(&[asked(SHARD, "east")], "a test").await.unwrap(), MovesAdded::All);
+        let plan = source.sql.move_list().await.unwrap().remove(0);
         let mover = mover(me, databases);
-        let plan = plan(SHARD, "east");
         let work = Work::new(mover.shared, &plan, CancellationToken::new());
         let ends = Ends { source, source_index, target, target_index };
         Self { work, ends, epoch: taken[0].1, tests, _counter: counter }
@@ -111,11 +113,20 @@ impl Moving {
     /// the close, too.
     async fn refused(&mut self) -> (TaskId, Epoch) {
         self.copy().await;
-        let (id, source) = (fixture::fresh_id_of(SHARD), &self.ends.source.sql);
-        source.task_submit(&[new_task(id)], Sending::First).await.unwrap();
+        let id = fixture::fresh_id_of(SHARD);
+        self.ends.source.sql.task_submit(&[new_task(id)], Sending::First).await.unwrap();
         sqlx::raw_sql(REFUSE_ROWS).execute(&self.tests[1].pool).await.unwrap();
-        let closed = source.move_close(SHARD, self.epoch, CloseWait::Plain).await.unwrap();
-        (id, closed.expect("the owner closes it"))
+        (id, self.close().await)
+    }
+
+    /// Closes the shard, as a node that dies in its cut. Returns the epoch of the close.
+    async fn close(&self) -> Epoch {
+        self.close_under(self.epoch).await
+    }
+
+    async fn close_under(&self, epoch: Epoch) -> Epoch {
+        let closed = self.ends.source.sql.move_close(SHARD, epoch, CloseWait::Plain).await.unwrap();
+        closed.expect("the owner closes it")
     }
 
     async fn statuses(&self) -> [ShardStatus; 2] {
@@ -138,7 +149,7 @@ async fn what_changes_after_the_last_round_is_in_the_target_when_it_opens() {
     assert_eq!(claimed.deliveries.len(), 1);
     // The answer is lost.
     moving.ends.source.look_again([id], Duration::from_secs(3_600));
-    let closed = source.move_close(SHARD, moving.epoch, CloseWait::Plain).await.unwrap().expect("the owner closes it");
+    let closed = moving.close().await;
     moving.work.finish_cut(&moving.ends, closed).await.unwrap();
     assert!(moving.ends.target.owned_shards.own_since(SHARD).is_some(), "the target has the shard");
     assert_eq!(moving.tests[1].state_of(id).await.as_deref(), Some("dispatching"), "the claim came over");
@@ -170,7 +181,7 @@ async fn a_shard_whose_last_part_is_refused_fires_from_its_source_again() {
     let late = target.sql.move_open(SHARD, closed, closed, &me).await.unwrap();
     assert_eq!(late, None, "an open that comes late does nothing");
     sqlx::raw_sql("DROP TRIGGER refuse_row ON duetime.task").execute(&moving.tests[1].pool).await.unwrap();
-    let again = source.sql.move_close(SHARD, fences[&SHARD], CloseWait::Plain).await.unwrap().expect("it leaves");
+    let again = moving.close_under(fences[&SHARD]).await;
     moving.work.finish_cut(&moving.ends, again).await.unwrap();
     assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
     assert_eq!(moving.tests[1].state_of(id).await.as_deref(), Some("dispatching"), "the move has gone on");
@@ -180,7 +191,7 @@ async fn a_shard_whose_last_part_is_refused_fires_from_its_source_again() {
 async fn a_shard_that_its_target_has_opened_without_an_answer_stays_closed_in_its_source() {
     let mut moving = Moving::new().await;
     moving.copy().await;
-    let closed = moving.ends.source.sql.move_close(SHARD, moving.epoch, CloseWait::Plain).await.unwrap().unwrap();
+    let closed = moving.close().await;
     let me = moving.work.shared.me.clone();
     moving.ends.target.sql.move_open(SHARD, moving.epoch, closed, &me).await.unwrap().expect("it arrives");
     assert!(!moving.work.undo_cut(&moving.ends, closed).await.unwrap());
@@ -206,7 +217,7 @@ async fn a_cut_that_is_given_up_has_its_shard_open_in_the_source_from_then_on() 
 async fn a_shard_that_may_open_in_its_source_late_is_not_opened_in_its_target() {
     let mut moving = Moving::new().await;
     moving.copy().await;
-    let closed = moving.ends.source.sql.move_close(SHARD, moving.epoch, CloseWait::Plain).await.unwrap().unwrap();
+    let closed = moving.close().await;
     moving.work.reopening = Some(closed);
     moving.work.finish_cut(&moving.ends, closed).await.unwrap();
     assert_eq!(moving.statuses().await, [ShardStatus::Leaving, ShardStatus::Arriving]);
@@ -439,13 +450,10 @@ const NOTES_MOST: u64 = 4;
 #[tokio::test]
 async fn a_move_whose_cut_cannot_be_noted_rests_between_its_attempts() {
     let mut moving = Moving::new().await;
-    let (home, source) = (&moving.tests[0], Arc::clone(&moving.tests[0].database));
-    assert_eq!(source.move_add(&[asked(SHARD, "east")], "a test").await.unwrap(), MovesAdded::All);
-    moving.work.requested_at = source.move_list().await.unwrap()[0].requested_at;
-    sqlx::raw_sql(REFUSE_NOTES).execute(&home.pool).await.unwrap();
-    let pool = home.pool.clone();
+    let pool = moving.tests[0].pool.clone();
+    sqlx::raw_sql(REFUSE_NOTES).execute(&pool).await.unwrap();
     moving.copy().await;
-    let closed = source.move_close(SHARD, moving.epoch, CloseWait::Plain).await.unwrap().expect("the owner closes it");
+    let closed = moving.close().await;
     moving.work.finish_cut(&moving.ends, closed).await.unwrap();
     let mover = Mover { shared: Arc::clone(&moving.work.shared) };
     let stop = CancellationToken::new();

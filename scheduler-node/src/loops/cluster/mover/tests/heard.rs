@@ -18,18 +18,16 @@ impl Moving {
         }
     }
 
-    /// Copies and closes the shard, as a node that dies in its cut. Returns the epoch of the close.
-    async fn close(&mut self) -> Epoch {
+    async fn copy_and_close(&mut self) -> Epoch {
         self.copy().await;
-        let closed = self.ends.source.sql.move_close(SHARD, self.epoch, CloseWait::Plain).await.unwrap();
-        closed.expect("the owner closes it")
+        self.close().await
     }
 }
 
 #[tokio::test]
 async fn where_an_interrupted_cut_opens_its_shard_deadlines_wait_for_the_reports_that_were_held() {
     let mut moving = Moving::new().await;
-    let closed = moving.close().await;
+    let closed = moving.copy_and_close().await;
     moving.work.finish_cut(&moving.ends, closed).await.unwrap();
     assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
     assert_eq!(moving.hears_first(), [false, true]);
@@ -44,7 +42,7 @@ async fn where_an_interrupted_cut_opens_its_shard_deadlines_wait_for_the_reports
 #[tokio::test]
 async fn where_a_node_finds_that_it_has_opened_a_shard_without_an_answer_deadlines_wait_for_reports() {
     let mut moving = Moving::new().await;
-    let closed = moving.close().await;
+    let closed = moving.copy_and_close().await;
     let (me, target) = (moving.work.shared.me.clone(), Arc::clone(&moving.ends.target.sql));
     target.move_open(SHARD, moving.epoch, closed, &me).await.unwrap().expect("it arrives");
     let fence = target.move_fence(SHARD).await.unwrap().expect("it is there");
@@ -52,8 +50,8 @@ async fn where_a_node_finds_that_it_has_opened_a_shard_without_an_answer_deadlin
     assert_eq!(moving.hears_first(), [false, true]);
 
     let mut moving = Moving::new().await;
-    moving.ask().await;
-    let closed = moving.close().await;
+    moving.work.shared.look().await;
+    let closed = moving.copy_and_close().await;
     let me = moving.work.shared.me.clone();
     assert!(moving.ends.target.sql.move_refuse_open(SHARD, closed).await.unwrap());
     moving.ends.source.sql.move_reopen(SHARD, closed, &me).await.unwrap().expect("it is closed");
@@ -89,14 +87,14 @@ async fn with_a_late_answer<T>(test: &TestDatabase, database: &NodeDatabase, ope
 #[tokio::test]
 async fn an_answer_that_takes_as_long_as_deadlines_wait_has_them_wait_once_more() {
     let mut moving = Moving::new().await;
-    let closed = moving.close().await;
+    let closed = moving.copy_and_close().await;
     let ends = moving.ends.clone();
     with_a_late_answer(&moving.tests[1], &ends.target, Box::pin(moving.work.finish_cut(&ends, closed))).await.unwrap();
     assert_eq!(moving.statuses().await, [ShardStatus::Gone, ShardStatus::Here]);
     assert_eq!(moving.hears_first(), [false, true]);
 
     let mut moving = Moving::new().await;
-    let closed = moving.close().await;
+    let closed = moving.copy_and_close().await;
     let ends = moving.ends.clone();
     let undoing = Box::pin(moving.work.undo_cut(&ends, closed));
     assert!(with_a_late_answer(&moving.tests[0], &ends.source, undoing).await.unwrap());

@@ -5,13 +5,6 @@ use common::wire::shard::MoveOutcome;
 use super::*;
 
 impl Moving {
-    /// Asks for the move, so that it can be noted and called off.
-    pub(super) async fn ask(&mut self) {
-        assert_eq!(self.ends.source.sql.move_add(&[asked(SHARD, "east")], "a test").await.unwrap(), MovesAdded::All);
-        self.work.shared.look().await;
-        self.work.requested_at = self.work.shared.plans.load()[&SHARD].requested_at;
-    }
-
     async fn call_off(&mut self) {
         self.ends.source.sql.move_call_off(&[SHARD].into_iter().collect()).await.unwrap();
         self.work.shared.look().await;
@@ -32,7 +25,7 @@ impl Moving {
 #[tokio::test]
 async fn a_copy_that_begins_anew_is_noted_with_its_first_page() {
     let mut moving = Moving::new().await;
-    moving.ask().await;
+    moving.work.shared.look().await;
     // As after a target that was restored from before the move.
     moving.work.page = PageCursor::Done;
     moving.step().await.unwrap();
@@ -43,7 +36,7 @@ async fn a_copy_that_begins_anew_is_noted_with_its_first_page() {
 #[tokio::test]
 async fn a_shard_leaves_although_its_rows_cannot_be_estimated() {
     let mut moving = Moving::new().await;
-    moving.ask().await;
+    moving.work.shared.look().await;
     // The estimate reads this column.
     let away = "ALTER TABLE duetime.task RENAME COLUMN wake_at TO away";
     sqlx::raw_sql(away).execute(&moving.tests[0].pool).await.unwrap();
@@ -73,7 +66,7 @@ const RETURN_OF_FEW_NOTES: &str = "
 #[tokio::test]
 async fn a_shard_with_many_notes_of_changes_is_given_back_page_by_page() {
     let mut moving = Moving::new().await;
-    moving.ask().await;
+    moving.work.shared.look().await;
     moving.copy().await;
     for sql in [MANY_NOTES, RETURN_OF_FEW_NOTES] {
         sqlx::raw_sql(sql).execute(&moving.tests[0].pool).await.unwrap();
@@ -112,7 +105,7 @@ async fn notes_of_changes_under_another_fence_stay() {
 #[tokio::test]
 async fn a_move_that_is_called_off_while_its_target_is_away_gives_its_shard_back_and_ends_when_the_target_is_back() {
     let mut moving = Moving::new().await;
-    moving.ask().await;
+    moving.work.shared.look().await;
     let source = Arc::clone(&moving.ends.source.sql);
     source.task_submit(&[new_task(fixture::fresh_id_of(SHARD))], Sending::First).await.unwrap();
     moving.copy().await;
