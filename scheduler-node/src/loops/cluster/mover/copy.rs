@@ -1,9 +1,6 @@
 //! The copy of a shard, the rounds over its changes, and the deletion of what a move leaves behind.
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
 use common::{
@@ -161,8 +158,7 @@ impl Work {
     }
 
     async fn write(&mut self, ends: &Ends, epoch: Epoch, rows: &MoveRows) -> Result<bool, Error> {
-        let write = self.shared.writes.fetch_add(1, Ordering::Relaxed) + 1;
-        let is_written = ends.target.sql.move_write(self.shard, epoch, write, rows).await?;
+        let is_written = ends.target.sql.move_write(self.shard, epoch, self.next_write(), rows).await?;
         if is_written {
             let count = rows.len();
             self.rows_copied += i64::try_from(count).unwrap_or(0);
@@ -227,21 +223,32 @@ impl Work {
             return Ok(Stepped::Ended);
         }
         let days: Vec<NaiveDate> = ends.target.sql.partition_days().await?;
+        if !self.empty_target(ends, epoch, &days).await? {
+            return Ok(Stepped::Ended);
+        }
+        ends.target.sql.move_drop(self.shard, epoch).await?;
+        Ok(Stepped::On)
+    }
+
+    /// Deletes the rows of the shard in its target, of the archive those in these partitions. `false`: another owner
+    /// fills the shard, or this node ends.
+    pub(super) async fn empty_target(&self, ends: &Ends, epoch: Epoch, days: &[NaiveDate]) -> Result<bool, Error> {
         let mut cursor = PageCursor::FIRST;
         while cursor != PageCursor::Done {
             if self.stop.is_cancelled() {
-                return Ok(Stepped::Ended);
+                return Ok(false);
             }
             let began = Instant::now();
-            let page = ends.target.sql.move_page(self.shard, &cursor, &days, false).await?;
-            let write = self.shared.writes.fetch_add(1, Ordering::Relaxed) + 1;
-            if !page.rows.is_empty() && !ends.target.sql.move_write(self.shard, epoch, write, &page.rows).await? {
-                return Ok(Stepped::Ended);
+            let page = ends.target.sql.move_page(self.shard, &cursor, days, false).await?;
+            if !page.rows.is_empty() {
+                let write = self.next_write();
+                if !ends.target.sql.move_write(self.shard, epoch, write, &page.rows).await? {
+                    return Ok(false);
+                }
             }
             cursor = page.next;
             tokio::time::sleep(began.elapsed() * PAUSE_PER_PAGE).await;
         }
-        ends.target.sql.move_drop(self.shard, epoch).await?;
-        Ok(Stepped::On)
+        Ok(true)
     }
 }
