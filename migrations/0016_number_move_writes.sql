@@ -1,28 +1,70 @@
--- Lets a move say which writes into its target came before it. The form of 0012_gate_shards.sql counted them from 0
--- again. A move that was called off and begun anew under the same epoch then accepted a held-up write of the former
--- one, and a cancelled task came back. Nodes of 0.2.0 go on calling that form.
--- Locks: none that another session waits for; a new function only.
+-- Lets a target receive a shard only as its mover has seen it, and lets a move say which writes into its target came
+-- before it. The form of 0012_gate_shards.sql knew no more than an epoch. A move that was called off and begun anew
+-- under the same epoch then accepted a held-up write of the former one, and a cancelled task came back. A former owner
+-- could begin its move long after the shard had come, and left again. Nodes of 0.2.0 go on calling that form.
+-- Locks: none that another session waits for; functions only.
 
--- Begins the move of a shard in its target, or takes one over that another owner of the source has begun: after this no
--- earlier owner can write. `p_epoch` is the epoch of the caller in the source. `p_write` is the number of the caller's
--- last write: that one and those before it do nothing from here on.
-CREATE FUNCTION duetime.move_arrive(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean
+-- Begins the move of a shard in its target. `p_epoch` is the epoch of the caller in the source. `p_write` is the number
+-- of the caller's last write: that one and those before it do nothing from here on.
+--
+-- The target must be as the caller has seen it: without a row (NULL), or `gone` with these three numbers. Before and
+-- after that look the caller has seen the source open under p_epoch, and it was open in between: a close raises the
+-- epoch. So the target was no source of a cut at the look. To become one it must open, which raises its epoch. A move
+-- that begins there and is called off changes the other two numbers. Nothing here depends on which of the two
+-- databases has the higher epoch: a restore may have turned that round, and so may nodes of 0.2.0.
+--
+-- Executed late, it may leave an `arriving` row that no move needs, without rows of tasks. The next move goes on there.
+CREATE FUNCTION duetime.move_arrive(
+    p_shard integer, p_epoch bigint, p_write bigint,
+    p_seen_epoch bigint, p_seen_move_epoch bigint, p_seen_move_write bigint)
+RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+BEGIN
+    IF NOT duetime.gate_guards(p_shard) THEN
+        RETURN false;
+    END IF;
+    UPDATE duetime.meta AS m SET serves = 11 WHERE m.serves < 11;
+    INSERT INTO duetime.shard AS s (id, status, move_epoch, move_write) VALUES (p_shard, 'arriving', p_epoch, p_write)
+        ON CONFLICT (id) DO UPDATE SET status = 'arriving', move_epoch = p_epoch, move_write = p_write
+     WHERE s.status = 'gone' AND s.epoch = p_seen_epoch AND s.move_epoch = p_seen_move_epoch AND s.move_write = p_seen_move_write;
+    RETURN FOUND;
+END
+$$;
+
+-- Takes over a copy that an owner of the source has begun: after this no earlier owner writes or opens there. `p_epoch`
+-- and `p_write` as in move_arrive. Only of a shard that arrives: one that is `gone` may have been here, and may be the
+-- source of another move by now. Also true if the caller fills it already.
+CREATE FUNCTION duetime.move_fill(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 BEGIN
     IF NOT duetime.gate_guards(p_shard) THEN
         RETURN false;
     END IF;
-    -- All nodes read the map again after a change of a status, so the other statements run only if there is one.
-    UPDATE duetime.shard AS s SET move_write = greatest(s.move_write, p_write)
-     WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch = p_epoch;
-    IF FOUND THEN
+    UPDATE duetime.shard AS s
+       SET move_epoch = p_epoch, move_write = CASE WHEN s.move_epoch = p_epoch THEN greatest(s.move_write, p_write) ELSE p_write END
+     WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch <= p_epoch;
+    RETURN FOUND;
+END
+$$;
+
+-- Stood in 0012_gate_shards.sql, which describes it. Nodes of 0.2.0 call it, and tell neither a number nor what they
+-- have seen. So a shard that is gone must not have been here, or on its way, under a later epoch than the caller's: the
+-- next owner of the source fills it under a higher one, and an open raises that once more. Where a restore has turned
+-- the order of the epochs round, the move waits for an owner of a later version.
+CREATE OR REPLACE FUNCTION duetime.move_arrive(p_shard integer, p_epoch bigint) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+BEGIN
+    IF NOT duetime.gate_guards(p_shard) THEN
+        RETURN false;
+    END IF;
+    -- All nodes read the map again after a change of a status, so the statements below run only if there is one.
+    IF EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch = p_epoch) THEN
         RETURN true;
     END IF;
     UPDATE duetime.meta AS m SET serves = 11 WHERE m.serves < 11;
-    INSERT INTO duetime.shard AS s (id, status, move_epoch, move_write) VALUES (p_shard, 'arriving', p_epoch, p_write)
-        ON CONFLICT (id) DO UPDATE SET status = 'arriving', move_epoch = p_epoch, move_write = p_write
-     WHERE s.status = 'gone';
-    UPDATE duetime.shard AS s SET move_epoch = p_epoch, move_write = p_write
+    INSERT INTO duetime.shard AS s (id, status, move_epoch) VALUES (p_shard, 'arriving', p_epoch)
+        ON CONFLICT (id) DO UPDATE SET status = 'arriving', move_epoch = p_epoch, move_write = 0
+     WHERE s.status = 'gone' AND s.epoch <= p_epoch AND s.move_epoch <= p_epoch;
+    UPDATE duetime.shard AS s SET move_epoch = p_epoch, move_write = 0
      WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch < p_epoch;
     RETURN EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch = p_epoch);
 END

@@ -7,8 +7,9 @@
 //! A move back is asked for once each node's map shows the end of the first: a move ends 5 s after its cut, and a look
 //! takes 1 s at most. Two looks are not under way at once.
 //!
-//! Left out: what is copied (`cuts`), how the assignment is made and seen (`masters`), statements that are executed
-//! after their node has given up on them, and moves that are called off.
+//! Left out: what is copied (`cuts`), how the assignment is made and seen (`masters`), and moves that are called off.
+//! Of the statements that are executed after their node has given up on them, the model has the one that began the
+//! first move.
 
 #[path = "place/action.rs"]
 mod action;
@@ -40,6 +41,9 @@ const BOUNDS: [Bounds; 4] = [
 /// The first of them show each fault that the guards prevent, some together with [`INTERRUPTED`].
 const BOUNDS_OF_GUARDS: usize = 2;
 
+/// The last of them shows the fault that [`Guard::SeenTarget`] prevents.
+const BOUNDS_WITH_MOVE_BACK: usize = 3;
+
 /// What may happen in the space that begins with an interrupted cut.
 const INTERRUPTED: Bounds = Bounds { moves_back: 0, assignments: 0, faults: 2 };
 
@@ -69,6 +73,8 @@ pub(crate) enum Guard {
     OpenFarAbove,
     /// A cut that the target refuses already is undone. Without it the mover only tries to end the cut.
     UndoRefused,
+    /// A database begins to receive the shard only as the mover has seen it.
+    SeenTarget,
 }
 
 /// The model without one guard, or with all.
@@ -91,6 +97,7 @@ impl Guarded for Places {
         (Guard::OpenAbove, "G5"),
         (Guard::OpenFarAbove, ONE_OWNER),
         (Guard::UndoRefused, "G6"),
+        (Guard::SeenTarget, "G6"),
     ];
 
     fn without(guard: Option<Guard>) -> Self {
@@ -109,7 +116,7 @@ impl Places {
         if self.without.is_none() { OPENS_ABOVE } else { 1 }
     }
 
-    fn faults(state: &State, actions: &mut Vec<Action>) {
+    fn faults(&self, state: &State, actions: &mut Vec<Action>) {
         if state.left.assignments > 0 {
             actions.push(Action::Assign);
         }
@@ -120,6 +127,11 @@ impl Places {
         if state.left.faults > 0 {
             actions.extend((0..NODES).map(Action::Crash));
             actions.extend((0..NODES).filter(|node| state.key == Some(*node)).map(Action::LoseLease));
+            // The second database had no epoch when the first move began.
+            let row = state.rows[1];
+            if row.status == Status::Gone && (row.epoch == 0 || !self.has(Guard::SeenTarget)) {
+                actions.push(Action::ArriveLate);
+            }
         }
     }
 
@@ -137,8 +149,12 @@ impl Model for Places {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let explored = if self.without.is_some() { BOUNDS_OF_GUARDS } else { BOUNDS.len() };
-        let first = BOUNDS[..explored].iter().map(|bounds| State::first(*bounds));
+        let explored = match self.without {
+            None => &BOUNDS[..],
+            Some(Guard::SeenTarget) => &BOUNDS[BOUNDS_WITH_MOVE_BACK..],
+            Some(_) => &BOUNDS[..BOUNDS_OF_GUARDS],
+        };
+        let first = explored.iter().map(|bounds| State::first(*bounds));
         first.chain([State::interrupted(INTERRUPTED)]).collect()
     }
 
@@ -148,7 +164,7 @@ impl Model for Places {
             self.owner(state, at, actions);
             self.mover(state, at, actions);
         }
-        Self::faults(state, actions);
+        self.faults(state, actions);
     }
 
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
@@ -163,6 +179,10 @@ impl Model for Places {
                 next.left.moves_back -= 1;
             }
             Action::LoseLease(_) => next.key = None,
+            Action::ArriveLate => {
+                Self::turn(&mut next, 1, Status::Arriving);
+                next.rows[1].move_epoch = 1;
+            }
             Action::Crash(at) => Self::crash(&mut next, at),
             Action::Read(at, database) => self.read(&mut next, at, database, true),
             Action::Miss(at, database) => self.read(&mut next, at, database, false),

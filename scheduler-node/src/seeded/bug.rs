@@ -44,6 +44,7 @@ bugs! {
     NoSweeper "no_sweeper",
     OverdueForgotten "overdue_forgotten",
     DoubtForgotten "doubt_forgotten",
+    BlindBegin "blind_begin",
     LateFirstSending "late_first_sending",
     SecondSendingBlind "second_sending_blind",
     InboxRowTwice "inbox_row_twice",

@@ -19,6 +19,9 @@ pub struct MoveFence {
     pub epoch: Epoch,
     owner: Option<String>,
     incarnation: Option<Uuid>,
+    /// The epoch in the source, and the number, of the last write of a move that counted here.
+    move_epoch: Epoch,
+    move_write: i64,
 }
 
 impl MoveFence {
@@ -84,11 +87,34 @@ impl Database {
         self.move_step(StoreOp::MoveLeave, include_str!("queries/move_leave.sql"), shard, epoch).await
     }
 
-    /// Begins a move in the target, or takes one over from an earlier owner of the source. `write`: the number of this
-    /// node's last write into any arriving shard. From here on that one and those before it do nothing.
-    pub async fn move_arrive(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
+    /// Begins a move in the target. `seen`: its fence, as the caller has seen it between two looks at the source.
+    /// `write`: the number of this node's last write. `false`: the target has another fence by now, or the gate does
+    /// not guard the shard.
+    pub async fn move_arrive(
+        &self,
+        shard: ShardId,
+        epoch: Epoch,
+        write: i64,
+        seen: Option<&MoveFence>,
+    ) -> Result<bool, Error> {
+        let (seen_epoch, seen_move_epoch) =
+            (seen.map(|fence| fence.epoch.number()), seen.map(|fence| fence.move_epoch.number()));
+        let seen_move_write = seen.map(|fence| fence.move_write);
         self.run(StoreOp::MoveArrive, |pool| async move {
             let statement = sqlx::query(include_str!("queries/move_arrive.sql")).bind(i32::from(shard.number()));
+            let statement = statement.bind(epoch.number()).bind(write);
+            let statement = statement.bind(seen_epoch).bind(seen_move_epoch).bind(seen_move_write);
+            statement.fetch_one(&pool).await?.try_get("done")
+        })
+        .await
+    }
+
+    /// Takes a copy over from an earlier owner of the source. `write`: the number of this node's last write. From here
+    /// on that one and those before it do nothing. `false`: the shard does not arrive any more, or a newer owner fills
+    /// it.
+    pub async fn move_fill(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
+        self.run(StoreOp::MoveFill, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_fill.sql")).bind(i32::from(shard.number()));
             statement.bind(epoch.number()).bind(write).fetch_one(&pool).await?.try_get("done")
         })
         .await
@@ -113,11 +139,12 @@ impl Database {
         .await
     }
 
-    /// Ends a move that was called off, in the target, which has none of its rows any more.
-    pub async fn move_drop(&self, shard: ShardId, epoch: Epoch) -> Result<(), Error> {
+    /// Ends a move that was called off, in the target, which has none of its rows any more. `write`: the number of this
+    /// write.
+    pub async fn move_drop(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<(), Error> {
         self.run(StoreOp::MoveDrop, |pool| async move {
             let statement = sqlx::query(include_str!("queries/move_drop.sql")).bind(i32::from(shard.number()));
-            statement.bind(epoch.number()).execute(&pool).await.map(drop)
+            statement.bind(epoch.number()).bind(write).execute(&pool).await.map(drop)
         })
         .await
     }
@@ -141,7 +168,7 @@ impl Database {
     /// not arrive any more, or a newer owner fills it.
     pub async fn move_refuse_open(&self, shard: ShardId, closed: Epoch) -> Result<bool, Error> {
         // The next owner may fill the target under this epoch, and numbers its writes anew. None has a number yet.
-        self.move_arrive(shard, Epoch::from_store(closed.number() + 1), 0).await
+        self.move_fill(shard, Epoch::from_store(closed.number() + 1), 0).await
     }
 
     /// Opens a closed shard in its source again. No open in the target may be under way: none has begun, or the target
@@ -185,5 +212,7 @@ fn fence(row: &PgRow) -> Result<MoveFence, sqlx::Error> {
         epoch: Epoch::from_store(row.try_get("epoch")?),
         owner: row.try_get("owner")?,
         incarnation: row.try_get("incarnation")?,
+        move_epoch: Epoch::from_store(row.try_get("move_epoch")?),
+        move_write: row.try_get("move_write")?,
     })
 }

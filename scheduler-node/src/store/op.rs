@@ -28,6 +28,7 @@ common::labelled! {
         MoveEstimate = "move_estimate",
         MoveLeave = "move_leave",
         MoveArrive = "move_arrive",
+        MoveFill = "move_fill",
         MovePage = "move_page",
         MoveChanges = "move_changes",
         MoveNumbers = "move_numbers",

@@ -50,10 +50,9 @@ impl StoreOp {
             Ping | Glance | WarmFire | ReplicationRead | SchemaRead | RealmHold | RealmRead | ShardAcquire
             | ShardHeld | ShardMapRead => PoolKind::Fire,
             // Tasks wait for the cut of a move.
-            MoveFence | MoveLeave | MoveArrive | MoveChanges | MoveForget | MoveWrite | MoveTurns | MoveTurnsWrite => {
-                PoolKind::Fire
-            }
-            MoveNumbers | MoveClose | MoveReopen | MoveOpen | MoveReturn | MoveDrop => PoolKind::Fire,
+            MoveFence | MoveLeave | MoveArrive | MoveFill | MoveChanges | MoveForget | MoveWrite => PoolKind::Fire,
+            MoveTurns | MoveTurnsWrite | MoveNumbers | MoveClose | MoveReopen | MoveOpen => PoolKind::Fire,
+            MoveReturn | MoveDrop => PoolKind::Fire,
             TaskPreload | TaskClaim | TaskPick | ReadyOldest | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => {
                 PoolKind::Fire
             }

@@ -22,6 +22,8 @@ pub(crate) enum Action {
     LoseLease(usize),
     Crash(usize),
     MoveBack,
+    /// The statement that began the first move is executed once more.
+    ArriveLate,
     Arrive(usize),
     Leave(usize),
     StopClaims(usize),
@@ -74,6 +76,7 @@ impl Action {
                 | Self::LoseLease(_)
                 | Self::Crash(_)
                 | Self::MoveBack
+                | Self::ArriveLate
                 | Self::GiveUp(_)
                 | Self::Close(_, false)
                 | Self::Open(_, false)

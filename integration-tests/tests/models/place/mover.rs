@@ -119,7 +119,7 @@ impl Places {
         Some(())
     }
 
-    /// `move_arrive.sql`. Returns the epoch under which the caller fills the target.
+    /// `move_fill.sql`. Returns the epoch under which the caller fills the target.
     fn fill(state: &mut State, source: usize) -> Option<u8> {
         let epoch = state.rows[source].epoch;
         let target = &mut state.rows[1 - source];

@@ -216,6 +216,13 @@ pub(super) const SEEDS: &[Seed] = &[
         "the tasks in doubt are forgotten",
     ),
     seed(
+        Bug::BlindBegin,
+        "G6",
+        "a move begins in its target only while the source is as its mover has seen it",
+        "loops::cluster::mover::tests::former::a_target_that_was_read_after_the_source_had_another_owner_does_not_begin_to_receive",
+        "the shard has been there and away again",
+    ),
+    seed(
         Bug::EtcdHoldsPermission,
         "G7",
         "an owner without a lease goes on until a fence refuses it",

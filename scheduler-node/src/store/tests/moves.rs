@@ -1,7 +1,9 @@
 //! A shard that moves from one database to another while others write: whatever is committed is in the target
 //! afterwards, and whatever is refused has changed nothing. Races use two connections and a lock.
 
-use std::sync::Arc;
+mod late;
+
+use std::{cell::Cell, sync::Arc};
 
 use common::{
     ids::{Epoch, NodeId, ShardId, TaskId},
@@ -55,7 +57,8 @@ struct Pair {
     target: TestDatabase,
     owner: NodeId,
     epoch: Epoch,
-    writes: i64,
+    /// The number of its last write.
+    writes: Cell<i64>,
 }
 
 impl Pair {
@@ -66,7 +69,7 @@ impl Pair {
         let owner = node("owner");
         let epoch = source.database.shard_acquire(&[SHARD], &owner).await.unwrap()[0].1;
         let ids = submitted(&source, 3).await;
-        (Self { source, target, owner, epoch, writes: 0 }, ids)
+        (Self { source, target, owner, epoch, writes: Cell::new(0) }, ids)
     }
 
     /// The same, copied; changes are noted from now on.
@@ -80,8 +83,15 @@ impl Pair {
     async fn begin(&self) {
         self.target.database.move_guard(&[SHARD], false).await.unwrap();
         self.source.database.move_guard(&[SHARD], false).await.unwrap();
-        assert!(self.target.database.move_arrive(SHARD, self.epoch, self.writes).await.unwrap());
+        let seen = self.target.database.move_fence(SHARD).await.unwrap();
+        let begins = self.target.database.move_arrive(SHARD, self.epoch, self.writes.get(), seen.as_ref());
+        assert!(begins.await.unwrap());
         assert!(self.source.database.move_leave(SHARD, self.epoch).await.unwrap());
+    }
+
+    fn next_write(&self) -> i64 {
+        self.writes.set(self.writes.get() + 1);
+        self.writes.get()
     }
 
     async fn copy(&mut self) {
@@ -95,8 +105,7 @@ impl Pair {
     }
 
     async fn write(&mut self, rows: &MoveRows) -> bool {
-        self.writes += 1;
-        self.target.database.move_write(SHARD, self.epoch, self.writes, rows).await.unwrap()
+        self.target.database.move_write(SHARD, self.epoch, self.next_write(), rows).await.unwrap()
     }
 
     async fn rounds(&mut self) {
@@ -118,8 +127,20 @@ impl Pair {
 
     /// The move from here on, without writers in the way. Returns the epochs of source and target.
     async fn cut(&mut self) -> (Epoch, Epoch) {
-        let closed = self.source.database.move_close(SHARD, self.epoch, CloseWait::Plain).await.unwrap().unwrap();
+        let closed = self.close().await.expect("the owner closes it");
         (closed, self.open(closed).await)
+    }
+
+    async fn close(&self) -> Option<Epoch> {
+        self.source.database.move_close(SHARD, self.epoch, CloseWait::Plain).await.unwrap()
+    }
+
+    /// Ends the move as one that was called off.
+    async fn end(&mut self) {
+        assert!(self.source.database.move_return(SHARD, self.epoch).await.unwrap());
+        let page = self.target.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap();
+        assert!(self.write(&page.rows).await);
+        self.target.database.move_drop(SHARD, self.epoch, self.next_write()).await.unwrap();
     }
 
     /// Lets closes wait as long as a test needs.
@@ -289,13 +310,16 @@ async fn an_owner_of_an_older_epoch_and_a_write_that_comes_late_change_nothing_i
     pair.rounds().await;
     let now = rows(&pair.target.pool).await;
     let target = &pair.target.database;
-    assert!(!target.move_write(SHARD, pair.epoch, pair.writes, &stale).await.unwrap(), "a later write came before");
+    assert!(
+        !target.move_write(SHARD, pair.epoch, pair.writes.get(), &stale).await.unwrap(),
+        "a later write came before"
+    );
     let next = pair.source.database.shard_acquire(&[SHARD], &node("next")).await.unwrap()[0].1;
-    assert!(target.move_arrive(SHARD, next, 0).await.unwrap());
-    assert!(!target.move_write(SHARD, pair.epoch, pair.writes + 1, &stale).await.unwrap(), "another node owns it");
-    assert!(!target.move_arrive(SHARD, pair.epoch, 0).await.unwrap());
+    assert!(target.move_fill(SHARD, next, 0).await.unwrap());
+    assert!(!target.move_write(SHARD, pair.epoch, pair.next_write(), &stale).await.unwrap(), "another node owns it");
+    assert!(!target.move_fill(SHARD, pair.epoch, pair.writes.get()).await.unwrap());
     assert_eq!(target.move_open(SHARD, pair.epoch, next, &pair.owner).await.unwrap(), None);
-    assert_eq!(pair.source.database.move_close(SHARD, pair.epoch, CloseWait::Plain).await.unwrap(), None);
+    assert_eq!(pair.close().await, None);
     assert_eq!(rows(&pair.target.pool).await, now);
 }
 
@@ -310,15 +334,11 @@ async fn a_write_of_a_move_that_was_called_off_changes_nothing_in_the_next_one()
 async fn write_late(begins_late: bool) {
     let (mut pair, ids) = Pair::copied().await;
     let held_up = pair.source.database.move_page(SHARD, &PageCursor::FIRST, &[], true).await.unwrap().rows;
-    pair.writes += 1;
-    let number = pair.writes;
+    let number = pair.next_write();
     write(&pair.source.pool, WRITERS[2].0, ids[0]).await.unwrap();
-    assert!(pair.source.database.move_return(SHARD, pair.epoch).await.unwrap());
-    let page = pair.target.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap();
-    assert!(pair.write(&page.rows).await);
-    pair.target.database.move_drop(SHARD, pair.epoch).await.unwrap();
+    pair.end().await;
     if begins_late {
-        assert!(pair.target.database.move_arrive(SHARD, pair.epoch, 0).await.unwrap());
+        assert!(!pair.target.database.move_arrive(SHARD, pair.epoch, 0, None).await.unwrap());
     }
     pair.begin().await;
     let target = &pair.target.database;
@@ -339,7 +359,7 @@ async fn a_shard_that_goes_and_comes_back_has_rising_epochs_and_keeps_its_rows()
     assert!(pair.source.database.move_sweep(SHARD, closed, &left).await.unwrap());
     assert!(rows(&pair.source.pool).await.is_empty());
     let Pair { source, target, owner, .. } = pair;
-    let mut back = Pair { source: target, target: source, owner, epoch: opened, writes: 0 };
+    let mut back = Pair { source: target, target: source, owner, epoch: opened, writes: Cell::new(0) };
     back.begin().await;
     back.copy().await;
     let sweep = back.target.database.move_sweep(SHARD, closed, &left);
@@ -349,7 +369,7 @@ async fn a_shard_that_goes_and_comes_back_has_rising_epochs_and_keeps_its_rows()
     assert!(!back.target.database.move_sweep(SHARD, closed, &left).await.unwrap(), "it is here");
     // The shard goes again, and is closed: its rows are not copied yet.
     let Pair { source, target, owner, .. } = back;
-    let again = Pair { source: target, target: source, owner, epoch: home, writes: 0 };
+    let again = Pair { source: target, target: source, owner, epoch: home, writes: Cell::new(0) };
     again.begin().await;
     let third = again.source.database.move_close(SHARD, home, CloseWait::InTurn).await.unwrap().unwrap();
     assert!(!again.source.database.move_sweep(SHARD, closed, &left).await.unwrap(), "the clean-up of an older move");
@@ -360,20 +380,17 @@ async fn a_shard_that_goes_and_comes_back_has_rising_epochs_and_keeps_its_rows()
 #[tokio::test]
 async fn a_cut_that_is_given_up_opens_the_source_again_and_a_move_that_is_called_off_leaves_nothing() {
     let (mut pair, ids) = Pair::copied().await;
-    let closed = pair.source.database.move_close(SHARD, pair.epoch, CloseWait::Plain).await.unwrap().unwrap();
+    let closed = pair.close().await.expect("the owner closes it");
     let stranger = pair.source.database.move_reopen(SHARD, closed, &node("other")).await.unwrap();
     assert_eq!(stranger, None);
     let reopened = pair.source.database.move_reopen(SHARD, closed, &pair.owner).await.unwrap().unwrap();
     pair.epoch = reopened;
     write(&pair.source.pool, WRITERS[4].0, ids[0]).await.unwrap();
-    assert!(pair.target.database.move_arrive(SHARD, reopened, pair.writes).await.unwrap());
-    assert!(pair.source.database.move_return(SHARD, reopened).await.unwrap());
+    assert!(pair.target.database.move_fill(SHARD, reopened, pair.writes.get()).await.unwrap());
+    pair.end().await;
     assert!(pair.source.database.move_changes(SHARD, 0).await.unwrap().numbers.is_empty());
-    let page = pair.target.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap();
-    assert!(pair.write(&page.rows).await);
-    pair.target.database.move_drop(SHARD, reopened).await.unwrap();
     assert!(rows(&pair.target.pool).await.is_empty());
-    assert_eq!(Pair::status(&pair.target).await, None);
+    assert_eq!(Pair::status(&pair.target).await, Some(ShardStatus::Gone));
     pair.source.database.move_guard(&[], true).await.unwrap();
     let guarded: bool =
         sqlx::query_scalar("SELECT bool_or(0 <@ shards) FROM duetime.gate").fetch_one(&pair.source.pool).await.unwrap();
@@ -384,7 +401,7 @@ async fn a_cut_that_is_given_up_opens_the_source_again_and_a_move_that_is_called
 async fn the_owner_of_a_closed_shard_and_the_one_that_opens_it_in_its_target_have_different_epochs() {
     let (mut pair, _) = Pair::copied().await;
     let source = pair.source.database.clone();
-    let closed = source.move_close(SHARD, pair.epoch, CloseWait::Plain).await.unwrap().expect("it leaves");
+    let closed = pair.close().await.expect("it leaves");
     // Two nodes take the fence there one after the other. The open was sent before, and comes after.
     source.closed.store(Arc::new(vec![SHARD.number().into()]));
     let first = source.shard_acquire(&[SHARD], &node("next")).await.unwrap()[0].1;
@@ -400,7 +417,7 @@ async fn the_last_changes_are_read_part_by_part_while_their_notes_stay() {
     let grow = "UPDATE duetime.task SET payload = convert_to(repeat('x', 1500000), 'UTF8') WHERE shard = 0";
     sqlx::query(grow).execute(&pair.source.pool).await.unwrap();
     let source = pair.source.database.clone();
-    let closed = source.move_close(SHARD, pair.epoch, CloseWait::Plain).await.unwrap().expect("it leaves");
+    let closed = pair.close().await.expect("it leaves");
     let mut after = 0;
     for part in 1..=ids.len() {
         let changes = source.move_changes(SHARD, after).await.unwrap();

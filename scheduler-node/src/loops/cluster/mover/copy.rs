@@ -45,7 +45,7 @@ impl Work {
     /// Copies page by page for `ROUND_EVERY`, then writes the changes; after that the rows are looked at again. Changes
     /// that are left over go before further pages.
     pub(super) async fn copy(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        if !self.arrive_in_target(ends, epoch).await? {
+        if !self.fill_target(ends, epoch).await? {
             return Ok(Stepped::Ended);
         }
         self.leaving_since.get_or_insert_with(Instant::now);
@@ -219,14 +219,14 @@ impl Work {
 
     /// Deletes the copy in the target of a move that was called off.
     pub(super) async fn clean_target(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        if !self.arrive_in_target(ends, epoch).await? {
+        if !self.fill_target(ends, epoch).await? {
             return Ok(Stepped::Ended);
         }
         let days: Vec<NaiveDate> = ends.target.sql.partition_days().await?;
         if !self.empty_target(ends, epoch, &days).await? {
             return Ok(Stepped::Ended);
         }
-        ends.target.sql.move_drop(self.shard, epoch).await?;
+        ends.target.sql.move_drop(self.shard, epoch, self.next_write()).await?;
         Ok(Stepped::On)
     }
 

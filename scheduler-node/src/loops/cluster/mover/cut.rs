@@ -72,7 +72,7 @@ pub(super) enum Cut {
 
 impl Work {
     pub(super) async fn cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        if !self.arrive_in_target(ends, epoch).await? {
+        if !self.fill_target(ends, epoch).await? {
             return Ok(Stepped::Ended);
         }
         if let Some(stepped) = self.catch_up(ends, epoch).await? {
@@ -255,7 +255,7 @@ impl Work {
         if self.reopening == Some(epoch) {
             return Ok(None);
         }
-        if !self.arrive_in_target(ends, epoch).await? || !self.last_rounds(ends, epoch).await? {
+        if !self.fill_target(ends, epoch).await? || !self.last_rounds(ends, epoch).await? {
             return Ok(None);
         }
         hear_first(&ends.target);

@@ -102,7 +102,7 @@ impl Moving {
         let (source, target) = (&self.ends.source.sql, &self.ends.target.sql);
         target.move_guard(&[SHARD], false).await.unwrap();
         source.move_guard(&[SHARD], false).await.unwrap();
-        assert!(target.move_arrive(SHARD, self.epoch, 0).await.unwrap());
+        assert!(target.move_arrive(SHARD, self.epoch, 0, None).await.unwrap());
         assert!(source.move_leave(SHARD, self.epoch).await.unwrap());
         while self.work.page != PageCursor::Done {
             self.work.copy(&self.ends, self.epoch).await.unwrap();

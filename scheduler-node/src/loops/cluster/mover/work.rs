@@ -210,7 +210,7 @@ impl Work {
             return Ok(Stepped::HeldUp(problem));
         }
         match step {
-            MoveStep::Arrive => self.arrive(plan, &ends, epoch).await,
+            MoveStep::Arrive => self.arrive(plan, &ends, &source, fences.target.as_ref()).await,
             MoveStep::Leave => self.leave(plan, &ends, epoch).await,
             MoveStep::Copy => self.copy(&ends, epoch).await,
             MoveStep::Cut => self.cut(&ends, epoch).await,
@@ -254,7 +254,14 @@ impl Work {
         true
     }
 
-    async fn arrive(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
+    /// `source` and `target`: their fences, read in this order.
+    pub(super) async fn arrive(
+        &mut self,
+        plan: &MoveRow,
+        ends: &Ends,
+        source: &MoveFence,
+        target: Option<&MoveFence>,
+    ) -> Result<Stepped, Error> {
         self.page = PageCursor::FIRST;
         (self.rows_copied, self.bytes_copied) = (0, 0);
         // With a page of an earlier copy in the note, the next owner would take this one for further than it is.
@@ -262,15 +269,25 @@ impl Work {
             return Ok(Stepped::HeldUp("the first database does not answer, so no copy begins".to_owned()));
         }
         ends.target.sql.move_guard(&self.shared.planned(&plan.target), false).await?;
-        self.arrive_in_target(ends, epoch).await?;
+        // This node may have stood still between the two reads, while others moved the shard there and away again. Then
+        // the source has another fence. What comes after this read, the target knows by its own fence.
+        let is_as_before =
+            seeded!(BlindBegin) || ends.source.sql.move_fence(self.shard).await?.as_ref() == Some(source);
+        if !is_as_before {
+            return Ok(Stepped::Ended);
+        }
+        let last = self.shared.writes.load(Ordering::Relaxed);
+        if !ends.target.sql.move_arrive(self.shard, source.epoch, last, target).await? {
+            return Ok(Stepped::Ended);
+        }
         fail::fail_point!("after_move_arrive", |_| std::process::abort());
         Ok(Stepped::On)
     }
 
-    /// Lets the target receive the shard, unless it does already. This node's writes of earlier moves do nothing any
-    /// more, however late they come.
-    pub(super) async fn arrive_in_target(&self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
-        ends.target.sql.move_arrive(self.shard, epoch, self.shared.writes.load(Ordering::Relaxed)).await
+    /// Has the target accept writes of this owner and no earlier one. This node's writes of earlier moves do nothing
+    /// any more, however late they come.
+    pub(super) async fn fill_target(&self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
+        ends.target.sql.move_fill(self.shard, epoch, self.shared.writes.load(Ordering::Relaxed)).await
     }
 
     /// The number of the next write.
@@ -282,7 +299,7 @@ impl Work {
         ends.source.sql.move_guard(&self.shared.planned(&plan.source), false).await?;
         // The target has no tasks of the shard, unless a clean-up was cut off, as by a restore. Such a task may end in
         // the source before its changes are noted, and would fire after the cut. Of the archive nothing fires.
-        if !self.arrive_in_target(ends, epoch).await? || !self.empty_target(ends, epoch, &[]).await? {
+        if !self.fill_target(ends, epoch).await? || !self.empty_target(ends, epoch, &[]).await? {
             return Ok(Stepped::Ended);
         }
         if !ends.source.sql.move_leave(self.shard, epoch).await? {

@@ -5,6 +5,23 @@ use common::wire::shard::MoveOutcome;
 use super::*;
 
 #[tokio::test]
+async fn a_target_that_was_read_after_the_source_had_another_owner_does_not_begin_to_receive() {
+    let mut moving = Moving::new().await;
+    moving.work.shared.look().await;
+    let plan = moving.work.plan().expect("it is asked for");
+    let source = moving.ends.source.sql.move_fence(SHARD).await.unwrap().expect("it is here");
+    // This node stands still, and others take the shard to the target and away from there.
+    moving.ends.source.sql.shard_acquire(&[SHARD], &node("other")).await.unwrap();
+    let left = "INSERT INTO duetime.shard (id, status, epoch) VALUES (0, 'gone', 2000)";
+    sqlx::raw_sql(left).execute(&moving.tests[1].pool).await.unwrap();
+    let target = moving.ends.target.sql.move_fence(SHARD).await.unwrap();
+    let stepped = moving.work.arrive(&plan, &moving.ends, &source, target.as_ref()).await.unwrap();
+    let expected = [ShardStatus::Here, ShardStatus::Gone];
+    assert_eq!(moving.statuses().await, expected, "the shard has been there and away again");
+    assert!(matches!(stepped, Stepped::Ended), "{stepped:?}");
+}
+
+#[tokio::test]
 async fn a_cut_that_was_interrupted_is_over_once_its_move_has_ended() {
     let mut moving = Moving::new().await;
     assert!(!moving.work.is_over().await);

@@ -21,7 +21,7 @@ async fn a_cut_that_was_too_late_has_more_time_when_it_comes_again() {
         late += 1;
         assert!(late < 20, "{why}, again and again");
         // The late write still has the fence, and the target waits for it only a short time.
-        let arrived = async { while moving.work.arrive_in_target(&ends, reopened).await.is_err() {} };
+        let arrived = async { while moving.work.fill_target(&ends, reopened).await.is_err() {} };
         soon("the end of the late write", arrived).await;
         epoch = reopened;
     }

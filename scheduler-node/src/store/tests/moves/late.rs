@@ -1,0 +1,82 @@
+//! What comes late of a move counts in none of those after it.
+
+use super::*;
+use crate::store::moves::MoveFence;
+
+impl Pair {
+    /// The next owner takes the shard to the target. Returns the pair for the way back.
+    async fn moved(mut self) -> Self {
+        self.taken_over().await;
+        self.begin().await;
+        self.copy().await;
+        let (_, epoch) = self.cut().await;
+        Self { source: self.target, target: self.source, epoch, writes: Cell::new(0), ..self }
+    }
+
+    async fn taken_over(&mut self) {
+        self.epoch = self.source.database.shard_acquire(&[SHARD], &node("next")).await.unwrap()[0].1;
+        self.writes.set(0);
+    }
+
+    /// Closes the shard on its way back, while a former owner has the begin of its move executed in the source: as that
+    /// owner has seen the source, and without that, as a node of 0.2.0.
+    async fn close_beside_a_late_begin(&mut self, former: Epoch, seen: Option<&MoveFence>) -> Epoch {
+        self.begin().await;
+        self.copy().await;
+        let closed = self.close().await.expect("the owner closes it");
+        assert!(!self.source.database.move_arrive(SHARD, former, 0, seen).await.unwrap());
+        assert!(!arrive_unseen(&self.source, former).await);
+        assert_eq!(Pair::status(&self.source).await, Some(ShardStatus::Gone));
+        closed
+    }
+}
+
+/// Begins a move in its target as a node of 0.2.0 does.
+async fn arrive_unseen(target: &TestDatabase, epoch: Epoch) -> bool {
+    let statement = sqlx::query_scalar("SELECT duetime.move_arrive(0, $1)").bind(epoch.number());
+    statement.fetch_one(&target.pool).await.unwrap()
+}
+
+#[tokio::test]
+async fn what_a_former_owner_begins_late_does_nothing_in_a_target_that_has_had_the_shard_since() {
+    let (pair, _) = Pair::here().await;
+    let before = rows(&pair.source.pool).await;
+    let former = pair.epoch;
+    let mut back = pair.moved().await;
+    let closed = back.close_beside_a_late_begin(former, None).await;
+    let former = back.open(closed).await;
+    let pair = Pair { source: back.target, target: back.source, epoch: former, writes: Cell::new(0), ..back };
+    let seen = pair.target.database.move_fence(SHARD).await.unwrap();
+    assert!(seen.is_some(), "it has been there");
+    let mut back = pair.moved().await;
+    let closed = back.close_beside_a_late_begin(former, seen.as_ref()).await;
+    back.open(closed).await;
+    assert_eq!(rows(&back.target.pool).await, before);
+}
+
+#[tokio::test]
+async fn what_a_former_owner_begins_late_does_nothing_after_a_move_of_the_next_one_that_was_called_off() {
+    let (mut pair, _) = Pair::here().await;
+    let former = pair.epoch;
+    pair.taken_over().await;
+    pair.begin().await;
+    pair.copy().await;
+    pair.end().await;
+    assert!(!pair.target.database.move_arrive(SHARD, former, 0, None).await.unwrap());
+    assert!(!arrive_unseen(&pair.target, former).await);
+    assert_eq!(Pair::status(&pair.target).await, Some(ShardStatus::Gone));
+}
+
+/// As after a restore of the source: the target had the shard under an epoch above that of the source.
+#[tokio::test]
+async fn a_shard_moves_to_a_database_whose_fence_has_a_higher_epoch() {
+    let (mut pair, _) = Pair::here().await;
+    let gone =
+        "INSERT INTO duetime.shard (id, status, epoch, move_epoch, move_write) VALUES (0, 'gone', 1000000, 1000, 7)";
+    sqlx::raw_sql(gone).execute(&pair.target.pool).await.unwrap();
+    pair.begin().await;
+    pair.copy().await;
+    let (closed, opened) = pair.cut().await;
+    assert!(closed < opened && opened.number() > 1_000_000, "{closed}, {opened}");
+    assert_eq!(rows(&pair.target.pool).await, rows(&pair.source.pool).await);
+}
