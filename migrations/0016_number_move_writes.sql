@@ -1,8 +1,15 @@
--- Lets a target receive a shard only as its mover has seen it, and lets a move say which writes into its target came
--- before it. The form of 0012_gate_shards.sql knew no more than an epoch. A move that was called off and begun anew
--- under the same epoch then accepted a held-up write of the former one, and a cancelled task came back. A former owner
--- could begin its move long after the shard had come, and left again. Nodes of 0.2.0 go on calling that form.
+-- Numbers what a move writes in both databases, so that what comes late does nothing, and lets a target receive a shard
+-- only as its mover has seen it. The forms of 0012_gate_shards.sql knew no more than an epoch. A move that was called
+-- off and begun anew under the same epoch then accepted a held-up write of the former one: a cancelled task came back,
+-- the shard lost its place, or the cut came before the copy was complete. A former owner could begin its move long
+-- after the shard had come, and left again. Nodes of 0.2.0 go on calling those forms.
 -- Locks: none that another session waits for; functions only.
+--
+-- An epoch has one owner, and that owner numbers its writes in ascending order. A fence row keeps the last one: its
+-- epoch in `move_epoch`, its number in `move_write`. In the target that is the epoch in the source. In the source it is
+-- the row's own epoch, or a lower one while its owner has written nothing yet: whatever opens or acquires a shard
+-- raises the epoch above `move_epoch`. So a number counts beside its own epoch only. Another epoch says nothing about
+-- it, and the guards of the epochs decide. A write that is sent again has a new number, so no guard holds a move up.
 
 -- Begins the move of a shard in its target. `p_epoch` is the epoch of the caller in the source. `p_write` is the number
 -- of the caller's last write: that one and those before it do nothing from here on.
@@ -67,5 +74,64 @@ BEGIN
     UPDATE duetime.shard AS s SET move_epoch = p_epoch, move_write = 0
      WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch < p_epoch;
     RETURN EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch = p_epoch);
+END
+$$;
+
+-- Begins the move of a shard in its source: from here on the gate notes what changes. The caller owns the shard under
+-- `p_epoch`. Also true if the shard is leaving already. After a later write of the caller, as the return of a move that
+-- was called off, it does nothing: a shard that leaves without a move would note its changes for ever.
+CREATE FUNCTION duetime.move_leave(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+BEGIN
+    IF NOT duetime.gate_guards(p_shard) THEN
+        RETURN false;
+    END IF;
+    -- Nodes of the first release know no map of the shards. A change of a queue locks `meta` before `shard`, too.
+    UPDATE duetime.meta AS m SET serves = 11 WHERE m.serves < 11;
+    UPDATE duetime.shard AS s SET status = 'leaving', move_epoch = p_epoch, move_write = p_write
+     WHERE s.id = p_shard AND s.epoch = p_epoch AND s.status = 'here' AND (s.move_epoch <> p_epoch OR s.move_write < p_write);
+    RETURN EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = p_shard AND s.epoch = p_epoch AND s.status = 'leaving');
+END
+$$;
+
+-- Ends all writes to a shard in its source, for the last part of its move: no claim of the caller's epoch commits after
+-- this, and the gate refuses every other writer. It waits for the writers in flight, but gives up soon, because the
+-- tasks of the shard wait meanwhile. Returns the new epoch, or NULL: the caller does not own the shard any more, or a
+-- later write of it came before. The next move of the same owner may have copied little by now, and would cut.
+CREATE FUNCTION duetime.move_close(p_shard integer, p_epoch bigint, p_write bigint) RETURNS bigint
+LANGUAGE plpgsql SET lock_timeout = '75ms' AS $$
+DECLARE
+    v_epoch bigint;
+BEGIN
+    UPDATE duetime.shard AS s SET status = 'gone', epoch = s.epoch + 1, move_epoch = p_epoch, move_write = p_write
+     WHERE s.id = p_shard AND s.epoch = p_epoch AND s.status = 'leaving' AND (s.move_epoch <> p_epoch OR s.move_write < p_write)
+    RETURNING s.epoch INTO v_epoch;
+    RETURN v_epoch;
+END
+$$;
+
+-- Does the same in turn with the statements that lock a fence: overlapping ones can renew a row's shared lock for ever.
+CREATE FUNCTION duetime.move_close_in_turn(p_shard integer, p_epoch bigint, p_write bigint) RETURNS bigint
+LANGUAGE plpgsql SET lock_timeout = '75ms' AS $$
+BEGIN
+    LOCK TABLE duetime.shard IN EXCLUSIVE MODE;
+    RETURN duetime.move_close(p_shard, p_epoch, p_write);
+END
+$$;
+
+-- Ends the move of a shard that was called off, in its source. Also of one that has not left: a leave that comes late
+-- does nothing from here on. Returns false, and forgets no note, if the caller does not own the shard any more, or if a
+-- later write of it came before, as the leave of its next move.
+CREATE FUNCTION duetime.move_return(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+BEGIN
+    UPDATE duetime.shard AS s SET status = 'here', move_epoch = p_epoch, move_write = p_write
+     WHERE s.id = p_shard AND s.epoch = p_epoch AND s.status IN ('here', 'leaving')
+       AND (s.move_epoch <> p_epoch OR s.move_write < p_write);
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM duetime.move_change AS c WHERE c.shard = p_shard;
+    RETURN true;
 END
 $$;

@@ -3,8 +3,13 @@
 //! Two transactions change the task at any time and stay open as long as they like; in the target nothing but the move
 //! writes before it has the shard. Two nodes own the shard, one after the other, and the former one goes on as if it
 //! still did. A write into the target may be executed long after its node has given up on it, and so may one open of
-//! the target. The move may be called off once, and be asked for again.
+//! the target. The same holds for one other statement by which the first owner changes a fence. The move may be called
+//! off once, and be asked for again.
+//!
+//! Left out: that the tasks of an earlier copy go before the shard leaves.
 
+#[path = "cut/late.rs"]
+mod late;
 #[path = "cut/mover.rs"]
 mod mover;
 #[path = "cut/state.rs"]
@@ -45,6 +50,14 @@ pub(crate) enum Guard {
     OpenOnce,
     /// Before a closed shard opens in its source again, the target is filled under the next epoch.
     RefuseOpen,
+    /// The target begins to receive only as the mover has seen it.
+    SeenTarget,
+    /// In the source, a statement that comes after a later one of its mover does nothing.
+    SourceNumber,
+    /// The end of a copy does nothing either if it comes after a later write of its mover.
+    DropNumber,
+    /// A call-off numbers the source of a shard that has not left, too.
+    ReturnUnleft,
 }
 
 /// The model without one guard, or with all.
@@ -69,6 +82,10 @@ impl Guarded for Cuts {
         (Guard::LastDelta, "G3"),
         (Guard::OpenOnce, "G4"),
         (Guard::RefuseOpen, "G4"),
+        (Guard::SeenTarget, "G3"),
+        (Guard::SourceNumber, "G1"),
+        (Guard::DropNumber, "G6"),
+        (Guard::ReturnUnleft, "G6"),
     ];
 
     fn without(guard: Option<Guard>) -> Self {
@@ -131,8 +148,9 @@ impl Model for Cuts {
         let pending = state.writes.iter().enumerate().filter(|(_, write)| write.is_some());
         actions.extend(pending.map(|(at, _)| Action::Execute(at)));
         actions.extend(state.late_open.map(|_| Action::OpenLate));
+        self.late(state, actions);
         if state.is_called_off {
-            if state.source == Here && state.target == Absent {
+            if state.source == Here && state.target == Gone {
                 actions.push(Action::Again);
             }
         } else if state.call_offs == 0
@@ -168,6 +186,10 @@ impl Model for Cuts {
             Property::always("G4 one database has the shard", |_, state: &State| {
                 state.target != Here || !matches!(state.source, Here | Leaving)
             }),
+            Property::always(
+                "G6 a shard that leaves or is closed has a target that receives it",
+                |_, state: &State| !matches!((state.source, state.target), (Leaving | Gone, Absent | Gone)),
+            ),
         ]
     }
 }

@@ -45,6 +45,7 @@ bugs! {
     OverdueForgotten "overdue_forgotten",
     DoubtForgotten "doubt_forgotten",
     BlindBegin "blind_begin",
+    LateDrop "late_drop",
     LateFirstSending "late_first_sending",
     SecondSendingBlind "second_sending_blind",
     InboxRowTwice "inbox_row_twice",

@@ -103,6 +103,7 @@ pub const EDITS: &[Edit] = &[
         "JOIN duetime.task AS t ON t.id = asked.id",
         "JOIN duetime.task AS t ON t.id = asked.id AND false",
     ),
+    edit(Bug::LateDrop, "move_drop", " AND move_write < $3", ""),
     edit(Bug::FireTimeTwice, "schedule_turn", "AND revision = $2", "AND $2::bigint IS NOT NULL"),
     edit(Bug::FireTimeTwice, "schedule_turns", "AND s.revision = a.revision", "AND a.revision IS NOT NULL"),
 ];

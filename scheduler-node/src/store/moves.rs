@@ -82,9 +82,10 @@ impl Database {
         .await
     }
 
-    /// Begins a move in the source. `false`: the gate does not guard the shard, or `epoch` is not its epoch any more.
-    pub async fn move_leave(&self, shard: ShardId, epoch: Epoch) -> Result<bool, Error> {
-        self.move_step(StoreOp::MoveLeave, include_str!("queries/move_leave.sql"), shard, epoch).await
+    /// Begins a move in the source. `false`: the gate does not guard the shard, `epoch` is not its epoch any more, or
+    /// this write came late. `write` is the number of this write, here and in the steps below.
+    pub async fn move_leave(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
+        self.move_step(StoreOp::MoveLeave, include_str!("queries/move_leave.sql"), shard, epoch, write).await
     }
 
     /// Begins a move in the target. `seen`: its fence, as the caller has seen it between two looks at the source.
@@ -113,16 +114,12 @@ impl Database {
     /// on that one and those before it do nothing. `false`: the shard does not arrive any more, or a newer owner fills
     /// it.
     pub async fn move_fill(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
-        self.run(StoreOp::MoveFill, |pool| async move {
-            let statement = sqlx::query(include_str!("queries/move_fill.sql")).bind(i32::from(shard.number()));
-            statement.bind(epoch.number()).bind(write).fetch_one(&pool).await?.try_get("done")
-        })
-        .await
+        self.move_step(StoreOp::MoveFill, include_str!("queries/move_fill.sql"), shard, epoch, write).await
     }
 
-    /// Ends a move that was called off, in the source.
-    pub async fn move_return(&self, shard: ShardId, epoch: Epoch) -> Result<bool, Error> {
-        self.move_step(StoreOp::MoveReturn, include_str!("queries/move_return.sql"), shard, epoch).await
+    /// Ends a move that was called off, in the source, whether the shard has left or not.
+    pub async fn move_return(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
+        self.move_step(StoreOp::MoveReturn, include_str!("queries/move_return.sql"), shard, epoch, write).await
     }
 
     async fn move_step(
@@ -131,32 +128,39 @@ impl Database {
         statement: &'static str,
         shard: ShardId,
         epoch: Epoch,
+        write: i64,
     ) -> Result<bool, Error> {
         self.run(op, |pool| async move {
             let statement = sqlx::query(statement).bind(i32::from(shard.number())).bind(epoch.number());
-            statement.fetch_one(&pool).await?.try_get("done")
+            statement.bind(write).fetch_one(&pool).await?.try_get("done")
         })
         .await
     }
 
-    /// Ends a move that was called off, in the target, which has none of its rows any more. `write`: the number of this
-    /// write.
+    /// Ends a move that was called off, in the target, which has none of its rows any more.
     pub async fn move_drop(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<(), Error> {
         self.run(StoreOp::MoveDrop, |pool| async move {
-            let statement = sqlx::query(include_str!("queries/move_drop.sql")).bind(i32::from(shard.number()));
+            let statement = sqlx::query(statement!("move_drop")).bind(i32::from(shard.number()));
             statement.bind(epoch.number()).bind(write).execute(&pool).await.map(drop)
         })
         .await
     }
 
-    /// Closes a leaving shard. Returns its new epoch; `None`: the caller does not own it any more.
-    pub async fn move_close(&self, shard: ShardId, epoch: Epoch, wait: CloseWait) -> Result<Option<Epoch>, Error> {
+    /// Closes a leaving shard. Returns its new epoch; `None`: the caller does not own it any more, or this write came
+    /// late.
+    pub async fn move_close(
+        &self,
+        shard: ShardId,
+        epoch: Epoch,
+        write: i64,
+        wait: CloseWait,
+    ) -> Result<Option<Epoch>, Error> {
         let statement = match wait {
             CloseWait::Plain => include_str!("queries/move_close.sql"),
             CloseWait::InTurn => include_str!("queries/move_close_in_turn.sql"),
         };
         self.run(StoreOp::MoveClose, |pool| async move {
-            let statement = sqlx::query(statement).bind(i32::from(shard.number())).bind(epoch.number());
+            let statement = sqlx::query(statement).bind(i32::from(shard.number())).bind(epoch.number()).bind(write);
             let epoch: Option<i64> = statement.fetch_one(&pool).await?.try_get("epoch")?;
             Ok(epoch.map(Epoch::from_store))
         })

@@ -3,7 +3,7 @@
 use super::{
     Cuts, Guard,
     state::{
-        Action, EPOCHS, Mover, Reading, Row, State,
+        Action, EPOCHS, End, Mover, Reading, Row, State,
         Status::{Absent, Arriving, Gone, Here, Leaving},
         Step, WRITES,
     },
@@ -53,7 +53,7 @@ impl Cuts {
         let mover = &state.movers[at];
         let (is_owner, fills) = (mover.epoch == state.epoch, state.move_epoch == mover.epoch);
         match (state.source, state.target) {
-            (Here, Absent) if !state.is_called_off && is_owner => actions.push(Action::Arrive(at)),
+            (Here, Absent | Gone) if !state.is_called_off && is_owner => actions.push(Action::Arrive(at)),
             (Here | Leaving | Gone, Arriving) if state.move_epoch < mover.epoch => actions.push(Action::Arrive(at)),
             (Here, Arriving) if state.is_called_off && fills => actions.push(Action::CleanTarget(at)),
             (Here, Arriving) if is_owner && fills => {
@@ -106,6 +106,7 @@ impl Cuts {
             Action::Arrive(at) => self.arrive(state, at),
             Action::Leave(at) => {
                 state.source = Leaving;
+                state.overtake(at, End::Source);
                 state.movers[at].is_copied &= !self.has(Guard::LeaveFirst);
             }
             Action::ReadPage(at) => read(state, at, true),
@@ -117,8 +118,11 @@ impl Cuts {
             Action::Return(at) => {
                 (state.source, state.notes) = (Here, 0);
                 state.movers[at].is_copied = false;
+                state.overtake(at, End::Source);
             }
-            Action::CleanTarget(at) => clean(state, at),
+            Action::CleanTarget(at) => self.clean(state, at),
+            Action::HoldUp(step) => self.hold_up(state, step),
+            Action::ExecuteLate => self.execute_late(state)?,
             Action::SendOpen(at) => {
                 state.movers[at].step = Step::Opening(state.movers[at].epoch);
                 if self.has(Guard::OpenOnce) {
@@ -139,9 +143,10 @@ impl Cuts {
     /// The target receives the shard, from a new owner or for a new move.
     fn arrive(&self, state: &mut State, at: usize) {
         let Mover { epoch, writes, .. } = state.movers[at];
-        if state.target == Absent {
+        if state.target != Arriving {
             state.movers[at].is_copied = false;
         }
+        state.overtake(at, End::Target);
         (state.target, state.move_epoch) = (Arriving, epoch);
         state.move_write = if self.has(Guard::WriteFloor) { writes } else { 0 };
     }
@@ -162,6 +167,16 @@ impl Cuts {
         let mover = &mut state.movers[write.mover];
         mover.step = if is_written && !write.reading.is_page { Step::Written(write.reading.notes) } else { Step::Idle };
         mover.is_copied |= is_written && write.reading.is_page;
+    }
+
+    /// Deletes the copy of a move that was called off, and ends the move in both databases. Both fences stay.
+    fn clean(&self, state: &mut State, at: usize) {
+        if self.has(Guard::ReturnUnleft) {
+            state.overtake(at, End::Source);
+        }
+        state.overtake(at, End::Target);
+        state.movers[at].writes += u8::from(state.target_row.is_some());
+        (state.target_row, state.target) = (None, Gone);
     }
 
     /// The changes that were written are forgotten. After the close they stay: nothing new comes.
@@ -188,12 +203,6 @@ fn read(state: &mut State, at: usize, is_page: bool) {
     }
 }
 
-/// Deletes the copy of a move that was called off, and the fence in the target.
-fn clean(state: &mut State, at: usize) {
-    state.movers[at].writes += u8::from(state.target_row.is_some());
-    (state.target_row, state.target) = (None, Absent);
-}
-
 /// The statements of the cut.
 fn cut(state: &mut State, action: Action) -> Option<()> {
     match action {
@@ -203,6 +212,7 @@ fn cut(state: &mut State, action: Action) -> Option<()> {
             state.owner = at;
             state.movers[at].closed = state.epoch;
             state.movers[at].is_final = false;
+            state.overtake(at, End::Source);
         }
         Action::LastChanges(at) => state.movers[at].is_final = true,
         Action::Open(at) => {

@@ -75,6 +75,36 @@ pub(super) struct Mover {
     pub(super) step: Step,
 }
 
+/// A statement that changes a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum FenceStep {
+    Arrive,
+    Leave,
+    Close,
+    Return,
+    /// The end of a copy whose rows are deleted.
+    Drop,
+}
+
+/// A statement of the first owner that it gives up on, and sends again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Late {
+    NotYet,
+    /// `is_overtaken`: a later statement of the same owner has changed the fence.
+    HeldUp {
+        step: FenceStep,
+        is_overtaken: bool,
+    },
+    Executed,
+}
+
+/// The end of the move whose fence a statement changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Source,
+    Target,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct State {
     pub(super) source: Status,
@@ -93,6 +123,7 @@ pub(crate) struct State {
     pub(super) writes: [Option<Write>; 2],
     /// An open of the target, under this epoch, on whose answer its mover has given up.
     pub(super) late_open: Option<u8>,
+    pub(super) late: Late,
     /// The node that owns the shard in the source.
     pub(super) owner: usize,
     pub(super) is_called_off: bool,
@@ -130,6 +161,9 @@ pub(crate) enum Action {
     CleanTarget(usize),
     /// The move that was called off has ended, and is asked for again.
     Again,
+    /// The first owner gives up on this statement, which is executed later or never.
+    HoldUp(FenceStep),
+    ExecuteLate,
 }
 
 use Status::{Absent, Here};
@@ -151,6 +185,7 @@ impl State {
             movers: [Mover { epoch: 1, ..mover }, mover],
             writes: [None; 2],
             late_open: None,
+            late: Late::NotYet,
             owner: 0,
             is_called_off: false,
             call_offs: 0,
@@ -160,6 +195,13 @@ impl State {
     /// Whether a transaction is open that has written the row.
     pub(super) fn is_written(&self) -> bool {
         self.writers.iter().any(|writer| matches!(writer, Writer::Open { .. }))
+    }
+
+    /// The fence at this end has a new number of this mover.
+    pub(super) fn overtake(&mut self, mover: usize, end: End) {
+        let Late::HeldUp { step, is_overtaken } = &mut self.late else { return };
+        let changes = if *step == FenceStep::Drop { End::Target } else { End::Source };
+        *is_overtaken |= mover == 0 && end == changes && *step != FenceStep::Arrive;
     }
 
     pub(super) fn send(&mut self, mover: usize) -> Option<()> {

@@ -76,8 +76,8 @@ struct Shared {
     cuts: Semaphore,
     /// The shards whose moves do not get on.
     held_up: Mutex<BTreeSet<ShardId>>,
-    /// Counts the writes into arriving shards. One atomic addition makes each number unique. A shard has one mover at a
-    /// time, which reads here at least the numbers of its own writes before.
+    /// Counts what moves write into arriving shards and fences. One atomic addition makes each number unique. A shard
+    /// has one mover at a time, which reads here at least the numbers of its own writes before.
     writes: AtomicI64,
 }
 

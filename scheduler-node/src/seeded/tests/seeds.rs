@@ -223,6 +223,13 @@ pub(super) const SEEDS: &[Seed] = &[
         "the shard has been there and away again",
     ),
     seed(
+        Bug::LateDrop,
+        "G6",
+        "the end of a move that was called off does nothing to the next one",
+        "store::tests::moves::late::what_comes_late_of_a_move_that_was_called_off_does_nothing_to_the_next_one_of_the_same_owner",
+        "the end of the move before",
+    ),
+    seed(
         Bug::EtcdHoldsPermission,
         "G7",
         "an owner without a lease goes on until a fence refuses it",

@@ -195,7 +195,7 @@ async fn a_promoted_standby_that_lacks_the_close_of_a_shard_is_not_used() {
     let (database, shard) = (fixture::open(&url), ShardId::new(0));
     let (_, epoch) = database.shard_acquire(&[shard], &node("owner")).await.unwrap()[0];
     database.move_guard(&[shard], false).await.unwrap();
-    assert!(database.move_leave(shard, epoch).await.unwrap());
+    assert!(database.move_leave(shard, epoch, 1).await.unwrap());
     for (server, setting) in [(&primary, "synchronous_standby_names"), (&standby, "primary_conninfo")] {
         server.execute(&format!("ALTER SYSTEM SET {setting} = ''")).await.unwrap();
         server.execute("SELECT pg_reload_conf()").await.unwrap();
@@ -203,7 +203,7 @@ async fn a_promoted_standby_that_lacks_the_close_of_a_shard_is_not_used() {
     let cut_off = async { while standby.number("SELECT count(*) FROM pg_stat_wal_receiver").await.unwrap() > 0 {} };
     tokio::time::timeout(LONG, cut_off).await.expect("the standby is cut off");
 
-    database.move_close(shard, epoch, CloseWait::Plain).await.unwrap().expect("the owner closes it");
+    database.move_close(shard, epoch, 2, CloseWait::Plain).await.unwrap().expect("the owner closes it");
     tokio::time::timeout(LONG, database.wrote()).await.expect("the close is to be marked");
     database.mark_position().await.unwrap();
     primary.kill();

@@ -86,7 +86,7 @@ impl Pair {
         let seen = self.target.database.move_fence(SHARD).await.unwrap();
         let begins = self.target.database.move_arrive(SHARD, self.epoch, self.writes.get(), seen.as_ref());
         assert!(begins.await.unwrap());
-        assert!(self.source.database.move_leave(SHARD, self.epoch).await.unwrap());
+        assert!(self.source.database.move_leave(SHARD, self.epoch, self.next_write()).await.unwrap());
     }
 
     fn next_write(&self) -> i64 {
@@ -132,12 +132,12 @@ impl Pair {
     }
 
     async fn close(&self) -> Option<Epoch> {
-        self.source.database.move_close(SHARD, self.epoch, CloseWait::Plain).await.unwrap()
+        self.source.database.move_close(SHARD, self.epoch, self.next_write(), CloseWait::Plain).await.unwrap()
     }
 
     /// Ends the move as one that was called off.
     async fn end(&mut self) {
-        assert!(self.source.database.move_return(SHARD, self.epoch).await.unwrap());
+        assert!(self.source.database.move_return(SHARD, self.epoch, self.next_write()).await.unwrap());
         let page = self.target.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap();
         assert!(self.write(&page.rows).await);
         self.target.database.move_drop(SHARD, self.epoch, self.next_write()).await.unwrap();
@@ -146,7 +146,7 @@ impl Pair {
     /// Lets closes wait as long as a test needs.
     async fn patient(&self) {
         self.source.be_patient(PoolKind::Fire).await;
-        let patient = "ALTER FUNCTION duetime.move_close SET lock_timeout = 0";
+        let patient = "ALTER FUNCTION duetime.move_close(integer, bigint, bigint) SET lock_timeout = 0";
         sqlx::query(patient).execute(&self.source.pool).await.unwrap();
     }
 
@@ -211,8 +211,8 @@ async fn a_writer_under_way_at_the_cut_is_waited_for_and_its_write_is_in_the_tar
         pair.patient().await;
         let mut writer = begun(&pair.source.pool).await;
         write(&mut *writer, sql, ids[0]).await.unwrap();
-        let (database, epoch) = (pair.source.database.clone(), pair.epoch);
-        let closing = spawn_child(async move { database.move_close(SHARD, epoch, CloseWait::Plain).await });
+        let (database, epoch, number) = (pair.source.database.clone(), pair.epoch, pair.next_write());
+        let closing = spawn_child(async move { database.move_close(SHARD, epoch, number, CloseWait::Plain).await });
         until_waiting(&pair.source.pool, 1).await;
         sqlx::query("COMMIT").execute(&mut *writer).await.unwrap();
         let closed = closing.await.unwrap().unwrap().expect("the owner closes it");
@@ -229,8 +229,9 @@ async fn a_writer_that_comes_after_the_cut_is_refused_and_changes_nothing() {
         let (mut pair, ids) = Pair::copied().await;
         let before = rows(&pair.source.pool).await;
         let mut closing = begun(&pair.source.pool).await;
-        let closed: i64 = sqlx::query_scalar("SELECT duetime.move_close(0, $1)")
+        let closed: i64 = sqlx::query_scalar("SELECT duetime.move_close(0, $1, $2)")
             .bind(pair.epoch.number())
+            .bind(pair.next_write())
             .fetch_one(&mut *closing)
             .await
             .unwrap();
@@ -267,7 +268,8 @@ async fn the_gate_is_made_once_all_writers_have_ended_and_not_before() {
     write(&mut *writer, WRITERS[4].0, ids[0]).await.unwrap();
     let error = pair.source.database.move_guard(&[SHARD], false).await.expect_err("a writer is under way");
     assert_eq!(error.fault(), Fault::Contention);
-    assert!(!pair.source.database.move_leave(SHARD, pair.epoch).await.unwrap(), "no shard leaves past the gate");
+    let leaves = pair.source.database.move_leave(SHARD, pair.epoch, pair.next_write());
+    assert!(!leaves.await.unwrap(), "no shard leaves past the gate");
     sqlx::query("COMMIT").execute(&mut *writer).await.unwrap();
     pair.begin().await;
     assert_eq!(Pair::status(&pair.source).await, Some(ShardStatus::Leaving));
@@ -371,7 +373,8 @@ async fn a_shard_that_goes_and_comes_back_has_rising_epochs_and_keeps_its_rows()
     let Pair { source, target, owner, .. } = back;
     let again = Pair { source: target, target: source, owner, epoch: home, writes: Cell::new(0) };
     again.begin().await;
-    let third = again.source.database.move_close(SHARD, home, CloseWait::InTurn).await.unwrap().unwrap();
+    let (source, number) = (&again.source.database, again.next_write());
+    let third = source.move_close(SHARD, home, number, CloseWait::InTurn).await.unwrap().unwrap();
     assert!(!again.source.database.move_sweep(SHARD, closed, &left).await.unwrap(), "the clean-up of an older move");
     assert!(third > home);
     assert_eq!(rows(&again.source.pool).await, before);

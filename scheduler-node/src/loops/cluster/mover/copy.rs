@@ -222,6 +222,11 @@ impl Work {
         if !self.fill_target(ends, epoch).await? {
             return Ok(Stepped::Ended);
         }
+        // A leave of this move may still be under way. After this it does nothing, nor may the shard leave without a
+        // move.
+        if !ends.source.sql.move_return(self.shard, epoch, self.next_write()).await? {
+            return Ok(Stepped::Ended);
+        }
         let days: Vec<NaiveDate> = ends.target.sql.partition_days().await?;
         if !self.empty_target(ends, epoch, &days).await? {
             return Ok(Stepped::Ended);

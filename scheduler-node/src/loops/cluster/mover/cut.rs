@@ -172,9 +172,9 @@ impl Work {
             return Ok(Cut::GivenUp("tasks in flight did not end in time"));
         }
         let deadline = (began + cut_within).max(Instant::now() + WRITES_AT_LEAST);
-        let mut closed = source.sql.move_close(shard, epoch, CloseWait::Plain).await;
+        let mut closed = source.sql.move_close(shard, epoch, self.next_write(), CloseWait::Plain).await;
         if closed.as_ref().is_err_and(|error| error.is_contention()) && began.elapsed() < drain_within {
-            closed = source.sql.move_close(shard, epoch, CloseWait::InTurn).await;
+            closed = source.sql.move_close(shard, epoch, self.next_write(), CloseWait::InTurn).await;
         }
         let closed = match closed {
             Ok(Some(closed)) => closed,

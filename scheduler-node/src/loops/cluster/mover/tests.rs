@@ -103,7 +103,7 @@ impl Moving {
         target.move_guard(&[SHARD], false).await.unwrap();
         source.move_guard(&[SHARD], false).await.unwrap();
         assert!(target.move_arrive(SHARD, self.epoch, 0, None).await.unwrap());
-        assert!(source.move_leave(SHARD, self.epoch).await.unwrap());
+        assert!(source.move_leave(SHARD, self.epoch, self.work.next_write()).await.unwrap());
         while self.work.page != PageCursor::Done {
             self.work.copy(&self.ends, self.epoch).await.unwrap();
         }
@@ -125,7 +125,8 @@ impl Moving {
     }
 
     async fn close_under(&self, epoch: Epoch) -> Epoch {
-        let closed = self.ends.source.sql.move_close(SHARD, epoch, CloseWait::Plain).await.unwrap();
+        let write = self.work.next_write();
+        let closed = self.ends.source.sql.move_close(SHARD, epoch, write, CloseWait::Plain).await.unwrap();
         closed.expect("the owner closes it")
     }
 

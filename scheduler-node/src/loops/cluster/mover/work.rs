@@ -302,7 +302,7 @@ impl Work {
         if !self.fill_target(ends, epoch).await? || !self.empty_target(ends, epoch, &[]).await? {
             return Ok(Stepped::Ended);
         }
-        if !ends.source.sql.move_leave(self.shard, epoch).await? {
+        if !ends.source.sql.move_leave(self.shard, epoch, self.next_write()).await? {
             return Ok(Stepped::Ended);
         }
         fail::fail_point!("after_move_leave", |_| std::process::abort());
@@ -319,7 +319,7 @@ impl Work {
         if !self.forget_changes(ends, source).await? {
             return Ok(Stepped::Ended);
         }
-        ends.source.sql.move_return(self.shard, source.epoch).await?;
+        ends.source.sql.move_return(self.shard, source.epoch, self.next_write()).await?;
         self.page = PageCursor::FIRST;
         Ok(Stepped::On)
     }

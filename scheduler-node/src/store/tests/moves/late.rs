@@ -80,3 +80,27 @@ async fn a_shard_moves_to_a_database_whose_fence_has_a_higher_epoch() {
     assert!(closed < opened && opened.number() > 1_000_000, "{closed}, {opened}");
     assert_eq!(rows(&pair.target.pool).await, rows(&pair.source.pool).await);
 }
+
+#[tokio::test]
+async fn what_comes_late_of_a_move_that_was_called_off_does_nothing_to_the_next_one_of_the_same_owner() {
+    let (mut pair, ids) = Pair::copied().await;
+    let (source, target) = (pair.source.database.clone(), pair.target.database.clone());
+    let [leave, close, give_back, end] = std::array::from_fn(|_| pair.next_write());
+    pair.end().await;
+    assert!(!source.move_leave(SHARD, pair.epoch, leave).await.unwrap());
+    assert_eq!(Pair::status(&pair.source).await, Some(ShardStatus::Here), "no move would ever end that");
+
+    pair.begin().await;
+    let too_soon = source.move_close(SHARD, pair.epoch, close, CloseWait::Plain).await.unwrap();
+    assert_eq!(too_soon, None, "nothing is copied yet");
+    pair.copy().await;
+    write(&pair.source.pool, WRITERS[4].0, ids[0]).await.unwrap();
+    assert!(!source.move_return(SHARD, pair.epoch, give_back).await.unwrap());
+    assert_eq!(source.move_changes(SHARD, 0).await.unwrap().numbers.len(), 1, "the note of the change stays");
+
+    let closed = pair.close().await.expect("the owner closes it");
+    target.move_drop(SHARD, pair.epoch, end).await.unwrap();
+    assert_eq!(Pair::status(&pair.target).await, Some(ShardStatus::Arriving), "the end of the move before");
+    pair.open(closed).await;
+    assert_eq!(rows(&pair.target.pool).await, rows(&pair.source.pool).await);
+}

@@ -47,3 +47,19 @@ async fn tasks_that_an_earlier_copy_has_left_in_the_target_go_before_the_shard_l
     assert_eq!(moving.statuses().await, [ShardStatus::Leaving, ShardStatus::Arriving]);
     assert_eq!(moving.tests[1].live().await, 0, "such a task may have ended in the source");
 }
+
+#[tokio::test]
+async fn a_leave_that_comes_once_its_move_is_called_off_does_nothing() {
+    let mut moving = Moving::new().await;
+    moving.work.shared.look().await;
+    moving.step().await.unwrap();
+    let source = Arc::clone(&moving.ends.source.sql);
+    source.move_guard(&[SHARD], false).await.unwrap();
+    // It is sent, and held up.
+    let late = moving.work.next_write();
+    moving.call_off().await;
+    moving.step().await.unwrap();
+    assert_eq!(moving.statuses().await, [ShardStatus::Here, ShardStatus::Gone], "the copy is deleted");
+    assert!(!source.move_leave(SHARD, moving.epoch, late).await.unwrap());
+    assert_eq!(moving.statuses().await, [ShardStatus::Here, ShardStatus::Gone]);
+}

@@ -5,7 +5,7 @@ use common::wire::shard::MoveOutcome;
 use super::*;
 
 impl Moving {
-    async fn call_off(&mut self) {
+    pub(super) async fn call_off(&mut self) {
         self.ends.source.sql.move_call_off(&[SHARD].into_iter().collect()).await.unwrap();
         self.work.shared.look().await;
     }
@@ -53,13 +53,13 @@ const MANY_NOTES: &str = "
 
 /// A return that refuses to delete more notes than a page has.
 const RETURN_OF_FEW_NOTES: &str = "
-    ALTER FUNCTION duetime.move_return(integer, bigint) RENAME TO move_return_few;
-    CREATE FUNCTION duetime.move_return(p_shard integer, p_epoch bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+    ALTER FUNCTION duetime.move_return(integer, bigint, bigint) RENAME TO move_return_few;
+    CREATE FUNCTION duetime.move_return(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean LANGUAGE plpgsql AS $$
     BEGIN
         IF (SELECT count(*) FROM duetime.move_change) > 2000 THEN
             RAISE EXCEPTION 'a test refuses to delete so many notes at once';
         END IF;
-        RETURN duetime.move_return_few(p_shard, p_epoch);
+        RETURN duetime.move_return_few(p_shard, p_epoch, p_write);
     END $$;
 ";
 
