@@ -200,6 +200,18 @@ impl ShardMap {
         databases.iter().enumerate().filter(|(index, _)| !is_read(*index)).map(|(_, name)| name).collect()
     }
 
+    /// The shards that a database shows as open and did not at the map `before`. Those that it shows the first time
+    /// that it is read are left out: they may have been open for long.
+    pub fn opened_since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = ShardId> + 'a {
+        let was_read = move |index: usize| before.is_read.get(index).copied().unwrap_or(false);
+        let is_open_in = |place: Place, index: DatabaseIndex| place.database == index && place.status.is_open();
+        let has_opened = move |(shard, place): &(ShardId, Place)| {
+            let was_open = before.of(*shard).is_some_and(|known| is_open_in(known, place.database));
+            place.status.is_open() && !was_open && was_read(place.database.get())
+        };
+        self.iter().filter(has_opened).map(|(shard, _)| shard)
+    }
+
     /// The shards that go through the last part of a move away from `database`: no statement may write their tasks,
     /// and only their owner there can finish the move.
     pub fn closed(&self, database: DatabaseIndex) -> impl Iterator<Item = ShardId> + '_ {
@@ -284,6 +296,25 @@ mod tests {
         let names = ["east", "west"].map(DatabaseName::new);
         let shards = map.divided(&names).into_iter().map(|(_, shards)| shards.len()).collect::<Vec<_>>();
         assert_eq!(shards, [1, 0]);
+    }
+
+    #[test]
+    fn a_shard_has_opened_where_it_is_open_and_was_not_if_the_database_was_read_before() {
+        let has_opened = |before: &ShardMap, looks: &[Option<Vec<FenceRow>>]| {
+            before.after(looks).opened_since(before).collect::<Vec<_>>() == [SHARD]
+        };
+        let unread = ShardMap::default();
+        assert!(!has_opened(&unread, &[look(Here, 4), look(Arriving, 0)]), "a node has started");
+        let leaving = unread.after(&[look(Leaving, 4), look(Arriving, 4)]);
+        let closed = leaving.after(&[look(Gone, 5), look(Arriving, 4)]);
+        assert!(!has_opened(&leaving, &[look(Gone, 5), look(Arriving, 4)]));
+        assert!(has_opened(&closed, &[look(Gone, 5), look(Here, 1_005)]));
+        assert!(has_opened(&closed, &[look(Leaving, 6), look(Arriving, 6)]), "it stays in its source");
+        assert!(has_opened(&leaving, &[None, look(Here, 1_005)]), "its close was not seen");
+        assert!(!has_opened(&leaving, &[look(Leaving, 5), look(Arriving, 5)]), "it has another owner");
+        let other = unread.after(&[None, look(Arriving, 4)]);
+        assert!(has_opened(&other, &[None, look(Here, 1_005)]), "its place was not known");
+        assert!(!has_opened(&other, &[look(Here, 4), look(Arriving, 4)]), "its source is read the first time");
     }
 
     #[test]

@@ -77,6 +77,7 @@ impl DatabaseLoops {
         self.owned.push(OwnerDatabase {
             name: database.name().clone(),
             owned_shards: Arc::clone(&database.owned_shards),
+            hearing: Arc::clone(&database.hearing),
             fence: Arc::clone(&database.sql),
         });
         let keeper = SeenKeeper::new(Arc::clone(&database.sql), self.coordination.clone(), shared.cluster.subscribe());

@@ -1,7 +1,7 @@
 //! The map of shards to databases that all rooms of this node share.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -27,6 +27,10 @@ const READ_WITHIN: Duration = Duration::from_secs(1);
 /// The pause before the second try, which doubles up to the longest. The first try comes at once: the map was old.
 const REREAD_PAUSE: Duration = Duration::from_millis(25);
 const REREAD_PAUSE_LONGEST: Duration = Duration::from_millis(400);
+
+/// A shard that opens after a move counts as opened lately for this long: then what was refused while it was closed has
+/// been sent again, several times.
+const OPENED_LATELY: Duration = Duration::from_secs(10);
 
 /// How long a statement that is refused, because its shard has moved, is sent again.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +78,8 @@ struct Shared {
     /// moves is not put in force.
     moves: Mutex<u64>,
     looks: SharedRead<Looks>,
+    /// When the map showed last that a shard has opened in a database, after a move or in the middle of one.
+    opened: Mutex<BTreeMap<ShardId, Instant>>,
     /// Changes with the map.
     changes: watch::Sender<u64>,
     wanted: Notify,
@@ -114,6 +120,7 @@ impl Places {
             names: Mutex::default(),
             moves: Mutex::default(),
             looks: SharedRead::default(),
+            opened: Mutex::default(),
             changes: watch::Sender::default(),
             wanted: Notify::new(),
         }))
@@ -125,6 +132,12 @@ impl Places {
 
     pub fn of(&self, shard: ShardId) -> Option<Place> {
         self.0.map.load().of(shard)
+    }
+
+    /// Whether a shard has opened in its place lately, as far as this node has seen.
+    pub fn has_opened_lately(&self, shard: ShardId) -> bool {
+        let at = self.0.opened.lock().get(&shard).copied();
+        at.is_some_and(|at| clock::instant().saturating_duration_since(at) < OPENED_LATELY)
     }
 
     /// Whether a database was read. Before, no place is known.
@@ -301,9 +314,12 @@ impl Places {
 
     /// The caller holds `moves`.
     fn put_in_force(&self, map: ShardMap) {
-        if *self.load() == map {
+        let before = self.load();
+        if *before == map {
             return;
         }
+        let now = clock::instant();
+        self.0.opened.lock().extend(map.opened_since(&before).map(|shard| (shard, now)));
         let map = Arc::new(map);
         for (index, database) in self.0.databases.indexed() {
             database.note_places(&map, index);

@@ -156,6 +156,11 @@ impl OwnedShards {
         self.heap_changed.notify_one();
     }
 
+    /// Whether this stops the claims from an owned shard.
+    pub fn is_stopped(&self, shard: ShardId, why: Stop) -> bool {
+        self.state.lock().owned.get(&shard).is_some_and(|owned| owned.stops.contains(&why))
+    }
+
     /// The tasks of a shard that a rescue has still to look at.
     pub fn in_doubt(&self, shard: ShardId) -> Vec<TaskId> {
         self.state.lock().in_doubt.iter().copied().filter(|id| id.shard() == shard).collect()

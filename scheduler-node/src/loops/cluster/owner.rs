@@ -16,6 +16,7 @@
 //! each shard stays with its owner and nothing moves.
 
 mod act;
+mod database;
 mod leave;
 mod log;
 mod note;
@@ -24,14 +25,13 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::Arc,
     time::Duration,
 };
 
 use common::{
     cluster::{Action, ClusterView, ownership},
-    ids::{DatabaseName, Epoch, NodeId, ShardId},
+    ids::{Epoch, NodeId, ShardId},
     shard::{ShardMap, ShardStatus, map::Place},
 };
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
@@ -45,10 +45,11 @@ use super::session_keeper::{MemberFitness, Session};
 use crate::{
     by_database::ByDatabase,
     coordination::{Coordination, KEYS_PER_TRANSACTION, LeaseId, OwnerKey, Views},
-    store::{self, Places},
-    working_set::owned_shards::{OwnedShards, Stop},
+    store::Places,
+    working_set::owned_shards::Stop,
 };
 use act::{ActResult, Actor};
+pub use database::{Fence, OwnerDatabase};
 pub use leave::leave;
 use log::Log;
 
@@ -82,58 +83,6 @@ const WAIT_EVERY: u32 = 4;
 /// `ETCD_RETRY_LONGEST`: no longer, because a shard may wait for its owner when etcd is back.
 const ETCD_RETRY: Duration = Duration::from_millis(500);
 const ETCD_RETRY_LONGEST: Duration = Duration::from_secs(2);
-
-/// The source of epochs.
-pub trait Fence: fmt::Debug + Send + Sync + 'static {
-    /// Takes those fences of `shards` for `node` that no claim holds. Then no claim under an older epoch commits.
-    fn acquire_free(
-        &self,
-        shards: &[ShardId],
-        node: &NodeId,
-    ) -> impl Future<Output = Result<Vec<(ShardId, Epoch)>, store::Error>> + Send;
-
-    /// Takes all of those fences that are in this database, or none. It waits for the claims that hold them.
-    fn acquire(
-        &self,
-        shards: &[ShardId],
-        node: &NodeId,
-    ) -> impl Future<Output = Result<Vec<(ShardId, Epoch)>, store::Error>> + Send;
-
-    /// Lists the shards whose fences are still in force under these epochs.
-    fn still_held(
-        &self,
-        fences: &BTreeMap<ShardId, Epoch>,
-    ) -> impl Future<Output = Result<Vec<ShardId>, store::Error>> + Send;
-}
-
-impl Fence for store::Database {
-    async fn acquire_free(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
-        self.shard_acquire_free(shards, node).await
-    }
-
-    async fn acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
-        self.shard_acquire(shards, node).await
-    }
-
-    async fn still_held(&self, fences: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, store::Error> {
-        self.shard_held(fences).await
-    }
-}
-
-/// One database as the owner sees it.
-#[derive(Debug)]
-pub struct OwnerDatabase<F> {
-    pub name: DatabaseName,
-    pub owned_shards: Arc<OwnedShards>,
-    pub fence: Arc<F>,
-}
-
-impl<F> Clone for OwnerDatabase<F> {
-    fn clone(&self) -> Self {
-        let (owned_shards, fence) = (Arc::clone(&self.owned_shards), Arc::clone(&self.fence));
-        Self { name: self.name.clone(), owned_shards, fence }
-    }
-}
 
 /// Acquires and releases shards; the module says how.
 #[derive(Debug)]
@@ -348,6 +297,10 @@ impl<F: Fence> Owner<F> {
                         self.log.moved.insert(shard);
                     }
                 } else if place.status != ShardStatus::Gone {
+                    // Another node has opened it: what the mover of this one opens, it adopts anew, and nothing stops.
+                    if owned_shards.is_stopped(shard, Stop::Closed) {
+                        state.database.hear_first(&[shard], &self.places);
+                    }
                     owned_shards.resume_claiming(shard, epoch, Stop::Closed);
                 } else {
                     owned_shards.stop_claiming_under(shard, epoch, Stop::Closed);

@@ -66,6 +66,7 @@ async fn the_map_follows_a_shard_through_its_move() {
         set(test, "= 3", status).await;
         store.places().refresh().await.unwrap();
         assert_eq!(place(&store), Some(expected));
+        assert_eq!(store.places().has_opened_lately(SHARD), status == "here");
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
     }

@@ -256,7 +256,8 @@ mod tests {
     #[tokio::test]
     async fn fences_that_cannot_be_read_are_read_once() {
         let (name, owned_shards) = (DatabaseName::new("main"), Arc::new(OwnedShards::new(1)));
-        let database = OwnerDatabase { name, owned_shards, fence: Arc::new(Unreadable::default()) };
+        let (hearing, fence) = (Arc::default(), Arc::new(Unreadable::default()));
+        let database = OwnerDatabase { name, owned_shards, hearing, fence };
         assert_eq!(overtaken(&[], &database).await, []);
         assert_eq!(database.fence.looks.load(Ordering::Relaxed), 1);
     }

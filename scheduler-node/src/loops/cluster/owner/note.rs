@@ -140,6 +140,7 @@ impl<F: Fence> Owner<F> {
         for shard in &shards {
             self.busy.remove(shard);
         }
+        self.databases[index].database.hear_first(&shards, &self.places);
         // Where the map shows another place by now, the next look at the map gives the shard up.
         self.databases[index].database.owned_shards.adopt(&ours);
         self.actor.coordination.metrics().acquisitions.inc_by(ours.len() as u64);

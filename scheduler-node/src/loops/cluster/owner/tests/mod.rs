@@ -18,6 +18,7 @@ use std::{
 
 use common::{
     cluster::ClusterView,
+    delay::Hearing,
     ids::{DatabaseName, Epoch, NodeId, ShardId, Term},
     shard::ShardRange,
     time::UnixMicros,
@@ -147,6 +148,8 @@ struct TestNode {
     owned_shards: Arc<OwnedShards>,
     /// Its share of a second database, which has no shards at first.
     east: Arc<OwnedShards>,
+    /// Of both databases.
+    hearings: [Arc<Mutex<Hearing>>; 2],
     places: Places,
     line: Arc<Line>,
     views: Views,
@@ -213,12 +216,15 @@ impl World {
         );
         let frozen_until = assigner.frozen_until();
         let east = Arc::new(OwnedShards::new(100));
-        let of = |name, owned_shards: &Arc<OwnedShards>| OwnerDatabase {
+        let hearings: [Arc<Mutex<Hearing>>; 2] = Default::default();
+        let of = |name, owned_shards: &Arc<OwnedShards>, hearing: &Arc<Mutex<Hearing>>| OwnerDatabase {
             name,
             owned_shards: Arc::clone(owned_shards),
+            hearing: Arc::clone(hearing),
             fence: Arc::clone(&line),
         };
-        let databases = [of(database, &owned_shards), of(DatabaseName::new("east"), &east)];
+        let [of_main, of_east] = &hearings;
+        let databases = [of(database, &owned_shards, of_main), of(DatabaseName::new("east"), &east, of_east)];
         let owner = Owner::new(
             me.clone(),
             coordination.clone(),
@@ -241,6 +247,7 @@ impl World {
             coordination,
             owned_shards,
             east,
+            hearings,
             places,
             line,
             views,
@@ -281,6 +288,11 @@ impl TestNode {
 
     fn owned(&self) -> BTreeMap<ShardId, Epoch> {
         self.owned_shards.owned()
+    }
+
+    /// Whether deadlines wait for reports in the first database, and in the second.
+    fn hears_first(&self) -> [bool; 2] {
+        self.hearings.each_ref().map(|hearing| hearing.lock().must_ask())
     }
 
     fn view(&self) -> Arc<ClusterView> {

@@ -304,3 +304,18 @@ async fn claims_from_a_closed_shard_go_on_when_its_source_has_opened_it_again() 
     eventually("it is claimed from again", || one.owned_shards.is_claimable(SHARD)).await;
     assert_eq!(one.owned()[&SHARD].number(), epoch);
 }
+
+/// Another node has opened it, and may have died since. Reports on its tasks were held until then.
+#[tokio::test]
+async fn where_a_node_begins_to_claim_from_a_shard_that_has_opened_lately_deadlines_wait_for_reports() {
+    let (one, epoch) = with_a_closed_shard().await;
+    assert_eq!(one.hears_first(), [false, false], "no other takeover delays deadlines");
+    tell(&one, (ShardStatus::Gone, epoch), (ShardStatus::Here, epoch + 1_000));
+    eventually("the node owns it in its new place", || one.east.is_claimable(SHARD)).await;
+    assert_eq!(one.hears_first(), [false, true]);
+
+    let (one, epoch) = with_a_closed_shard().await;
+    tell(&one, (ShardStatus::Leaving, epoch), (ShardStatus::Arriving, 0));
+    eventually("it is claimed from again", || one.owned_shards.is_claimable(SHARD)).await;
+    assert_eq!(one.hears_first(), [true, false]);
+}

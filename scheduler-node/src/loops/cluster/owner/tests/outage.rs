@@ -71,6 +71,7 @@ impl Lone {
         let database = OwnerDatabase {
             name: main_database(),
             owned_shards: Arc::clone(&self.owned_shards),
+            hearing: Arc::default(),
             fence: Arc::new(Line::new(Arc::default(), None)),
         };
         let places = Places::new(ByDatabase::default());
