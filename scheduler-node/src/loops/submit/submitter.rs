@@ -148,7 +148,7 @@ impl Submitter {
                 return answers;
             }
             if !self.routes.databases.places().reread_after_move(refusals, refused_at, patience).await {
-                places.into_iter().for_each(|place| answers[place] = Err(without_place(sending)));
+                places.into_iter().for_each(|place| answers[place] = Err(unsent(sending, NO_PLACE)));
                 return answers;
             }
             refusals += 1;
@@ -168,9 +168,10 @@ impl Submitter {
     ) -> Vec<Result<Accepted, SubmitError>> {
         let mut answers: Vec<Option<Result<Accepted, SubmitError>>> = new.iter().map(|_| None).collect();
         let (parts, lost) = self.routes.databases.divide(new.into_iter().enumerate(), |(_, task)| task.id);
-        for (place, _) in lost {
+        for (place, task) in lost {
             let why = "no database that was read since the start of this node has its shard";
-            answers[place] = Some(Err(SubmitError::Unavailable(why.to_owned())));
+            let sending = if task.is_put() { sending } else { Sending::First };
+            answers[place] = Some(Err(unsent(sending, why)));
         }
         let (mut inserts, mut puts) = (Vec::new(), Vec::new());
         for (index, part) in parts {
@@ -217,8 +218,8 @@ impl Submitter {
     }
 
     /// Sends tasks to a database's loop of keyed writes, in jobs of a bounded size, each after the answer to the one
-    /// before. Returns the answers with their positions. A job that finds no room is left out, and all behind it. The
-    /// tasks of several jobs have one key: where one of them may come again, those behind its job are not sent.
+    /// before. Returns the answers with their positions. A job that finds no room is not sent, nor is any behind it.
+    /// The tasks of several jobs have one key: where one of them may come again, those behind its job are not sent.
     async fn put_one_by_one(
         &self,
         index: DatabaseIndex,
@@ -233,6 +234,8 @@ impl Submitter {
             let (answer, answered) = oneshot::channel();
             let (places, tasks): (Vec<usize>, Vec<NewTask>) = left.by_ref().take(TASKS_PER_PUT).unzip();
             if self.lines[index].puts.try_send(PutJob { tasks, source, routed, sending, answer }).is_err() {
+                let kept_back = places.into_iter().chain(left.map(|(place, _)| place));
+                answers.extend(kept_back.map(|place| (place, Err(overloaded(sending)))));
                 break;
             }
             let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
@@ -267,7 +270,7 @@ fn in_lines(mut tasks: Vec<(usize, NewTask)>) -> Vec<Vec<(usize, NewTask)>> {
 }
 
 /// The tasks whose shards may be in another database by now, with their positions, and whether any of them was sent to
-/// an unknown end.
+/// an unknown end. They are sent again together, so one such task makes the others ones that may be stored.
 fn handed_back(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<NewTask>, Sending) {
     let (mut places, mut tasks, mut sending) = (Vec::new(), Vec::new(), Sending::First);
     for (place, answer) in answers.iter().enumerate() {
@@ -281,11 +284,19 @@ fn handed_back(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<Ne
     (places, tasks, sending)
 }
 
-/// The answer to a task that no database takes for now.
-fn without_place(sending: Sending) -> SubmitError {
+/// The answer to a task that is not sent now. `Again`: an earlier sending may have stored it.
+fn unsent(sending: Sending, why: &str) -> SubmitError {
     match sending {
-        Sending::First => SubmitError::Unavailable(NO_PLACE.to_owned()),
-        Sending::Again => SubmitError::Unknown(NO_PLACE.to_owned()),
+        Sending::First => SubmitError::Unavailable(why.to_owned()),
+        Sending::Again => SubmitError::Unknown(why.to_owned()),
+    }
+}
+
+/// The same where too many others wait.
+fn overloaded(sending: Sending) -> SubmitError {
+    match sending {
+        Sending::First => SubmitError::Overloaded,
+        Sending::Again => unsent(sending, "too many submissions are waiting"),
     }
 }
 
@@ -304,12 +315,13 @@ fn first_to_come_again(answers: &[Result<Put, SubmitError>]) -> Option<&Result<P
 
 /// The answer for a task that is not sent, because one with its key has this answer. Behind one that is handed back, it
 /// is handed back as well, and both are sent again in their order. Sent now, it could be stored: a cut may be undone
-/// between the two jobs, and the first may have shared its statement with a task that was admitted by older rules.
+/// between the two jobs, and the first may have shared its statement with a task that was admitted by older rules. One
+/// that may be stored is not admitted again: it would get another id.
 fn behind(first: &Result<Put, SubmitError>, task: NewTask, sending: Sending) -> SubmitError {
-    match first {
-        Err(SubmitError::Elsewhere(..)) => SubmitError::Elsewhere(Box::new(task), sending),
-        Err(SubmitError::RulesChanged(_)) => SubmitError::RulesChanged(Box::new(task)),
-        _ => SubmitError::Unavailable(BEHIND_ANOTHER.to_owned()),
+    match (first, sending) {
+        (Err(SubmitError::Elsewhere(..)), _) => SubmitError::Elsewhere(Box::new(task), sending),
+        (Err(SubmitError::RulesChanged(_)), Sending::First) => SubmitError::RulesChanged(Box::new(task)),
+        _ => unsent(sending, BEHIND_ANOTHER),
     }
 }
 
@@ -336,22 +348,31 @@ mod tests {
 
     use super::*;
     use crate::{
-        desk::tests::fresh,
-        store::tests::{fixture, new_task},
+        desk::tests::{Counter, fresh},
+        store::tests::{
+            fixture::{self, TestDatabase},
+            new_task,
+        },
     };
+
+    /// A submitter with one database, the line of that database, and a task with a key. The rest keeps the database.
+    async fn with_line() -> (Submitter, SubmitJobs, NewTask, (Counter, TestDatabase)) {
+        let (counter, test) = fresh().await;
+        let fitness = watch::channel(NodeFitness::default()).1;
+        let (databases, books) = (counter.databases.clone(), Arc::clone(&counter.books));
+        let submitter = Submitter::new(databases, books, fitness, Duration::from_secs(10));
+        let lines = submitter.add_line();
+        let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+        task.keyed = Some(BusinessKey { key: "k".to_owned(), version: 0, on_duplicate: OnDuplicate::default() });
+        (submitter, lines, task, (counter, test))
+    }
 
     /// Writes one task more than a job takes, all with one key. `answer_to` answers a task of the job with this number.
     /// Returns the lengths of the jobs, their kinds, and the answers.
     async fn written(
         answer_to: impl Fn(usize, &NewTask) -> Result<Put, SubmitError>,
     ) -> (Vec<usize>, Vec<Sending>, Vec<Result<Accepted, SubmitError>>) {
-        let (counter, _test) = fresh().await;
-        let fitness = watch::channel(NodeFitness::default()).1;
-        let (databases, books) = (counter.databases.clone(), Arc::clone(&counter.books));
-        let submitter = Submitter::new(databases, books, fitness, Duration::from_secs(10));
-        let SubmitJobs { jobs: _jobs, mut puts } = submitter.add_line();
-        let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
-        task.keyed = Some(BusinessKey { key: "k".to_owned(), version: 0, on_duplicate: OnDuplicate::default() });
+        let (submitter, SubmitJobs { jobs: _jobs, mut puts }, task, _counter) = with_line().await;
         let (mut lengths, mut sendings) = (Vec::new(), Vec::new());
         let answering = async {
             while let Some(PutJob { tasks, sending, answer, .. }) = puts.recv().await {
@@ -412,6 +433,32 @@ mod tests {
             let (.., answers) = written(|_, task| Err(SubmitError::Elsewhere(Box::new(task.clone()), sending))).await;
             let found = |answer: &Result<Accepted, SubmitError>| matches!(answer, Err(SubmitError::Unknown(_)));
             assert!(answers.iter().all(|answer| found(answer) == is_unknown), "{sending:?}");
+        }
+    }
+
+    /// Its line takes no further job, or no database is known to have its shard.
+    #[tokio::test]
+    async fn what_was_sent_to_an_unknown_end_and_is_not_sent_again_may_be_stored() {
+        let (submitter, lines, mut task, _counter) = with_line().await;
+        drop(lines);
+        for shard in [0, 200] {
+            task.id = fixture::fresh_id_of(ShardId::new(shard));
+            for (sending, is_unknown) in [(Sending::First, false), (Sending::Again, true)] {
+                let answers = submitter.write_once(vec![task.clone()], "http", 0, sending).await;
+                let [Err(error)] = answers.as_slice() else { panic!("{answers:?}") };
+                assert_eq!(matches!(error, SubmitError::Unknown(_)), is_unknown, "{shard}, {sending:?}: {error:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_task_behind_another_is_not_admitted_again_and_not_called_unstored_where_it_may_be_stored() {
+        let task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+        let rules_changed = Err(SubmitError::RulesChanged(Box::new(task.clone())));
+        for first in [rules_changed, Ok(put(PutOutcome::Busy, &task))] {
+            let answer = |sending| behind(&first, task.clone(), sending);
+            assert!(!matches!(answer(Sending::First), SubmitError::Unknown(_)), "{first:?}");
+            assert_eq!(answer(Sending::Again), SubmitError::Unknown(BEHIND_ANOTHER.to_owned()), "{first:?}");
         }
     }
 
