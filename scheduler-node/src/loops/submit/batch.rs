@@ -82,19 +82,25 @@ pub(super) async fn run_batches<T, F>(
     F: Future<Output = ()> + Send + 'static,
 {
     let statements = Arc::new(Semaphore::new(bounds.in_flight));
+    let mut of_next = None;
     loop {
         let room = Arc::clone(&statements).acquire_owned().await.expect("the semaphore is never closed");
-        let first = tokio::select! {
-            job = jobs.recv() => job,
-            () = stop.cancelled() => {
-                jobs.close();
-                jobs.recv().await
-            }
+        let first = match of_next.take() {
+            Some(job) => Some(job),
+            None => tokio::select! {
+                job = jobs.recv() => job,
+                () = stop.cancelled() => {
+                    jobs.close();
+                    jobs.recv().await
+                }
+            },
         };
         let Some(first) = first else { break };
         let is_alone = statements.available_permits() + 1 == bounds.in_flight;
         let patience = if is_alone { Duration::ZERO } else { PATIENCE };
-        let writing = write(gather(first, &mut jobs, bounds.tasks, patience).await);
+        let (batch, other) = gather(first, &mut jobs, bounds.tasks, patience).await;
+        of_next = other;
+        let writing = write(batch);
         spawn_child(async move {
             let _work = at_work();
             writing.await;
@@ -107,9 +113,15 @@ pub(super) async fn run_batches<T, F>(
 }
 
 /// Takes the jobs that have arrived. As long as they are not worth a statement, it also takes those that come within
-/// `patience`.
-async fn gather<T>(first: Job<T>, jobs: &mut mpsc::Receiver<Job<T>>, most: usize, patience: Duration) -> Vec<Job<T>> {
-    let until = Instant::now() + patience;
+/// `patience`. It ends before a job of the other kind of sending, and returns that one for the next statement: a first
+/// sending beside one with an unknown end would be repeated as long, and be called unknown, though it was never sent.
+async fn gather<T>(
+    first: Job<T>,
+    jobs: &mut mpsc::Receiver<Job<T>>,
+    most: usize,
+    patience: Duration,
+) -> (Vec<Job<T>>, Option<Job<T>>) {
+    let (until, sending) = (Instant::now() + patience, first.sending);
     let mut tasks = first.tasks.len();
     let mut batch = vec![first];
     while tasks < most {
@@ -123,10 +135,13 @@ async fn gather<T>(first: Job<T>, jobs: &mut mpsc::Receiver<Job<T>>, most: usize
             }
             Err(_) => break,
         };
+        if job.sending != sending {
+            return (batch, Some(job));
+        }
         tasks += job.tasks.len();
         batch.push(job);
     }
-    batch
+    (batch, None)
 }
 
 /// The oldest revision of the queues by which tasks of the batch were admitted and got their shards.
@@ -134,9 +149,9 @@ pub(super) fn routed<T>(batch: &[Job<T>]) -> i64 {
     batch.iter().map(|job| job.routed).min().unwrap_or(i64::MAX)
 }
 
-/// Whether any task of the batch has been sent before, to an unknown end.
+/// Whether the tasks of the batch may have been sent before, to an unknown end. All its jobs are of one kind.
 pub(super) fn sending<T>(batch: &[Job<T>]) -> Sending {
-    if batch.iter().any(|job| job.sending == Sending::Again) { Sending::Again } else { Sending::First }
+    batch.first().map_or(Sending::First, |job| job.sending)
 }
 
 /// The tasks of a batch in one list, and how many each job had.
@@ -156,5 +171,33 @@ pub(super) fn answer<T>(batch: Vec<Job<T>>, lengths: &[usize], answers: Vec<Resu
     for (job, length) in batch.into_iter().zip(lengths) {
         // A caller that hung up does not need its answer.
         let _ = job.answer.send(answers.by_ref().take(*length).collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_first_sending_shares_no_statement_with_one_whose_earlier_end_is_unknown() {
+        use Sending::{Again, First};
+        let (to_write, jobs) = mpsc::channel(8);
+        for kind in [First, First, Again, Again, First] {
+            let (tasks, answer) = (Vec::new(), oneshot::channel().0);
+            let job = Job::<()> { tasks, source: "http", routed: 0, sending: kind, answer };
+            to_write.try_send(job).expect("there is room");
+        }
+        drop(to_write);
+        let (written, mut batches) = mpsc::channel(8);
+        let write = move |batch: Vec<Job<()>>| {
+            written.try_send((batch.len(), sending(&batch))).expect("there is room");
+            std::future::ready(())
+        };
+        run_batches(jobs, CancellationToken::new(), Bounds { in_flight: 1, tasks: 10 }, write).await;
+        let mut found = Vec::new();
+        while let Some(batch) = batches.recv().await {
+            found.push(batch);
+        }
+        assert_eq!(found, [(2, First), (2, Again), (1, First)]);
     }
 }
