@@ -17,9 +17,14 @@
 -- a replacement leaves its answer in duetime.received, under the id of its submission. The note moves with the shard of
 -- that id, and nodes delete old ones. If the submission is sent again, the note is its answer, and nothing is written.
 -- Where nothing is sent again, as for rows of an inbox, `p_after` is NULL and no note is left. '-infinity' stands for a
--- first sending that leaves one. Nodes of 0.2.0 have NULL there too.
--- Locks: none that another session waits for; a function. Its move to the archive locks the task's row, as that of a
--- superseded task does; a sweep of expired tasks passes over the row meanwhile.
+-- first sending that leaves one. Nodes of 0.2.0 have NULL there in a first sending, so it leaves none; their second
+-- ones, which are few, leave one. They delete no such note: after a rollback all stay until newer nodes run again.
+-- Replacements may be thousands a second, so the table is vacuumed as the other tables are that are emptied as they
+-- fill.
+-- Locks: none that another session waits for. The function's move to the archive locks the task's row, as that of a
+-- superseded task does; a sweep of expired tasks passes over the row meanwhile. The settings take SHARE UPDATE
+-- EXCLUSIVE on duetime.received. It waits for no reader or writer and none waits for it. A running autovacuum of the
+-- table ends for it after `deadlock_timeout` (1 s).
 
 -- It stood in 0014_place_submits.sql. `attempts_base` and `in_order` of a replaced task are new, and so are the notes
 -- of a replacement and of a busy key, the move of an expired task, `v_wake_at`, `v_met` and `v_rest`. A batch comes in
@@ -241,3 +246,7 @@ BEGIN
     RETURN QUERY SELECT 'created'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, v_superseded;
 END
 $$;
+
+-- Long enough for an autovacuum to end for it.
+SET LOCAL lock_timeout = '1500ms';
+ALTER TABLE duetime.received SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);

@@ -86,10 +86,41 @@ async fn a_turn_to_forget_ends_after_some_statements_and_the_next_one_goes_on() 
                 SELECT duetime.mint(now(), 0), 'main', now() - interval '2 hours' FROM generate_series(1, $1)";
     sqlx::query(note).bind(rows).execute(&test.pool).await.unwrap();
     let intake = intake(&counter);
-    let left = "SELECT (SELECT count(*) FROM duetime.inbox), (SELECT count(*) FROM duetime.received)";
-    for (has_more, expected) in [(true, (10, i64::from(rows))), (true, (0, 10)), (false, (0, 0))] {
-        assert_eq!(intake.forget(&mut BTreeMap::new()).await.unwrap(), has_more);
-        assert_eq!(sqlx::query_as::<_, (i64, i64)>(left).fetch_one(&test.pool).await.unwrap(), expected);
+    let left = "SELECT (SELECT count(*) FROM duetime.inbox) + (SELECT count(*) FROM duetime.received)";
+    let (of_a_turn, mut before) = (i64::from(rows) - 10, 2 * i64::from(rows));
+    while before > 0 {
+        let has_more = intake.forget(&mut BTreeMap::new()).await.unwrap();
+        let left: i64 = sqlx::query_scalar(left).fetch_one(&test.pool).await.unwrap();
+        // The last statement of a kind may not count, or delete few rows. On a busy machine a slow one is the last.
+        let gone = before - left;
+        assert!(gone <= of_a_turn + 1_000, "{gone} of {before}");
+        assert!(gone > of_a_turn - 1_000 || !has_more, "{gone} of {before}");
+        before = left;
+    }
+    assert!(!intake.forget(&mut BTreeMap::new()).await.unwrap());
+}
+
+/// It passes deleted rows that an old transaction keeps from being vacuumed, and so would the next one. Submissions in
+/// SQL wait meanwhile.
+#[tokio::test]
+async fn a_slow_statement_is_the_last_of_its_kind_in_a_turn_to_forget() {
+    let (counter, test) = fresh().await;
+    let note = "INSERT INTO duetime.received (id, source, received_at)
+                SELECT duetime.mint(now(), 0), source, now() - interval '2 hours'
+                  FROM unnest(ARRAY['main', '(replaced)']) AS source, generate_series(1, 2500)";
+    let slow = "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS
+                $$BEGIN PERFORM pg_sleep(0.3); RETURN NULL; END$$;
+                CREATE TRIGGER slow BEFORE DELETE ON duetime.received
+                FOR EACH STATEMENT EXECUTE FUNCTION public.slow()";
+    for change in [note, slow] {
+        sqlx::raw_sql(change).execute(&test.pool).await.unwrap();
+    }
+    let intake = intake(&counter);
+    for expected in [1_500, 500] {
+        assert!(!intake.forget(&mut BTreeMap::new()).await.unwrap(), "the rest waits for a minute");
+        let left = "SELECT source, count(*) FROM duetime.received GROUP BY source ORDER BY source";
+        let left: Vec<(String, i64)> = sqlx::query_as(left).fetch_all(&test.pool).await.unwrap();
+        assert_eq!(left, [("(replaced)".to_owned(), expected), ("main".to_owned(), expected)]);
     }
 }
 
@@ -127,13 +158,17 @@ async fn a_database_that_fails_to_forget_is_left_out_and_the_others_have_all_the
     sqlx::query(note).bind(rows).execute(&east.pool).await.unwrap();
     let (intake, mut failing) = (intake(&counter), BTreeMap::new());
     let left = "SELECT count(*) FROM duetime.received";
-    for (has_more, expected) in [(true, 10), (false, 0)] {
-        assert_eq!(intake.forget(&mut failing).await.unwrap(), has_more);
-        assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&east.pool).await.unwrap(), expected);
+    let (mut turns, mut left_east) = (0, i64::from(rows));
+    while left_east > 0 {
+        let has_more = intake.forget(&mut failing).await.unwrap();
+        turns += 1;
+        left_east = sqlx::query_scalar(left).fetch_one(&east.pool).await.unwrap();
+        // On a busy machine a statement may be slow, and the rest waits then.
+        assert!(left_east == 10 || !has_more, "{left_east}");
         assert!(failing.keys().eq([&DatabaseIndex::HOME]), "{failing:?}");
         // The next turn would succeed.
         sqlx::raw_sql("DROP FUNCTION IF EXISTS public.fill_disk() CASCADE").execute(&main.pool).await.unwrap();
         sqlx::query(note).bind(1).execute(&main.pool).await.unwrap();
     }
-    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap(), 2, "it was left out");
+    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&main.pool).await.unwrap(), turns, "it was left out");
 }
