@@ -431,3 +431,16 @@ async fn the_last_changes_are_read_part_by_part_while_their_notes_stay() {
     pair.target.database.move_open(SHARD, pair.epoch, closed, &pair.owner).await.unwrap().expect("it arrives");
     assert_eq!(rows(&pair.target.pool).await, rows(&pair.source.pool).await);
 }
+
+/// The progress of a move tells them. Each submission that replaced a task has left its answer.
+#[tokio::test]
+async fn the_bytes_of_a_page_of_notes_are_also_those_of_their_answers() {
+    let test = fixture::database().await;
+    let fill = "INSERT INTO duetime.received (id, source, answer)
+                SELECT duetime.mint(now(), $1), '(replaced)', to_jsonb(repeat('a', 1000)) FROM generate_series(1, 3)";
+    sqlx::query(fill).bind(i32::from(SHARD.number())).execute(&test.pool).await.unwrap();
+    let cursor = PageCursor::Received { id: uuid::Uuid::nil() };
+    let page = test.database.move_page(SHARD, &cursor, &[], true).await.unwrap();
+    assert_eq!(page.rows.len(), 3);
+    assert!((3_000..4_000).contains(&page.bytes), "{}", page.bytes);
+}
