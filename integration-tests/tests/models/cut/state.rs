@@ -77,7 +77,7 @@ pub(super) struct Mover {
 
 /// A statement that changes a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum FenceStep {
+pub(crate) enum FenceStep {
     Arrive,
     Leave,
     Close,
