@@ -88,8 +88,12 @@ impl Machine {
     }
 
     fn install_what(&self, what: &str) -> Child {
-        let mut install = Command::new(root().join("integration-tests/install"));
-        install.arg(what).env_clear().env("PATH", self.0.path()).env("CALLS", self.program("calls"));
+        self.start(Command::new(root().join("integration-tests/install")).arg(what))
+    }
+
+    /// Starts an installation on this machine, whose user reads German.
+    fn start(&self, install: &mut Command) -> Child {
+        install.env_clear().env("LANGUAGE", "de").env("PATH", self.0.path()).env("CALLS", self.program("calls"));
         install.env("MACHINE", self.0.path()).stderr(Stdio::piped()).spawn().expect("it starts")
     }
 
@@ -99,17 +103,39 @@ impl Machine {
     }
 }
 
+/// An `apt-get` that finds a lock.
+const LOCKED: &str = "[ -z \"${LANGUAGE:-}\" ] || { echo 'E: Sperre konnte nicht bekommen werden' >&2; exit 100; }\n\
+    echo 'E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)' >&2\nexit 100\n";
+
 /// Another user's `apt-get update` holds a lock for which no option of apt waits.
 #[test]
 fn an_installation_waits_for_a_lock_of_apt() {
-    let machine = Machine::with(
-        "[ \"$(wc -l <\"$CALLS\")\" -le 2 ] || exit 0\n\
-         echo 'E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)' >&2\nexit 100\n",
-    );
+    let machine = Machine::with(&format!("[ \"$(wc -l <\"$CALLS\")\" -le 2 ] || exit 0\n{LOCKED}"));
     let ended = machine.install().wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(ended.status.success() && said.contains("another program installs packages"), "{said}");
     assert_eq!(machine.calls(), "install\ninstall\ninstall\n");
+}
+
+/// Every third second for ten minutes. `apt-get update` does not begin to wait anew.
+#[test]
+fn an_installation_waits_ten_minutes_in_all() {
+    let machine = Machine::with(LOCKED);
+    let ended = machine.install().wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success() && said.contains("Could not get lock"), "{said}");
+    assert_eq!(machine.calls(), format!("{}update\n", "install\n".repeat(201)));
+}
+
+/// It starts itself again after it has taken its turn.
+#[test]
+fn an_installation_may_be_started_by_a_shell_in_its_folder() {
+    let machine = Machine::with("");
+    let mut install = Command::new("/bin/sh");
+    let ended = machine.start(install.args(["install", "redis"]).current_dir(root().join("integration-tests")));
+    let ended = ended.wait_with_output().expect("it ends");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert_eq!(machine.calls(), "install\n");
 }
 
 #[test]
