@@ -132,7 +132,8 @@ fn the_temporary_folder_lets_the_stores_users_through() {
 /// The variables for `duetime` and the stores among those that `env` printed.
 fn variables(printed: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&printed.stdout);
-    let is_theirs = |line: &&str| ["DUETIME_", "PG", "OTEL_", "SSL_CERT_"].iter().any(|begin| line.starts_with(begin));
+    let begins = ["DUETIME_", "PG", "OTEL_", "ETCD", "RABBITMQ_", "SSL_CERT_"];
+    let is_theirs = |line: &&str| begins.iter().any(|begin| line.starts_with(begin));
     let mut lines: Vec<String> = text.lines().filter(is_theirs).map(str::to_owned).collect();
     lines.sort();
     lines
@@ -149,13 +150,16 @@ async fn no_program_gets_what_the_callers_shell_says_to_duetime_and_the_stores()
             "PGSSLMODE",
             "PGOPTIONS",
             "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "ETCD_NAME",
+            "ETCDCTL_ENDPOINTS",
+            "RABBITMQ_NODENAME",
             "SSL_CERT_FILE",
             "SSL_CERT_DIR",
         ];
         let again = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "sandbox::tests::no_program_gets_what_the_callers_shell_says_to_duetime_and_the_stores"])
             .env(IN_A_SHELL, "yes")
-            .env("DUETIME_SEEDED_BUG", "kept")
+            .envs(["DUETIME_SEEDED_BUG", "ETCD_UNSUPPORTED_ARCH"].map(|name| (name, "kept")))
             .envs(names.map(|name| (name, "production")))
             .output()
             .unwrap();
@@ -177,6 +181,6 @@ async fn no_program_gets_what_the_callers_shell_says_to_duetime_and_the_stores()
         on_death: Signal::Kill,
     };
     let launched = launch.command().unwrap().output().unwrap();
-    let wanted = ["DUETIME_DATABASE__0__URL=own", "DUETIME_SEEDED_BUG=kept"];
+    let wanted = ["DUETIME_DATABASE__0__URL=own", "DUETIME_SEEDED_BUG=kept", "ETCD_UNSUPPORTED_ARCH=kept"];
     assert_eq!([variables(&run), variables(&launched)], [wanted, wanted]);
 }

@@ -6,7 +6,9 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::{
     consumer::Answer,
     load::Load,
-    sandbox::{DatabaseConfig, Node, NodeConfig, Sandbox, Tether, free_port, migrate, run, scratch, shared},
+    sandbox::{
+        DatabaseConfig, Node, NodeConfig, Sandbox, Tether, free_port, hide_variables, migrate, run, scratch, shared,
+    },
 };
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
@@ -67,6 +69,7 @@ async fn wipe_etcd(sandbox: &Sandbox) -> Result<()> {
 async fn etcdctl(sandbox: &Sandbox, args: &[&str]) -> Result<String> {
     let endpoints = sandbox.etcd().endpoints().join(",");
     let mut command = Command::new("etcdctl");
+    hide_variables(command.as_std_mut());
     command.env("ETCDCTL_API", "3").args(["--endpoints", &endpoints]).args(args);
     let output = command.output().await.context("etcdctl")?;
     ensure!(output.status.success(), "{output:?}");

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
 use integration_tests::{
     page::Page,
-    sandbox::{Etcd, Sandbox, Tether, command, run_with, scratch},
+    sandbox::{Etcd, Sandbox, Tether, command, hide_variables, run_with, scratch},
 };
 use lapin::{
     BasicProperties,
@@ -264,6 +264,7 @@ async fn the_recipe_for_etcd_allows_nodes_their_prefix_and_nothing_else() {
         let endpoint = etcd.endpoints().first().context("a member")?.clone();
         let ctl = async |words: &[&str]| -> Result<String> {
             let mut command = Command::new("etcdctl");
+            hide_variables(command.as_std_mut());
             let output =
                 command.args(words).env("ETCDCTL_API", "3").env("ETCDCTL_ENDPOINTS", &endpoint).output().await?;
             let said =

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::{Etcd, program};
-use crate::sandbox::process;
+use crate::sandbox::{hide_variables, process};
 
 /// The alarms of etcd, as it spells them.
 const NO_SPACE: &str = "NOSPACE";
@@ -73,6 +73,7 @@ impl Etcd {
     /// Saves all that a member holds to a file.
     pub async fn save(&self, file: &Path) -> Result<()> {
         let mut save = tokio::process::Command::new(program("etcdctl")?);
+        hide_variables(save.as_std_mut());
         save.env("ETCDCTL_API", "3").arg(format!("--endpoints={}", self.members[0].url()));
         save.args(["snapshot", "save"]).arg(file);
         process::run("etcdctl snapshot save", save).await.map(drop)
@@ -86,6 +87,7 @@ impl Etcd {
         let restorer = program("etcdutl").or_else(|_| program("etcdctl"))?;
         for member in &self.members {
             let mut restore = tokio::process::Command::new(&restorer);
+            hide_variables(restore.as_std_mut());
             restore.env("ETCDCTL_API", "3").args(["snapshot", "restore"]).arg(file);
             restore.arg(format!("--name={}", member.name));
             restore.arg(format!("--data-dir={}", member.data().display()));

@@ -1,7 +1,7 @@
 //! What a shard costs: an idle cluster, a start, a takeover and a restart with few and with many shards.
 
 use anyhow::{Context, Result, ensure};
-use integration_tests::sandbox::Sandbox;
+use integration_tests::sandbox::{Sandbox, hide_variables};
 use tokio::{process::Command, time::Instant};
 
 use super::{
@@ -48,9 +48,10 @@ async fn idle(options: &Options, cluster: &Sandbox, part: &str, report: &mut Rep
 pub(super) async fn in_etcd(cluster: &Sandbox) -> Result<(usize, usize)> {
     let prefix = format!("{}/", cluster.node(0).config().etcd_prefix);
     let endpoints = format!("--endpoints={}", cluster.etcd().endpoints().join(","));
-    let listed =
-        Command::new("etcdctl").args([&endpoints, "get", "--prefix", &prefix]).env("ETCDCTL_API", "3").output();
-    let listed = listed.await.context("running etcdctl")?;
+    let mut list = Command::new("etcdctl");
+    hide_variables(list.as_std_mut());
+    list.args([&endpoints, "get", "--prefix", &prefix]).env("ETCDCTL_API", "3");
+    let listed = list.output().await.context("running etcdctl")?;
     ensure!(listed.status.success(), "{listed:?}");
     // Two lines for each key: its name and its value.
     Ok((listed.stdout.iter().filter(|byte| **byte == b'\n').count() / 2, listed.stdout.len()))
