@@ -102,9 +102,13 @@ impl Response {
         serde_json::from_str(&self.text).map_err(|error| self.unreadable(error.to_string()))
     }
 
-    /// The failure that this is no answer to the request.
-    pub(super) fn unreadable(&self, why: String) -> Failure {
+    fn unreadable(&self, why: String) -> Failure {
         Failure::Unreadable { node: self.node.clone(), why }
+    }
+
+    /// The failure that this is about another task than the one with the requested key.
+    pub(super) fn of_other_task(&self, task: String) -> Failure {
+        Failure::OtherTask { node: self.node.clone(), task }
     }
 }
 

@@ -77,10 +77,15 @@ impl ByKey {
     async fn find(&self, client: &Client) -> Result<TaskId, Error> {
         let answer = client.send(&self.request()).await?;
         let task = answer.read::<TaskView>()?;
-        if task.key != self.key {
-            // A proxy that changes paths would have the command act on another task.
-            let told = task.key.as_deref().unwrap_or_default();
-            return Err(answer.unreadable(format!("it tells of a task with another key, {told:?}")).into());
+        // A proxy that changes paths would have the command act on another task.
+        let partition_key = task.partition_key.as_deref().unwrap_or_default();
+        if self.queue.as_deref() != Some(task.queue.as_str())
+            || self.key != task.key
+            || self.partition_key.as_deref().unwrap_or_default() != partition_key
+        {
+            let (queue, key) = (task.queue.as_str(), task.key.as_deref().unwrap_or_default());
+            let found = format!("queue {queue:?}, key {key:?}, partition key {partition_key:?}");
+            return Err(answer.of_other_task(found).into());
         }
         Ok(task.id)
     }
@@ -316,17 +321,30 @@ mod tests {
     use crate::cli::wait::tests::client_of;
 
     #[tokio::test]
-    async fn a_task_with_another_key_than_the_requested_one_is_not_taken_for_it() {
+    async fn a_task_that_has_not_the_requested_names_is_not_taken_for_it() {
         let task = json!({
             "id": "0199f3a0-0000-7000-8000-000000000005", "queue": "mails", "state": "scheduled", "key": "order7",
+            "partition_key": "eu",
             "due_at": "2030-01-01T00:03:00Z", "created_at": "2030-01-01T00:00:00Z", "attempt": 1, "max_attempts": 25,
             "priority": 3, "shard": 5, "content_type": "application/json", "payload": {},
         });
-        let client = client_of(vec![Some((200, task.clone())), Some((200, task))]).await;
-        let named = |key: &str| ByKey { queue: Some("mails".into()), key: Some(key.into()), partition_key: None };
-        let failure = named("order\t7").find(&client).await.expect_err("it is another task").to_string();
-        assert!(failure.contains(r#"another key, "order7""#), "{failure}");
-        let id = named("order7").find(&client).await.expect("a task").to_string();
+        let client = client_of(vec![Some((200, task)); 5]).await;
+        let named = |queue: &str, key: &str, partition_key: Option<&str>| ByKey {
+            queue: Some(queue.into()),
+            key: Some(key.into()),
+            partition_key: partition_key.map(str::to_owned),
+        };
+        for other in [
+            named("mails", "order\t7", Some("eu")),
+            named("bills", "order7", Some("eu")),
+            named("mails", "order7", Some("us")),
+            named("mails", "order7", None),
+        ] {
+            let failure = other.find(&client).await.expect_err("it is another task").to_string();
+            let found = r#"is about another task (queue "mails", key "order7", partition key "eu")"#;
+            assert!(failure.contains(found) && !failure.contains("cannot be read"), "{failure}");
+        }
+        let id = named("mails", "order7", Some("eu")).find(&client).await.expect("a task").to_string();
         assert_eq!(id, "0199f3a0-0000-7000-8000-000000000005");
     }
 

@@ -33,6 +33,9 @@ pub enum Failure {
     Unreachable(String),
     #[error("the answer of {node} cannot be read; is it a Duetime node of this version? {why}")]
     Unreadable { node: Url, why: String },
+    /// The request was a look at a task by its key.
+    #[error("the answer of {node} is about another task ({task}); a proxy on the way may change the path of requests")]
+    OtherTask { node: Url, task: String },
 }
 
 impl Failure {
@@ -58,7 +61,7 @@ impl Failure {
             Self::Unreachable(_) | Self::Unanswered(_) | Self::Unknown { .. } => true,
             Self::Failed(response) => response.status.is_server_error(),
             Self::Refused(response) => response.status == StatusCode::TOO_MANY_REQUESTS,
-            Self::Unreadable { .. } => false,
+            Self::Unreadable { .. } | Self::OtherTask { .. } => false,
         }
     }
 
