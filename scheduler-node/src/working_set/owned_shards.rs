@@ -61,9 +61,6 @@ pub struct Held {
 /// The most such rows named to a statement that chooses its rows itself: it compares each row with all of them.
 const ASIDE_NAMED: usize = 1_000;
 
-/// The most rows that are left alone. Beyond it rows are tried again and again, which is slow but harmless.
-const ASIDE_MOST: usize = 10_000;
-
 impl OwnedShards {
     /// `heap_entries`: the most keys that the heap keeps.
     pub fn new(heap_entries: usize) -> Self {
@@ -236,9 +233,7 @@ impl OwnedShards {
 
     /// Whether a release or the cut of a move waits for tasks in flight of a shard, or is about to.
     pub fn is_draining(&self) -> bool {
-        let state = self.state.lock();
-        let is_cut = |owned: &Owned| owned.stops.contains(&Stop::Cut);
-        state.owned.iter().any(|(shard, owned)| state.released.contains(shard) || is_cut(owned))
+        self.state.lock().is_draining()
     }
 
     /// Ends ownership in memory, after a release or when another node has taken the fence.
@@ -396,14 +391,7 @@ impl OwnedShards {
     /// Takes a row that the database refuses out of flight, and leaves it alone until `until`. Returns whether this
     /// is the first time.
     pub fn set_aside(&self, id: TaskId, until: Instant) -> bool {
-        let mut state = self.state.lock();
-        if state.aside.len() >= ASIDE_MOST {
-            let now = clock::instant();
-            state.aside.retain(|_, until| *until > now);
-        }
-        let room = state.aside.len() < ASIDE_MOST;
-        let first = room && state.aside.insert(id, until).is_none();
-        drop(state);
+        let first = self.state.lock().set_aside(id, until);
         self.end([id]);
         first
     }
@@ -432,8 +420,7 @@ impl OwnedShards {
     /// Those of tasks in flight that are to be claimed again once they are settled, as for a retry.
     pub fn claimed_again(&self, ids: impl Iterator<Item = TaskId>) -> BTreeSet<TaskId> {
         let state = self.state.lock();
-        let then = |id: &TaskId| state.in_flight.get(id).and_then(|one| one.then);
-        ids.filter(|id| then(id).is_some_and(|then| then.kind == WakeKind::Claim)).collect()
+        ids.filter(|id| state.is_claimed_again(*id)).collect()
     }
 
     pub fn in_flight(&self) -> usize {

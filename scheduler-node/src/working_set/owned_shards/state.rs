@@ -17,6 +17,9 @@ use crate::{
     history::{History, Step},
 };
 
+/// The most rows that are left alone. Beyond it rows are tried again and again, which is slow but harmless.
+const ASIDE_MOST: usize = 10_000;
+
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) owned: BTreeMap<ShardId, Owned>,
@@ -164,6 +167,24 @@ impl State {
 
     pub(super) fn is_aside(&self, id: TaskId) -> bool {
         self.aside.get(&id).is_some_and(|until| *until > clock::instant())
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        let is_cut = |owned: &Owned| owned.stops.contains(&Stop::Cut);
+        self.owned.iter().any(|(shard, owned)| self.released.contains(shard) || is_cut(owned))
+    }
+
+    pub(super) fn is_claimed_again(&self, id: TaskId) -> bool {
+        let then = self.in_flight.get(&id).and_then(|one| one.then);
+        then.is_some_and(|then| then.kind == WakeKind::Claim)
+    }
+
+    pub(super) fn set_aside(&mut self, id: TaskId, until: Instant) -> bool {
+        if self.aside.len() >= ASIDE_MOST {
+            let now = clock::instant();
+            self.aside.retain(|_, until| *until > now);
+        }
+        self.aside.len() < ASIDE_MOST && self.aside.insert(id, until).is_none()
     }
 
     pub(super) fn offer(&mut self, entry: Entry) {
