@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, VecDeque};
 use uuid::Uuid;
 
 use super::{
-    window::{BATCHES, BUSY, FIRST, FORGOTTEN_AFTER, LEAST, LONGEST_WAIT, MOST},
+    window::{BATCHES, BUSY, FIRST, FORGOTTEN_AFTER, LATE, LEAST, LONGEST_WAIT, MOST},
     *,
 };
 use crate::{
@@ -320,17 +320,32 @@ fn a_lane_that_waits_for_no_room_shares_the_window() {
 
 #[test]
 fn a_window_that_limits_no_lane_grows_for_none_and_begins_anew_after_a_while() {
-    let (mut window, now) = (Window::default(), Instant::now());
-    window.answered(MESSAGES_PER_BATCH, Duration::ZERO, now);
+    let (mut window, now, took) = (Window::default(), Instant::now(), Duration::from_millis(5));
+    window.answered(MESSAGES_PER_BATCH, took, now);
     assert_eq!(window.batch(), BUSY / BATCHES, "no lane waited for room");
     window.limits(now);
-    window.answered(3 * BUSY, Duration::ZERO, now);
+    window.answered(3 * BUSY, took, now);
     assert_eq!(window.batch(), BUSY);
     let later = now + FORGOTTEN_AFTER;
-    window.answered(BUSY, Duration::ZERO, later);
+    window.answered(BUSY, took, later);
     assert_eq!(window.batch(), BUSY, "no lane has waited for long");
     window.limits(later);
     assert_eq!(window.batch(), BUSY / BATCHES);
+}
+
+#[test]
+fn answers_alone_keep_no_past_burst_in_use() {
+    let now = Instant::now();
+    let begins_anew = |mut window: Window, at| {
+        window.limits(at);
+        window.batch() == BUSY / BATCHES
+    };
+    let (mut slow, apart) = (wide(now), FORGOTTEN_AFTER / 2);
+    (1..20).for_each(|number| slow.answered(1, FORGOTTEN_AFTER * 2, now + apart * number));
+    assert!(begins_anew(slow, now + apart * 20), "a lane whose answers take two seconds goes on");
+    let mut late = wide(now);
+    late.answered(1, LATE, now + LATE);
+    assert!(begins_anew(late, now + LATE));
 }
 
 #[test]

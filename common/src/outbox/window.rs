@@ -38,12 +38,18 @@ pub(super) const LONGEST_WAIT: Duration = Duration::from_millis(30);
 /// that are.
 pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
 
+/// After so long a burst is over, whether or not its answers have come.
+pub(super) const LATE: Duration = Duration::from_secs(5);
+
 /// The bound of messages under way, beyond one batch of each lane.
 #[derive(Debug)]
 pub(super) struct Window {
     messages: usize,
     /// The last moment at which a burst began, a lane had to wait for room, or [`BUSY`] messages were under way.
     used_at: Option<Instant>,
+    /// The last moment at which an answer kept it in use: the lanes of a burst had waited for that one. The answer
+    /// counts for what was sent around [`Self::used_at`] only. Otherwise answers alone would keep it in use for ever.
+    kept_at: Option<Instant>,
     /// The last moment at which a lane sent that was not busy.
     shared_at: Option<Instant>,
     quickest: Quickest,
@@ -51,7 +57,7 @@ pub(super) struct Window {
 
 impl Default for Window {
     fn default() -> Self {
-        Self { messages: BUSY, used_at: None, shared_at: None, quickest: Quickest::default() }
+        Self { messages: BUSY, used_at: None, kept_at: None, shared_at: None, quickest: Quickest::default() }
     }
 }
 
@@ -107,11 +113,12 @@ impl Window {
         let has_waited = took > self.quickest.with(took, now) + LONGEST_WAIT;
         if !self.is_in_use(now) {
             // Where the broker takes longer than a use counts, no lane had a chance to wait for room meanwhile.
-            let was_in_use = now.checked_sub(took).is_some_and(|sent_at| self.is_in_use(sent_at));
-            if !was_in_use {
+            let sent_at = now.checked_sub(took).filter(|_| (FORGOTTEN_AFTER..LATE).contains(&took));
+            let was_used = sent_at.zip(self.used_at).is_some_and(|(sent_at, used_at)| is_recent(used_at, sent_at));
+            if !was_used {
                 return;
             }
-            self.used_at = Some(now);
+            self.kept_at = Some(now);
         }
         let is_shared = self.shared_at.is_some_and(|at| is_recent(at, now));
         let most = if has_waited && is_shared { LEAST } else { MOST };
@@ -124,7 +131,7 @@ impl Window {
 
     /// Whether a burst began lately, or lanes had to wait for room, or nearly.
     fn is_in_use(&self, now: Instant) -> bool {
-        self.used_at.is_some_and(|at| is_recent(at, now))
+        [self.used_at, self.kept_at].into_iter().flatten().any(|at| is_recent(at, now))
     }
 }
 
