@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    BATCHES_PER_LANE, Dispatch, ENOUGH, FEW_BATCHES, HOLD, MESSAGES_PER_BATCH, QUIET_AFTER, SILENT_AFTER,
+    BATCHES_PER_LANE, Dispatch, ENOUGH, FEW_BATCHES, HOLD, MANY_BATCHES, MESSAGES_PER_BATCH, QUIET_AFTER, SILENT_AFTER,
+    SOME_BATCHES,
     window::{BUSY, is_recent},
 };
 use crate::{ids::DatabaseIndex, time::UnixMicros};
@@ -32,6 +33,8 @@ pub(super) struct Lane {
     last: BTreeMap<DatabaseIndex, (UnixMicros, Instant)>,
     /// Due ones that stand ready for the next batch.
     pub(super) ready: VecDeque<Dispatch>,
+    /// Those of them that waited for an answer to one of its own batches at the last look at it.
+    pub(super) held: usize,
     pub(super) batches: usize,
     /// The messages of these batches.
     pub(super) under_way: usize,
@@ -84,11 +87,16 @@ impl Lane {
         self.later.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// The most batches that it may have out; `are_many`: whether all lanes have many. If it has as many, its messages
-    /// gather until one of them ends.
-    pub(super) fn most_batches(&self, are_many: bool, now: Instant) -> usize {
-        let is_quiet = |at: Instant| now.saturating_duration_since(at) >= QUIET_AFTER;
-        if are_many || self.heard_at.is_some_and(is_quiet) { FEW_BATCHES } else { BATCHES_PER_LANE }
+    /// The most batches that it may have out; `of_all`: the batches that all lanes have out. If it has as many, its
+    /// messages gather until one of them ends.
+    pub(super) fn most_batches(&self, of_all: usize, now: Instant) -> usize {
+        let are_scarce = of_all >= MANY_BATCHES || (of_all >= SOME_BATCHES && self.is_quiet(now));
+        if are_scarce { FEW_BATCHES } else { BATCHES_PER_LANE }
+    }
+
+    /// Whether none of its batches has ended for a while.
+    pub(super) fn is_quiet(&self, now: Instant) -> bool {
+        self.heard_at.is_some_and(|at| now.saturating_duration_since(at) >= QUIET_AFTER)
     }
 
     /// Whether the lane may send another batch, of `most` messages; `has_room`: whether there is room for it among

@@ -30,13 +30,19 @@ use crate::{
 /// Batches of one lane under way at a time: enough to keep the broker busy, few enough to leave channels to others.
 const BATCHES_PER_LANE: usize = 16;
 
-/// Batches under way of a lane that is quiet, or while all lanes have [`MANY_BATCHES`]. Each holds a channel until the
-/// broker has confirmed it, or for half a minute. So many full ones fill the window: with more, no lane is quicker.
+/// Batches under way of a lane while all lanes have [`MANY_BATCHES`], or [`SOME_BATCHES`] and the lane is quiet. Each
+/// holds a channel until the broker has confirmed it, or for half a minute. So many full ones fill the window: with
+/// more, no lane is quicker.
 const FEW_BATCHES: usize = window::BATCHES;
 
 /// A lane is quiet when none of its batches has ended for so long. A busy broker takes some tens of milliseconds, and a
 /// slow one ends batches as often as they left.
 const QUIET_AFTER: Duration = Duration::from_millis(250);
+
+/// With so many batches of all lanes, a quarter of the channels are taken, and quiet lanes leave the others alone. With
+/// fewer, a quiet lane goes on. The next message may get through where some are stuck: one lane may serve several
+/// queues, and a confirm that was lost is found by a later answer.
+const SOME_BATCHES: usize = 64;
 
 /// With so many batches of all lanes, half of the channels are taken. The others are left to lanes that have few.
 const MANY_BATCHES: usize = 128;
@@ -76,6 +82,8 @@ pub struct Outbox {
     waiting: usize,
     /// The messages of all lanes that stand ready for a batch. While one is due and not in a batch, this is not 0.
     ready: usize,
+    /// Those of them that quiet lanes hold until one of their own batches ends.
+    held: usize,
     /// The batches of all lanes.
     batches: usize,
     /// The messages of all lanes in batches.
@@ -107,9 +115,10 @@ impl Outbox {
         let came = lane.make_ready(self.window.ready(), now);
         self.ready += came;
         self.rate.count(came, now);
-        let (most, has_room, are_many) = (self.window.batch(), self.has_room(now), self.batches >= MANY_BATCHES);
+        self.held -= std::mem::take(&mut lane.held);
+        let (most, has_room) = (self.window.batch(), self.has_room(now));
         let lane = self.lanes.get_mut(queue)?;
-        let batches = lane.most_batches(are_many, now);
+        let batches = lane.most_batches(self.batches, now);
         let held_until = lane.held_until(now).filter(|until| now < *until && self.rate.is_of_many(now));
         if held_until.is_none() && lane.may_send(has_room, most, batches) {
             let batch = lane.take_batch(most, now);
@@ -123,6 +132,10 @@ impl Outbox {
         if held_until.is_none() && lane.waits() && !has_room {
             lane.busy_at = Some(now);
             self.window.limits(now);
+        }
+        if lane.batches >= batches && lane.is_quiet(now) {
+            lane.held = lane.ready.len();
+            self.held += lane.held;
         }
         let next_due = lane.next_due().filter(|at| *at > now);
         if let Some(at) = next_due.into_iter().chain(held_until).min() {
@@ -169,9 +182,10 @@ impl Outbox {
         self.window.has_room(self.under_way - self.silent)
     }
 
-    /// Whether a due message waits for a batch.
+    /// Whether a due message waits for a batch. Those of a quiet lane that wait for an answer to one of its own batches
+    /// do not count: nothing that gives way to them makes them leave sooner.
     pub const fn has_due(&self) -> bool {
-        self.ready > 0
+        self.ready > self.held
     }
 
     /// The messages that are not in batches, due or not.

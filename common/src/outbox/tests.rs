@@ -380,12 +380,29 @@ fn one_each(outbox: &mut Outbox, every: Duration, messages: u32, began: Instant)
 #[test]
 fn the_messages_of_a_lane_from_which_nothing_ends_gather_and_its_batches_stay_few() {
     for (batches, every) in [(FEW_BATCHES, QUIET_AFTER / 2), (10, QUIET_AFTER / 10)] {
-        let (mut outbox, began) = (Outbox::default(), Instant::now());
+        let (mut outbox, began) = (Outbox { batches: SOME_BATCHES, ..Outbox::default() }, Instant::now());
         let (left, now) = one_each(&mut outbox, every, 15, began);
         assert_eq!(left, vec![1; batches], "it sends freely for a moment");
         end(&mut outbox, 1, now - began, now);
         assert_eq!(leave(&mut outbox, now), [15 - batches], "what has gathered leaves together");
     }
+}
+
+#[test]
+fn a_lane_from_which_nothing_ends_goes_on_while_the_others_have_channels_enough() {
+    let (mut outbox, began) = (Outbox::default(), Instant::now());
+    let (left, _) = one_each(&mut outbox, QUIET_AFTER / 2, 15, began);
+    assert_eq!(left, [1; 15]);
+}
+
+#[test]
+fn messages_that_only_an_answer_of_their_own_lane_lets_leave_are_nothing_to_give_way_to() {
+    let (mut outbox, began) = (Outbox { batches: SOME_BATCHES, ..Outbox::default() }, Instant::now());
+    let (left, now) = one_each(&mut outbox, QUIET_AFTER / 2, 6, began);
+    assert_eq!((left, outbox.ready, outbox.has_due()), (vec![1; FEW_BATCHES], 2, false));
+    end(&mut outbox, 1, now - began, now);
+    assert_eq!(leave(&mut outbox, now), [2]);
+    assert_eq!((outbox.ready, outbox.held), (0, 0));
 }
 
 #[test]
