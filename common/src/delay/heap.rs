@@ -59,6 +59,8 @@ pub struct DelayHeap {
     index: SlotIndex,
     /// How many tasks to claim are due when.
     claims: Buckets,
+    /// Whether the last place that all kinds shared was for other entries than tasks to claim.
+    was_turn_of_others: bool,
     /// The earliest moment of an entry that was turned away or pushed out since the last reopening.
     complete_until: Option<UnixMicros>,
 }
@@ -76,6 +78,7 @@ impl DelayHeap {
             other_order: BTreeSet::new(),
             index: SlotIndex::default(),
             claims: Buckets::default(),
+            was_turn_of_others: true,
             complete_until: None,
         }
     }
@@ -119,6 +122,12 @@ impl DelayHeap {
         let due = self.other_order.range(..=(until, u32::MAX));
         let slots: Vec<u32> = due.map(|(_, slot)| *slot).take(max).collect();
         slots.into_iter().map(|slot| self.vacate(slot)).collect()
+    }
+
+    /// Whether a single place is for entries that are no tasks to claim. The answer changes with each call.
+    pub const fn is_turn_of_others(&mut self) -> bool {
+        self.was_turn_of_others = !self.was_turn_of_others;
+        self.was_turn_of_others
     }
 
     /// The moments of the tasks to claim that are due at `until`, earliest first.

@@ -7,7 +7,8 @@
 //! Scale", ACM Queue 2015).
 //!
 //! A backlog may take minutes. Rescues and deadlines come due behind all of it, but a row that waits for one holds up
-//! its queue: the place of a limit, or the next task of an order. So some leave beside the oldest tasks to claim.
+//! its queue: the place of a limit, or the next task of an order. So some leave beside the oldest tasks to claim, and
+//! where there is one place for both, they take turns.
 //!
 //! For the same reason the overdue may not fill the window. A part of it stays free for tasks that come due now.
 
@@ -74,8 +75,10 @@ pub fn take(heap: &mut DelayHeap, reach: Reach, room: Room) -> Vec<Entry> {
         return earliest(heap, reach, room.overdue);
     }
     let oldest = room.overdue.min(room.most.div_ceil(2));
-    let others = heap.pop_others(reach.until, oldest / 2);
-    let mut entries = earliest(heap, reach, oldest - others.len());
+    let part = if oldest == 1 { usize::from(heap.is_turn_of_others()) } else { oldest / 2 };
+    let others = heap.pop_others(reach.until, part);
+    // Rescues that are older than all of them leave the claims their part, too.
+    let mut entries = heap.pop_claims(reach.until.max(reach.claims_until), oldest - others.len());
     entries.extend(others);
     let left = room.overdue - entries.len();
     entries.extend(heap.pop_latest_claims(reach.on_time_after(), reach.claims_until, room.most - entries.len()));
