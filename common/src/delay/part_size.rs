@@ -1,8 +1,17 @@
 //! How many tasks a statement takes whose answer brings their payloads.
 //!
 //! Those of 500 tasks may have 100 MB and more. Where the way is slow, such an answer does not come in the time of a
-//! statement, and the same tasks would run out of it again. So the statements after it take half as many, down to a
-//! single one. They grow again once none has run out of its time for a while: quickly while they are quick.
+//! statement, and the same tasks would run out of it again. So the statements after it take at most half as many as
+//! before, down to a single one. They grow again once none has run out of its time for a while: quickly while they are
+//! quick.
+//!
+//! In an outage all statements run out of their time, small ones too, and a small one shows the same as a large one. So
+//! it is the bound that is halved, and not the statement's own size. Statements that were under way together halve it
+//! once. After a long outage it may be a single task. But [`FEW`] tasks are hardly ever too many, so quick statements
+//! double it at once until it is as much.
+//!
+//! Small statements must count. The tasks that are too many may be fewer than half of the bound, and come together
+//! again and again.
 
 #[cfg(test)]
 mod tests;
@@ -16,6 +25,10 @@ const QUICK: Duration = Duration::from_secs(1);
 /// seconds at most to do so once more. Other tasks, with small payloads, must not make them as many as before.
 const REST: Duration = Duration::from_secs(15);
 
+/// The payloads of so many tasks have some megabytes at most as a rule, and come in time over any way that is fit for a
+/// database. Claims of so many cost more than larger ones, but take thousands of tasks a second.
+const FEW: usize = 16;
+
 /// Slow statements grow by this part: they may take long because of something else than their tasks.
 const SLOWLY: usize = 8;
 
@@ -23,12 +36,13 @@ const SLOWLY: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct PartSize {
     most: usize,
+    halved_at: Option<Instant>,
     rests_until: Option<Instant>,
 }
 
 impl Default for PartSize {
     fn default() -> Self {
-        Self { most: usize::MAX, rests_until: None }
+        Self { most: usize::MAX, halved_at: None, rests_until: None }
     }
 }
 
@@ -38,20 +52,31 @@ impl PartSize {
         self.most.min(of)
     }
 
-    /// Records that a statement of so many tasks ran out of its time. A single one cannot be divided.
-    pub fn ran_out_of_time(&mut self, tasks: usize, now: Instant) {
-        if tasks > 1 {
-            self.most = self.most.min(tasks / 2);
-            self.rests_until = Some(now + REST);
+    /// Records that a statement of so many tasks, which began then, ran out of its time. `of`: as in [`Self::most`]. A
+    /// single task cannot be divided. One that began before the last halving was under way together with another.
+    pub fn ran_out_of_time(&mut self, tasks: usize, of: usize, began: Instant, now: Instant) {
+        if tasks <= 1 {
+            return;
         }
+        if self.halved_at.is_none_or(|at| began >= at) {
+            self.most = (self.most(of) / 2).max(1);
+            self.halved_at = Some(now);
+        }
+        self.rests_until = Some(now + REST);
     }
 
     /// Records that a statement of so many tasks passed, and how long it took. One of few says nothing about more.
     pub fn passed(&mut self, tasks: usize, took: Duration, now: Instant) {
-        let rests = self.rests_until.is_some_and(|until| now < until);
-        if tasks > self.most / 2 && !rests {
-            let more = if took < QUICK { self.most } else { self.most.div_ceil(SLOWLY) };
-            self.most = self.most.saturating_add(more);
+        if tasks <= self.most / 2 {
+            return;
+        }
+        let (rests, is_quick) = (self.rests_until.is_some_and(|until| now < until), took < QUICK);
+        let more = if is_quick { self.most } else { self.most.div_ceil(SLOWLY) };
+        let larger = self.most.saturating_add(more);
+        if !rests {
+            self.most = larger;
+        } else if is_quick {
+            self.most = self.most.max(larger.min(FEW));
         }
     }
 }

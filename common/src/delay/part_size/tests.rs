@@ -1,12 +1,15 @@
 use super::*;
 
+/// The time of a statement.
+const TIME: Duration = Duration::from_secs(5);
+
 /// The sizes after statements in a row that have all tasks that they may have, and take so long for each.
 fn sizes(size: &mut PartSize, statements: usize, each: Duration, now: Instant) -> Vec<usize> {
     let end = |_| {
         let tasks = size.most(500);
         let took = each * u32::try_from(tasks).unwrap();
-        if took > Duration::from_secs(5) {
-            size.ran_out_of_time(tasks, now);
+        if took > TIME {
+            size.ran_out_of_time(tasks, 500, now, now);
         } else {
             size.passed(tasks, took, now);
         }
@@ -18,34 +21,59 @@ fn sizes(size: &mut PartSize, statements: usize, each: Duration, now: Instant) -
 #[test]
 fn tasks_that_run_out_of_time_together_come_in_halves_and_what_is_quick_soon_has_all_of_them_again() {
     let (mut size, now) = (PartSize::default(), Instant::now());
-    let (heavy, light) = (Duration::from_millis(300), Duration::from_millis(1));
+    let (heavy, light) = (Duration::from_millis(200), Duration::from_millis(1));
     assert_eq!(sizes(&mut size, 7, heavy, now), [250, 125, 62, 31, 15, 15, 15]);
-    assert_eq!(sizes(&mut size, 2, light, now), [15, 15], "the others come again meanwhile");
-    assert_eq!(sizes(&mut size, 6, light, now + REST), [30, 60, 120, 240, 480, 500]);
+    assert_eq!(sizes(&mut size, 2, light, now), [FEW, FEW], "the others come again meanwhile");
+    assert_eq!(sizes(&mut size, 6, light, now + REST), [32, 64, 128, 256, 500, 500]);
+}
+
+#[test]
+fn a_few_tasks_that_run_out_of_time_together_come_in_halves_too() {
+    let (mut size, now) = (PartSize::default(), Instant::now());
+    (0..9).for_each(|_| size.ran_out_of_time(2, 500, now, now));
+    assert_eq!(size.most(500), 1);
 }
 
 #[test]
 fn slow_statements_grow_slowly() {
     let (mut size, now) = (PartSize::default(), Instant::now());
-    size.ran_out_of_time(20, now);
+    size.ran_out_of_time(20, 20, now, now);
+    assert_eq!(sizes(&mut size, 2, Duration::from_millis(300), now), [10, 10], "not before a while");
     assert_eq!(sizes(&mut size, 3, Duration::from_millis(300), now + REST), [12, 14, 16]);
 }
 
 #[test]
 fn statements_that_were_under_way_together_count_once_and_a_single_task_not_at_all() {
     let (mut size, now) = (PartSize::default(), Instant::now());
-    size.ran_out_of_time(1, now);
+    size.ran_out_of_time(1, 500, now, now + TIME);
     assert_eq!(size.most(500), 500);
-    (0..4).for_each(|_| size.ran_out_of_time(500, now));
+    (0..4).for_each(|_| size.ran_out_of_time(500, 500, now, now + TIME));
     assert_eq!(size.most(500), 250);
-    size.ran_out_of_time(3, now);
-    assert_eq!(size.most(500), 1);
 }
 
 #[test]
-fn small_statements_say_nothing_about_larger_ones() {
+fn an_outage_halves_the_bound_whatever_the_statements_are_and_a_few_tasks_come_together_as_soon_as_it_is_over() {
     let (mut size, now) = (PartSize::default(), Instant::now());
-    size.ran_out_of_time(500, now);
+    let mut after = |tries: std::ops::Range<u32>| {
+        for number in tries {
+            let began = now + TIME * number;
+            [3, 500, 3, 17].into_iter().for_each(|tasks| size.ran_out_of_time(tasks, 500, began, began + TIME));
+        }
+        size
+    };
+    assert_eq!(after(0..1).most(500), 250);
+    assert_eq!(after(1..3).most(500), 62);
+    let mut size = after(3..20);
+    assert_eq!(size.most(500), 1);
+    let (light, over) = (Duration::from_millis(1), now + TIME * 20);
+    assert_eq!(sizes(&mut size, 5, light, over), [2, 4, 8, FEW, FEW]);
+    assert_eq!(sizes(&mut size, 5, light, over + REST), [32, 64, 128, 256, 500]);
+}
+
+#[test]
+fn small_statements_that_pass_say_nothing_about_larger_ones() {
+    let (mut size, now) = (PartSize::default(), Instant::now());
+    size.ran_out_of_time(500, 500, now, now);
     size.passed(125, Duration::ZERO, now + REST);
     assert_eq!(size.most(500), 250);
     size.passed(126, Duration::ZERO, now + REST);

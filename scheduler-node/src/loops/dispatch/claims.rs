@@ -33,17 +33,19 @@ use crate::{
 /// The pause before keys are tried again whose claim certainly did nothing.
 pub const TRY_AGAIN: Duration = Duration::from_millis(250);
 
-/// A statement that had no answer for so long had too much to do. A failover cuts others short.
+/// A statement that had no answer for so long had too much to do, or the database was away. A failover cuts others
+/// short.
 const UNANSWERED_FOR: Duration = Duration::from_secs(5);
 
-/// Notes how a statement ended that began then, of so many tasks, and whether it ran out of its time.
-pub fn note_end(size: &mut PartSize, tasks: usize, began: Instant, error: Option<&Error>) {
+/// Notes how a statement ended that began then, of so many tasks, and whether it ran out of its time; `of`: the most
+/// tasks of any statement.
+pub fn note_end(size: &mut PartSize, of: usize, tasks: usize, began: Instant, error: Option<&Error>) {
     let now = clock::instant();
     let took = now.saturating_duration_since(began);
     let ran_out_of_time = |error: &Error| error.is_out_of_time() || (error.is_unanswered() && took >= UNANSWERED_FOR);
     match error {
         None => size.passed(tasks, took, now),
-        Some(error) if ran_out_of_time(error) => size.ran_out_of_time(tasks, now),
+        Some(error) if ran_out_of_time(error) => size.ran_out_of_time(tasks, of, began, now),
         Some(_) => {}
     }
 }

@@ -360,7 +360,7 @@ impl<S: Statements> Dispatcher<S> {
         let took = ended.saturating_duration_since(began);
         self.lead.lock().took(took, ended);
         self.size.lock().took(ids.len(), took, ended);
-        note_end(&mut self.size.lock().part, ids.len(), began, answer.as_ref().err());
+        note_end(&mut self.size.lock().part, self.pace.batch, ids.len(), began, answer.as_ref().err());
         let answer = answer?;
         let written = answer.written();
         self.claims.received("due", ids, &fences, ahead, answer).await;
@@ -382,7 +382,7 @@ impl<S: Statements> Dispatcher<S> {
         let fences = self.claims.fences(ids);
         let began = clock::instant();
         let answer = self.claims.database.sql.task_rescue(ids, &fences).await;
-        note_end(&mut self.size.lock().part, ids.len(), began, answer.as_ref().err());
+        note_end(&mut self.size.lock().part, self.pace.batch, ids.len(), began, answer.as_ref().err());
         let answer = answer?;
         let written = answer.written();
         self.claims.received("rescue", ids, &fences, Duration::ZERO, answer).await;

@@ -23,6 +23,7 @@ use std::{
 };
 
 use common::{
+    delay::PartSize,
     ids::{Epoch, QueueName, ShardId},
     priority::{LEVELS, Levels, shares},
     queue::{Placement, Queue, QueuePolicy},
@@ -369,11 +370,12 @@ impl<S: Statements> ReadyStarter<S> {
         let sent = clock::instant();
         let sent_at = self.claims.database.sql.clock().at(sent);
         let (answers, error) = match self.claims.database.sql.task_pick(&pick).await {
-            Ok(answer) => (vec![answer], None),
-            Err(error) if is_refusal(&error) => self.pick_apart(&pick).await?,
-            Err(error) => (Vec::new(), Some(error)),
+            Err(error) if is_refusal(&error) => self.pick_apart(&pick, &mut progress.size).await?,
+            answer => {
+                note_end(&mut progress.size, self.pace.batch, wanted.iter().sum(), sent, answer.as_ref().err());
+                answer.map_or_else(|error| (Vec::new(), Some(error)), |answer| (vec![answer], None))
+            }
         };
-        note_end(&mut progress.size, wanted.iter().sum(), sent, error.as_ref());
         let has_turned = answers.iter().any(|(claimed, _)| claimed.turned);
         let mut taken = [0; LEVELS];
         let mut last_walks = None;
@@ -397,11 +399,21 @@ impl<S: Statements> ReadyStarter<S> {
     }
 
     /// Starts the neighbours of a row that the database refuses, and sets that row aside. Returns the started
-    /// tasks, and the error that kept the rest from starting.
-    async fn pick_apart(&self, pick: &Pick<'_>) -> Result<(Vec<(Claimed, Walks)>, Option<Error>), Error> {
+    /// tasks, and the error that kept the rest from starting. Notes in `size` how each part ended.
+    async fn pick_apart(
+        &self,
+        pick: &Pick<'_>,
+        size: &mut PartSize,
+    ) -> Result<(Vec<(Claimed, Walks)>, Option<Error>), Error> {
         let database = &self.claims.database.sql;
+        let size = &Mutex::new(size);
         let mut ids = database.task_pick_candidates(pick).await?;
-        let pick_part = |part| async move { database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await };
+        let pick_part = |part| async move {
+            let began = clock::instant();
+            let answer = database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await;
+            note_end(&mut size.lock(), self.pace.batch, part.len(), began, answer.as_ref().err());
+            answer
+        };
         let started = |(claimed, _): &(Claimed, Walks)| claimed.written();
         let suspects = &self.claims.database.suspects;
         let (_, tried) = suspects.try_each(StoreOp::TaskPick, &mut ids, |id| *id, pick_part, started).await;
