@@ -1,4 +1,4 @@
-//! How many tasks of a crowd one claim takes.
+//! How many tasks of a crowd one claim takes, and how many any claim or rescue.
 //!
 //! Tasks that come due now are as late as the claim that they share, and as the claims before it. While all nodes claim
 //! a burst, a claim of 500 tasks takes a tenth of a second. Fewer tasks cost more each. So a claim takes what lately

@@ -111,7 +111,7 @@ pub struct Dispatcher<S = Arc<Database>> {
     pub pace: Pace,
     /// Decides how long before the due instant tasks are claimed.
     pub lead: Arc<Mutex<Lead>>,
-    /// Decides how many tasks of a crowd a claim takes.
+    /// Decides how many tasks a claim of a crowd takes, and how many any claim or rescue.
     pub size: Arc<Mutex<ClaimSize>>,
     pub lanes: Arc<Lanes>,
     pub books: Books,

@@ -132,7 +132,8 @@ impl<S: Statements> Preloader<S> {
         if self.horizon.follow(now) {
             self.behind.clear();
             self.unread.set_back(now);
-            // A read brings back all others at the times of their rows. A claimed row wakes much later.
+            // The next read moves all other entries to the times of their rows. The row of a task in doubt wakes much
+            // later than its rescue.
             self.database.owned_shards.rescue_doubts();
         }
         self.follow_nudges(now).await?;
