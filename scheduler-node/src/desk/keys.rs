@@ -11,18 +11,23 @@ use common::{
 };
 
 use super::Desk;
-use crate::store::{Database, rows::TaskRecord};
+use crate::store::{self, Database, rows::TaskRecord};
 
 impl Desk {
     /// The id of the newest task with this key. An unfinished task comes first, then the newest finished one
     /// that is still kept.
     pub(crate) async fn find(&self, queue: &str, partition_key: Option<&str>, key: &str) -> Result<TaskId, Problem> {
-        self.read_by_key(queue, partition_key, key).await.map(|task| task.id)
+        let (queue, places) = self.places_of(queue, partition_key, key).await?;
+        let key = (&queue, partition_key, key);
+        if places.other.is_some() {
+            return self.read_in_places(&places, key).await.map(|task| task.id);
+        }
+        // Its state tells nothing here. So the payload and the history need not be read.
+        let found = self.in_place(places.present, |database| find_in(database, key), Option::is_none).await??;
+        found.ok_or_else(|| no_task(key))
     }
 
-    /// Reads the task that [`Self::find`] names: in the present place of the key, and in the other one as far as its
-    /// database answers. A queue changes its placement only without unfinished tasks. So these are in one place, and it
-    /// is the other one if this node has not read the change yet. Unless it knows better, that database has to answer.
+    /// Reads the task that [`Self::find`] names.
     pub(super) async fn read_by_key(
         &self,
         queue: &str,
@@ -30,12 +35,18 @@ impl Desk {
         key: &str,
     ) -> Result<TaskRecord, Problem> {
         let (queue, places) = self.places_of(queue, partition_key, key).await?;
-        let key = (&queue, partition_key, key);
+        self.read_in_places(&places, (&queue, partition_key, key)).await
+    }
+
+    /// Reads it in the present place of the key, and in the other one as far as its database answers. A queue changes
+    /// its placement only without unfinished tasks. So these are in one place, and it is the other one if this node has
+    /// not read the change yet. Unless it knows better, that database has to answer.
+    async fn read_in_places(&self, places: &KeyPlaces, key: TaskKey<'_>) -> Result<TaskRecord, Problem> {
         let found = self.read_in(places.present, key).await?;
         let Some(other) = places.other.filter(|_| !found.as_ref().is_some_and(is_live)) else {
             return found.ok_or_else(|| no_task(key));
         };
-        let is_present = self.read_changes().await && self.placement_of(&queue) == places.placement;
+        let is_present = self.read_changes().await && self.placement_of(key.0) == places.placement;
         if is_present && let Some(finished) = found {
             return Ok(finished);
         }
@@ -133,6 +144,13 @@ impl PlacedKey {
     pub(super) fn key(&self) -> TaskKey<'_> {
         (&self.queue, self.partition_key.as_deref(), &self.key)
     }
+}
+
+async fn find_in(
+    database: Arc<Database>,
+    (queue, partition_key, key): TaskKey<'_>,
+) -> Result<Option<TaskId>, store::Error> {
+    database.task_find(queue, partition_key, key).await
 }
 
 fn is_live(task: &TaskRecord) -> bool {

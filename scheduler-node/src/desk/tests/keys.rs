@@ -10,7 +10,7 @@ use common::{
     wire::{ChangeRequest, QueueRequest},
 };
 
-use super::{PLAIN, counter, hide_queues, lower_half, request, with_one_of_two_gone, with_two_databases};
+use super::{PLAIN, counter, fresh, hide_queues, lower_half, request, with_one_of_two_gone, with_two_databases};
 use crate::store::tests::fixture;
 
 /// A finished task of each key is in the place that the node takes for the present one.
@@ -69,4 +69,17 @@ async fn a_key_that_may_be_in_a_database_that_is_away_is_unknown_only_where_the_
         let problem = counter.desk.find(queue.as_str(), None, &key).await.expect_err("it is nowhere");
         assert_eq!(problem.status, status, "{problem}");
     }
+}
+
+#[tokio::test]
+async fn a_key_in_a_single_database_is_found_without_its_payload() {
+    let (counter, test) = fresh().await;
+    let json = r#"{"queue":"orders","key":"k","delay_ms":60000}"#;
+    let id = counter.desk.submit(request(json)).await.expect("accepted").id;
+    counter.desk.cancel(id).await.expect("not claimed");
+    for table in ["task", "archive"] {
+        let hide = format!("ALTER TABLE duetime.{table} RENAME COLUMN payload TO hidden");
+        sqlx::query(sqlx::AssertSqlSafe(hide)).execute(&test.pool).await.expect("hidden");
+    }
+    assert_eq!(counter.desk.find("orders", None, "k").await.expect("found"), id);
 }
