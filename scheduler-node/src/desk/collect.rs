@@ -78,5 +78,5 @@ impl Desk {
 }
 
 fn too_large() -> Problem {
-    Problem::payload_too_large(format!("the submission is longer than {LONGEST_REQUEST} bytes, or cannot be read"))
+    Problem::payload_too_large(format!("the submission is longer than {LONGEST_REQUEST} bytes"))
 }

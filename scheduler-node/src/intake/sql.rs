@@ -93,8 +93,10 @@ struct PassState {
     avoided: BTreeMap<DatabaseIndex, Instant>,
     /// Rows that the database neither moves nor marks as refused, or that are held, and those behind them.
     aside: BTreeMap<TaskId, Aside>,
-    /// Rows that could not be read alone. Between two tries they are among `aside`.
+    /// Rows that could not be read alone. No batch has them.
     unread: BTreeMap<TaskId, Unread>,
+    /// When rows among `unread` may be read again. `None`: at once.
+    reads_again_at: Option<Instant>,
     /// Whether the next read leaves out the rows of the inbox's own database. They failed, and may have filled the
     /// batch: the rows of other databases wait behind them.
     skips_own: bool,
@@ -181,12 +183,12 @@ impl SqlIntake {
             return Ok(Left::Nothing);
         }
         state.let_in_again(Instant::now());
-        let rows = self.read(state).await?;
+        let read = self.read(state).await?;
         state.skips_own = false;
-        state.has_more = rows.len() == BATCH || rows.iter().any(|row| row.is_last || row.request.is_none());
-        let (mut refused, mut unknown) = (Vec::new(), Vec::new());
+        state.has_more = read.has_more();
+        let (rows, mut refused, mut unknown) = (&read.rows, read.refused(), Vec::new());
         let mut parts: BTreeMap<Route, Vec<NewTask>> = BTreeMap::new();
-        let (judged, _room) = self.desk.judge(&rows).await;
+        let (judged, _room) = self.desk.judge(rows).await;
         for (row, judged) in rows.iter().zip(judged) {
             match (judged, self.databases.of(row.id.shard())) {
                 (Ok(task), Some((database, _))) => {
@@ -203,6 +205,9 @@ impl SqlIntake {
         state.leave_unknown(unknown);
         // Tables of one database that are locked or full keep no rows of another waiting.
         let mut failed = self.refuse_judged(refused, state).await.err();
+        if failed.is_none() {
+            state.forget_refused(&read);
+        }
         for (route, tasks) in own_first(parts, self.index) {
             // Each part may wait for locks of its own.
             work.beat();

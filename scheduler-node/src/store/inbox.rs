@@ -135,6 +135,26 @@ impl Database {
         self.inbox_rows(wanted, false).await
     }
 
+    /// Reads one row by its id, if it still waits. This tells no change of rules.
+    pub async fn inbox_read_alone(&self, id: TaskId, request: bool) -> Result<Option<InboxRow>, Error> {
+        let read = |row: PgRow| {
+            Ok(InboxRow {
+                id: super::task_id(&row, "id")?,
+                request: row.try_get("request")?,
+                submitted_at: super::moment(&row, "submitted_at")?,
+                leaving: row.try_get("leaving")?,
+                is_last: false,
+                rules_changed: Arc::default(),
+            })
+        };
+        self.run(StoreOp::InboxRead, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/inbox_read_alone.sql"));
+            let statement = statement.bind(id.uuid()).bind(request).bind(LONGEST_REQUEST);
+            statement.fetch_optional(&pool).await?.map(read).transpose()
+        })
+        .await
+    }
+
     async fn inbox_rows(&self, wanted: InboxScope<'_>, requests: bool) -> Result<Vec<InboxRow>, Error> {
         let from = self.inbox_from(Instant::now());
         self.run(StoreOp::InboxRead, |pool| async move {

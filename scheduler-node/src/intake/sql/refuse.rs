@@ -108,9 +108,9 @@ impl PassState {
             if let Some(key) = &aside.key {
                 first_held.entry(key).or_insert((*id, aside.until));
             }
-            if self.unread.contains_key(id) {
-                first_unread.entry(id.shard()).or_insert((*id, aside.until));
-            }
+        }
+        for (id, unread) in &self.unread {
+            first_unread.entry(id.shard()).or_insert((*id, unread.until));
         }
         let (mut others, mut later) = (Vec::with_capacity(tasks.len()), Vec::new());
         for task in tasks {

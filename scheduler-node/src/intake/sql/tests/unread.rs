@@ -44,6 +44,18 @@ async fn owner() -> (Counter, TestDatabase, SqlIntake) {
     (counter, test, intake)
 }
 
+/// Collects until a pass has read a batch: one that looks for long for rows that cannot be read ends without.
+async fn collect_a_batch(intake: &SqlIntake, state: &mut PassState) {
+    let batch = Box::pin(async { while intake.collect(state).await.is_err() {} });
+    soon("a batch is read", batch).await;
+}
+
+/// As if all pauses had passed, and no other row waited.
+fn let_pauses_pass(state: &mut PassState) {
+    (state.aside, state.has_more, state.reads_again_at) = (BTreeMap::new(), false, None);
+    state.unread.values_mut().for_each(|unread| unread.until = Instant::now());
+}
+
 /// The lock ends as soon as a third statement waits for it: after the read of many rows and that of one, a read of the
 /// ids would pass.
 #[tokio::test]
@@ -89,16 +101,42 @@ async fn a_row_that_cannot_be_read_keeps_no_other_waiting_and_is_refused_after_s
         let (unreadable, mut state) = (submit(&test, 13).await, PassState::default());
         for tries in 1..UNREAD_TRIES {
             submit(&test, 1).await;
-            intake.collect(&mut state).await.expect_err("the first row cannot be read");
-            intake.collect(&mut state).await.unwrap();
+            collect_a_batch(&intake, &mut state).await;
             assert_eq!((test.live().await, refused(&test).await), (i64::from(tries), vec![]), "{sqlstate}");
-            // As if the pause had passed, and no other row waited.
-            (state.aside, state.has_more) = (BTreeMap::new(), false);
+            let_pauses_pass(&mut state);
         }
         intake.collect(&mut state).await.unwrap();
         assert_eq!(refused(&test).await, [unreadable], "{sqlstate}");
         assert!(state.unread.is_empty());
+        let reason = "SELECT error FROM duetime.inbox WHERE error IS NOT NULL";
+        let reason: String = sqlx::query_scalar(reason).fetch_one(&test.pool).await.unwrap();
+        assert!(reason.contains("cannot read"), "{reason}");
     }
+}
+
+/// They are more than a batch.
+#[tokio::test]
+async fn many_rows_that_cannot_be_read_keep_no_other_waiting_and_are_refused() {
+    let (_counter, test, intake) = owner().await;
+    spoil(&test, "58P01").await;
+    let submit_many = "SELECT duetime.submit('orders', '13') FROM generate_series(1, 300)";
+    sqlx::query(submit_many).execute(&test.pool).await.unwrap();
+    submit(&test, 1).await;
+    let mut state = PassState::default();
+    collect_a_batch(&intake, &mut state).await;
+    assert_eq!((test.live().await, state.unread.len()), (1, 300));
+    let mut others = 1;
+    let all_are_refused = Box::pin(async {
+        while !state.unread.is_empty() {
+            submit(&test, 1).await;
+            others += 1;
+            let_pauses_pass(&mut state);
+            collect_a_batch(&intake, &mut state).await;
+            assert_eq!(test.live().await, others, "each pass reads the rows behind them");
+        }
+    });
+    soon("each of them is refused", all_are_refused).await;
+    assert_eq!(refused(&test).await.len(), 300);
 }
 
 /// The server may be at fault.
@@ -109,9 +147,9 @@ async fn a_row_that_cannot_be_read_is_not_refused_while_no_other_is_read() {
     submit(&test, 13).await;
     let mut state = PassState::default();
     for _ in 0..2 * UNREAD_TRIES {
-        intake.collect(&mut state).await.expect_err("the row cannot be read");
-        // As if the pause had passed.
-        (state.aside, state.has_more) = (BTreeMap::new(), false);
+        collect_a_batch(&intake, &mut state).await;
+        assert_eq!((refused(&test).await, state.unread.len()), (vec![], 1));
+        let_pauses_pass(&mut state);
     }
     mend(&test).await;
     intake.collect(&mut state).await.unwrap();
@@ -124,13 +162,12 @@ async fn a_submission_waits_behind_one_that_cannot_be_read_and_may_have_its_key(
     spoil(&test, "57014").await;
     let task = replace(&test, 13).await;
     let mut state = PassState::default();
-    intake.collect(&mut state).await.expect_err("the row cannot be read");
+    collect_a_batch(&intake, &mut state).await;
     replace(&test, 2).await;
     intake.collect(&mut state).await.unwrap();
-    assert_eq!(test.live().await, 0);
+    assert_eq!((test.live().await, state.unread.len()), (0, 1));
     mend(&test).await;
-    // As if the pauses had passed.
-    (state.aside, state.has_more) = (BTreeMap::new(), false);
+    let_pauses_pass(&mut state);
     intake.collect(&mut state).await.unwrap();
     let made = test.database.task_read(task).await.unwrap().expect("the first one made it");
     assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"2".as_slice()), 1));
