@@ -132,12 +132,15 @@ fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool, gives_back: bo
     }
 }
 
-/// The parts of a batch that have failed in a way that may concern some of their rows. A split goes level by level, so
-/// after twice [`DOUBTS_ALONE`] of one kind few are single rows yet. If no row has passed until then, all rows fail.
+/// What has failed of a batch in a way that may concern some of its rows. If no row has passed until there is much of
+/// one kind, all rows fail.
 #[derive(Debug, Default)]
 struct FailedParts {
+    /// Parts. Their split goes level by level, so after twice [`DOUBTS_ALONE`] few are single rows yet.
     unreadable: usize,
-    without_partition: usize,
+    /// Single rows. Their split goes down to the rows first, so that one of the others passes soon. Many rows may lack
+    /// a partition, and each large part has one of them.
+    alone_without_partition: usize,
 }
 
 impl FailedParts {
@@ -146,8 +149,8 @@ impl FailedParts {
         let others_pass = !done.answers.is_empty();
         if gives_back && error.lacks_partition() {
             // It fails at once, and a pause would only delay the others.
-            self.without_partition += 1;
-            let is_split = rows > 1 && (others_pass || self.without_partition <= 2 * DOUBTS_ALONE);
+            self.alone_without_partition += usize::from(rows == 1);
+            let is_split = rows > 1 && (others_pass || self.alone_without_partition < DOUBTS_ALONE);
             return if is_split { Next::Split } else { Next::Doubt };
         }
         let in_doubt = done.doubtful.iter().filter(|(_, error)| error.is_contention()).count();
@@ -238,8 +241,9 @@ where
         match failed_parts.next(&error, failures + 1, part.len(), &done, gives_back) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
             Next::Doubt => done.doubtful.push((part, error)),
-            // The first half is divided down to its rows before the second: that a lock delays many shows soon.
-            Next::Split if error.is_contention() => {
+            // The first half is divided down to its rows before the second. That a lock delays many shows soon, and so
+            // does a row with a partition among many without one.
+            Next::Split if error.is_contention() || error.lacks_partition() => {
                 let [before, after] = halves(part);
                 parts.push_front((after, failures));
                 parts.push_front((before, failures));

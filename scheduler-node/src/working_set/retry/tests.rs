@@ -6,7 +6,7 @@ use common::ids::DatabaseName;
 use sqlx::error::{DatabaseError, ErrorKind};
 
 use super::*;
-use crate::store::{Effect, StoreOp};
+use crate::store::{Effect, StoreOp, tests::fixture};
 
 /// A refused value, as the driver reports one that it cannot encode.
 fn refusal() -> Error {
@@ -74,6 +74,16 @@ fn answered(code: &'static str, message: &'static str) -> Error {
         effect: Effect::None,
         source: Some(source.into()),
     }
+}
+
+/// As just after a queue got a longer retention. Only the driver can make such an error.
+async fn without_partition() -> Error {
+    let test = fixture::database().await;
+    let insert = "CREATE TABLE public.days (day int) PARTITION BY LIST (day); INSERT INTO public.days VALUES (1)";
+    let source = sqlx::raw_sql(insert).execute(&test.pool).await.expect_err("there is no partition");
+    let error = Error { source: Some(source.into()), ..outage() };
+    assert!(error.lacks_partition(), "{error:?}");
+    error
 }
 
 fn outage() -> Error {
@@ -195,6 +205,38 @@ async fn contention_of_every_row_costs_few_statements() {
     doubtful.sort_unstable();
     assert_eq!(doubtful, items);
     assert!(statements.into_inner() <= 27, "each may wait 2 s, and the loop counts as stalled after a minute");
+}
+
+#[tokio::test]
+async fn rows_without_a_partition_go_back_and_those_between_them_are_written_however_many_there_are() {
+    let (items, error) = ((0..500).collect::<Vec<u32>>(), without_partition().await);
+    for remainder in 0..3 {
+        let lacks = |item: &u32| item % 3 == remainder;
+        let none = |_: &[u32]| std::future::ready(Vec::new());
+        let write = |part: &[u32]| {
+            let answer = if part.iter().any(lacks) { Err(error.clone()) } else { Ok(part.len()) };
+            std::future::ready(answer)
+        };
+        let done = until_done_or_held("numbers", &items, None, none, write).await;
+        let doubtful: Vec<u32> = done.doubtful.iter().flat_map(|(part, _)| *part).copied().collect();
+        assert_eq!(doubtful, items.iter().copied().filter(lacks).collect::<Vec<_>>());
+        assert_eq!(done.answers.iter().sum::<usize>() + doubtful.len(), items.len());
+    }
+}
+
+#[tokio::test]
+async fn a_batch_of_rows_without_a_partition_costs_few_statements_and_refuses_none() {
+    let (items, error) = ((0..500).collect::<Vec<u32>>(), without_partition().await);
+    let none = |_: &[u32]| std::future::ready(Vec::new());
+    let statements = RefCell::new(0);
+    let write = |_: &[u32]| {
+        *statements.borrow_mut() += 1;
+        std::future::ready(Err(error.clone()))
+    };
+    let done: Done<'_, u32, ()> = until_done_or_held("numbers", &items, None, none, write).await;
+    assert_eq!(done.doubtful.iter().flat_map(|(part, _)| *part).copied().collect::<Vec<u32>>(), items);
+    assert!(done.refused.is_empty());
+    assert!(statements.into_inner() < 60);
 }
 
 #[tokio::test]
