@@ -344,6 +344,9 @@ async fn a_node_makes_no_more_than_four_hundred_tasks_at_once_and_leaves_the_oth
         assert_eq!(master.look().await.expect("it answers"), Duration::ZERO, "there are more");
     }
     assert!(master.look().await.expect("it answers") > Duration::ZERO, "there is no room for more");
+    // The longest waiting are taken first. A node with room finds the others at once.
+    let left = "SELECT count(*) FROM duetime.fire WHERE wake_at = fire_at";
+    assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&test.pool).await.unwrap(), 200);
     sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
 }
 

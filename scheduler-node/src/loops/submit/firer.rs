@@ -222,7 +222,7 @@ impl Firer {
         let woken = self.decide_all(due).await;
         let (left, may_be_more_left) = self.take().await?;
         let is_making = self.make(left);
-        let may_be_more_due = is_full(found.len());
+        let may_be_more_due = is_full(found.len(), READ_AT_ONCE);
         if may_be_more_due && self.finds_others_than(&found) || may_be_more_left && is_making {
             return Ok(Duration::ZERO);
         }
@@ -233,17 +233,20 @@ impl Firer {
         Ok(next_wake_at.into_iter().chain(woken).min().map_or(LOOK_EVERY, wait).min(LOOK_EVERY))
     }
 
-    /// Takes decided fire times on that other nodes left, unless takes rest. Returns whether there may be more.
+    /// Takes decided fire times on that other nodes left, as many as there is room for, unless takes rest. Returns
+    /// whether there may be more.
     async fn take(&self) -> Result<(Vec<FireRecord>, bool), Error> {
+        // What this node has no room for, another node may make.
+        let most = i64::try_from(self.making.available_permits()).map_or(READ_AT_ONCE, |room| room.min(READ_AT_ONCE));
         let (passes_over, began) = (!self.fitness.borrow().unfit.is_empty(), Instant::now());
-        if !self.takes.lock().may_begin(passes_over, began) {
+        if most == 0 || !self.takes.lock().may_begin(passes_over, began) {
             return Ok((Vec::new(), false));
         }
-        let taken = self.store.home().fire_take(HOLD, READ_AT_ONCE, &self.reachable_shards()).await;
-        let has_read_all = taken.as_ref().map_or_else(Error::is_out_of_time, |taken| !is_full(taken.len()));
+        let taken = self.store.home().fire_take(HOLD, most, &self.reachable_shards()).await;
+        let has_read_all = taken.as_ref().map_or_else(Error::is_out_of_time, |taken| !is_full(taken.len(), most));
         self.takes.lock().ended(passes_over, has_read_all, began.elapsed(), Instant::now());
         let taken = taken?;
-        let may_be_more = is_full(taken.len());
+        let may_be_more = is_full(taken.len(), most);
         Ok((taken.into_iter().filter_map(|fire| self.readable(fire)).collect(), may_be_more))
     }
 
@@ -319,7 +322,7 @@ impl Firer {
     }
 }
 
-/// Whether a read of so many may have left others.
-fn is_full(read: usize) -> bool {
-    i64::try_from(read).is_ok_and(|read| read >= READ_AT_ONCE)
+/// Whether a read of at most `most` that found so many may have left others.
+fn is_full(read: usize, most: i64) -> bool {
+    i64::try_from(read).is_ok_and(|read| read >= most)
 }

@@ -37,8 +37,9 @@ impl Firer {
         true
     }
 
-    /// Has the tasks of decisions written, those of each database by themselves: a slow one delays no other. Each gets
-    /// a copy of the payload, once there is room for it.
+    /// Has the tasks of decisions written, those of each database by themselves. A slow one delays no other until its
+    /// tasks take all the room; then a node that has room makes the others after the hold. Each gets a copy of the
+    /// payload, once there is room for it.
     pub(super) fn make_decided(&self, turns: &[&Turn]) {
         let mut decided: BTreeMap<&DatabaseName, Vec<(&ScheduleRecord, Fire, TaskId)>> = BTreeMap::new();
         for turn in turns {
