@@ -268,65 +268,6 @@ async fn decided_fire_times_are_taken_on_between_rests_only_while_a_database_is_
     }
 }
 
-/// A hundred schedules, `s` and `s1` to `s99`, whose last fire time has passed.
-async fn with_a_hundred_due() -> (Counter, TestDatabase) {
-    let (counter, test) = fresh().await;
-    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
-    let others = "INSERT INTO duetime.schedule (name, rules, payload, since)
-                  SELECT 's' || g, rules, payload, since FROM duetime.schedule, generate_series(1, 99) AS g";
-    sqlx::query(others).execute(&test.pool).await.unwrap();
-    set_back(&test, 1).await;
-    (counter, test)
-}
-
-#[tokio::test]
-async fn the_schedules_of_a_look_are_decided_by_one_statement() {
-    let (counter, test) = with_a_hundred_due().await;
-    let count = "CREATE SEQUENCE public.statements;
-        CREATE FUNCTION public.count_statement() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
-        BEGIN PERFORM nextval('public.statements'); RETURN NULL; END $$;
-        CREATE TRIGGER count AFTER UPDATE ON duetime.schedule
-            FOR EACH STATEMENT EXECUTE FUNCTION public.count_statement()";
-    sqlx::raw_sql(count).execute(&test.pool).await.unwrap();
-    let (master, metrics) = firer(&counter, true);
-    master.look().await.expect("it answers");
-    assert_eq!(made(&metrics), 100);
-    let statements = "SELECT last_value FROM public.statements";
-    assert_eq!(sqlx::query_scalar::<_, i64>(statements).fetch_one(&test.pool).await.unwrap(), 1);
-    drop(master.keep_from_making().await);
-    assert_eq!(test.live().await, 100);
-}
-
-#[tokio::test]
-async fn a_schedule_that_a_transaction_holds_keeps_no_other_of_its_look_from_being_decided() {
-    let (counter, test) = with_a_hundred_due().await;
-    let mut holder = test.pool.acquire().await.unwrap();
-    // The look reads it all the same.
-    let hold = "BEGIN; SELECT FROM duetime.schedule WHERE name = 's7' FOR SHARE";
-    sqlx::raw_sql(hold).execute(&mut *holder).await.unwrap();
-    let (master, metrics) = firer(&counter, true);
-    master.look().await.expect("it answers");
-    assert_eq!(made(&metrics), 99);
-    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
-    // The first one leaves it alone for a second.
-    let (other, metrics) = firer(&counter, true);
-    other.look().await.expect("it answers");
-    assert_eq!(made(&metrics), 1);
-}
-
-#[tokio::test]
-async fn a_schedule_whose_decision_is_refused_or_fails_keeps_no_other_of_its_look_from_being_decided() {
-    // The second seems an outage.
-    for sqlstate in ["22023", "53100", "XX001"] {
-        let (counter, test) = with_a_hundred_due().await;
-        test.fail_with(sqlstate, "UPDATE", "schedule", "name", "s7").await;
-        let (master, metrics) = firer(&counter, true);
-        master.look().await.expect("it answers");
-        assert_eq!(made(&metrics), 99, "{sqlstate}");
-        assert_eq!(test.quarantine().await.len(), usize::from(sqlstate == "22023"), "{sqlstate}");
-    }
-}
-
 /// Their payloads may be large.
 #[tokio::test]
 async fn a_node_makes_no_more_than_four_hundred_tasks_at_once_and_leaves_the_others() {

@@ -5,6 +5,7 @@ mod changed_limits;
 mod collect;
 pub(crate) mod drain;
 mod firer;
+mod firer_decisions;
 mod keys;
 mod limits;
 mod looked_up;

@@ -29,7 +29,7 @@ use common::{
     time::UnixMicros,
 };
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::{count::Corrections, last_tasks::LastTasks, make::MADE_AT_ONCE, takes::Takes};
@@ -71,7 +71,7 @@ const LEFT_ALONE_MOST: usize = 1_000;
 /// Schedules read in one look, and decided fire times taken on. Their payloads come with them: 6 MiB at the most.
 const READ_AT_ONCE: i64 = 100;
 
-/// Statements about schedules under way. More would use up the connections that due tasks need.
+/// Statements under way that decide or postpone schedules. More would use up the connections that due tasks need.
 const STATEMENTS_AT_ONCE: usize = 4;
 
 /// What this version cannot read is news in the log again when none has come for this long. An unreadable schedule
@@ -94,6 +94,8 @@ pub struct Firer {
     metrics: Arc<Metrics>,
     set_aside: SetAside,
     making: Arc<Semaphore>,
+    /// Statements that decide or postpone.
+    deciding: Arc<Semaphore>,
     /// The decisions with an unknown outcome.
     unknown: Failures,
     /// The schedules that this version cannot read, and the decided fire times.
@@ -116,7 +118,7 @@ impl Firer {
         metrics: Arc<Metrics>,
         set_aside: SetAside,
     ) -> Self {
-        let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
+        let [making, deciding] = [MADE_AT_ONCE, STATEMENTS_AT_ONCE].map(|most| Arc::new(Semaphore::new(most)));
         let (unknown, left_alone, last_tasks, takes) = Default::default();
         Self {
             store,
@@ -127,6 +129,7 @@ impl Firer {
             metrics,
             set_aside,
             making,
+            deciding,
             unknown,
             unreadable_schedules: Failures::over_after(UNREADABLE_OVER_AFTER),
             unreadable_fires: Failures::over_after(UNREADABLE_OVER_AFTER),
@@ -250,6 +253,12 @@ impl Firer {
         Ok((taken.into_iter().filter_map(|fire| self.readable(fire)).collect(), may_be_more))
     }
 
+    /// Waits until a statement that decides or postpones may begin. It has ended when the permit is dropped. Code that
+    /// holds a permit asks for no other.
+    async fn statement(&self) -> SemaphorePermit<'_> {
+        self.deciding.acquire().await.expect("it is never closed")
+    }
+
     /// Has takes rest for a minute.
     #[cfg(test)]
     pub(crate) fn rest_from_takes(&self) {
@@ -270,6 +279,7 @@ impl Firer {
 
     /// Postpones the next look at a schedule. Without the database, this node alone leaves it alone.
     async fn postpone(&self, name: &ScheduleName, revision: Revision, later: Duration) {
+        let _one = self.statement().await;
         if self.store.home().schedule_postpone(name, revision, later).await.is_err() {
             self.leave_alone(revision, later);
         }

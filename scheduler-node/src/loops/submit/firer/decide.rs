@@ -128,14 +128,11 @@ impl Firer {
         }
         let resting: Vec<_> = undecided.into_iter().map(|one| self.put_off(one)).collect();
         let resting = stream::iter(resting).buffer_unordered(STATEMENTS_AT_ONCE);
-        let writing = async {
-            let mut written = Vec::with_capacity(turns.len());
-            for group in in_groups(turns) {
-                written.extend(self.write_all(group).await);
-            }
-            written
-        };
-        tokio::join!(writing, resting.collect::<()>()).0
+        // What one group waits for delays no other.
+        let writing: Vec<_> = in_groups(turns).into_iter().map(|group| self.write_all(group)).collect();
+        let writing = stream::iter(writing).buffer_unordered(STATEMENTS_AT_ONCE);
+        let (written, ()) = tokio::join!(writing.collect::<Vec<_>>(), resting.collect::<()>());
+        written.into_iter().flatten().collect()
     }
 
     /// Lets a schedule that is not decided rest.
@@ -174,8 +171,8 @@ impl Firer {
             }
         }
         alone.append(&mut turns);
-        let alone = stream::iter(alone).map(|turn| self.write(turn)).buffer_unordered(STATEMENTS_AT_ONCE);
-        written.extend(alone.collect::<Vec<_>>().await);
+        let alone: Vec<_> = alone.into_iter().map(|turn| self.write(turn)).collect();
+        written.extend(stream::iter(alone).buffer_unordered(STATEMENTS_AT_ONCE).collect::<Vec<_>>().await);
         written
     }
 
@@ -185,6 +182,7 @@ impl Firer {
         let home = self.store.home();
         let tried = try_each(&turns, |part| async move {
             let asked: Vec<ScheduleTurn<'_>> = part.iter().map(Turn::asked).collect();
+            let _one = self.statement().await;
             let outcomes = home.schedule_turns(&asked, HOLD).await;
             outcomes.map(|outcomes| part.iter().zip(outcomes).collect::<Vec<_>>())
         });
@@ -218,7 +216,9 @@ impl Firer {
     /// Writes a decision, and makes its tasks at once. Waits for a transaction that holds the schedule.
     async fn write(&self, turn: Turn) -> Written {
         let Turn { record, decision, ids } = &turn;
+        let one = self.statement().await;
         let turned = self.store.home().schedule_turn(&record.name, record.revision, decision, ids, HOLD).await;
+        drop(one);
         if turned.is_ok() {
             self.note_answer();
         }
