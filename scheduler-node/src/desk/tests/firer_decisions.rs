@@ -55,6 +55,22 @@ async fn the_schedules_of_a_look_are_decided_by_one_statement() {
     assert_eq!(test.live().await, 100);
 }
 #[tokio::test]
+async fn schedules_that_another_statement_holds_are_decided_by_one_once_it_has_ended() {
+    let (counter, test) = with_a_hundred_due().await;
+    count_statements(&test).await;
+    test.be_patient(PoolKind::Fire).await;
+    let mut holder = test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT FROM duetime.schedule FOR SHARE").execute(&mut *holder).await.unwrap();
+    let (master, metrics) = firer(&counter, true);
+    let looking = spawn_child(async move { master.look().await });
+    test.until_waiting(1).await;
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+    looking.await.expect("it ends").expect("it answers");
+    // One finds them held, one waits for the first of them, and one decides the rest.
+    assert_eq!((made(&metrics), statements(&test).await), (100, 3));
+}
+
+#[tokio::test]
 async fn a_schedule_that_a_transaction_holds_keeps_no_other_of_its_look_from_being_decided() {
     let (counter, test) = with_a_hundred_due().await;
     let mut holder = test.pool.acquire().await.unwrap();

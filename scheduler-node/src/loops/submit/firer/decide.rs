@@ -1,8 +1,9 @@
 //! Decides the schedules of a look: one statement writes the decisions about many of them.
 //!
-//! The statement skips a schedule that another transaction holds. A second one finds most of these free, as other nodes
-//! hold them for milliseconds. What is held still is written by a statement of its own, which waits for it. So is what
-//! the database answers with an error, unless it refuses the values of one schedule.
+//! The statement skips a schedule that another transaction holds. Mostly this is one statement of another node. The
+//! first of these schedules is written by a statement of its own, which waits for it, and the others together after it.
+//! What is held still is written by a statement of its own each. So is what the database answers with an error, unless
+//! it refuses the values of one schedule.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -29,9 +30,6 @@ use crate::{
 /// The most schedules, and the most fire times, that one statement decides. One schedule may have as many fire times,
 /// and is alone then. With the largest payloads the statement writes 6 MiB.
 const DECIDED_TOGETHER: usize = 100;
-
-/// The statements that skip what is held, before each is waited for.
-const TRIES_TOGETHER: usize = 2;
 
 /// A schedule that was looked at.
 #[derive(Debug)]
@@ -160,17 +158,23 @@ impl Firer {
     }
 
     /// Writes decisions of one statement, and makes their tasks at once.
-    async fn write_all(&self, mut turns: Vec<Turn>) -> Vec<Written> {
+    async fn write_all(&self, turns: Vec<Turn>) -> Vec<Written> {
         let (mut written, mut alone) = (Vec::with_capacity(turns.len()), Vec::new());
-        for _ in 0..TRIES_TOGETHER {
-            // One has nothing to gain from a statement that does not wait.
-            if turns.len() > 1 {
-                let failed;
-                (turns, failed) = self.write_together(turns, &mut written).await;
+        // One has nothing to gain from a statement that does not wait.
+        if turns.len() > 1 {
+            let (mut held, failed) = self.write_together(turns, &mut written).await;
+            alone.extend(failed);
+            // Mostly one statement of another node holds all of them. The first waits for its end.
+            if held.len() > 2 {
+                written.push(self.write(held.remove(0)).await);
+                let (still_held, failed) = self.write_together(held, &mut written).await;
                 alone.extend(failed);
+                held = still_held;
             }
+            alone.append(&mut held);
+        } else {
+            alone = turns;
         }
-        alone.append(&mut turns);
         let alone: Vec<_> = alone.into_iter().map(|turn| self.write(turn)).collect();
         written.extend(stream::iter(alone).buffer_unordered(STATEMENTS_AT_ONCE).collect::<Vec<_>>().await);
         written
