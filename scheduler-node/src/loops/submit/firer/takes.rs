@@ -1,7 +1,8 @@
 //! When this node takes decided fire times on that others have left.
 //!
 //! A take passes over the fire times whose database is away. While it does not find as many others as it may take, it
-//! reads all of them, however many they are. So takes rest then, and use a tenth of the time at most.
+//! reads all of them, however many they are. So takes rest then, for nine times as long as they took, and use a tenth
+//! of the time. After takes of more than 0.56 s the rest is 5 s, and they use more of it.
 
 use std::time::{Duration, Instant};
 
