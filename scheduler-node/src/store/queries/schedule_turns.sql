@@ -1,9 +1,9 @@
 -- Stores the new standings of many schedules and the fire times that owe a task, as schedule_turn.sql does for one.
 -- Guard: each schedule still has the revision that was read, so each fire time is decided once.
--- The statement skips a schedule that another transaction locks. So it waits for none of them while it holds others, and
--- an application's open transaction delays its own schedule only.
--- $1 names; $2 the revisions that were read; $3 next fire times; $4 since; $5 paused at; $6 buffered; $7 wake at; $8 the
--- last task and $9 its fire time, NULL where none is made (pairwise); $10 the tasks' ids; $11 their fire times; $12
+-- The statement skips a schedule that another transaction locks. So it waits for none of them while it holds others,
+-- and an application's open transaction delays its own schedule only.
+-- $1 names; $2 the revisions that were read; $3 next fire times; $4 since; $5 paused at; $6 buffered; $7 wake at; $8
+-- the last task and $9 its fire time, NULL where none is made (pairwise); $10 the tasks' ids; $11 their fire times; $12
 -- whether each was buffered; $13 the place of its schedule in $1, from 1 on (pairwise); $14 how long the node that
 -- decided has to make the tasks.
 -- Returns in the order of $1 whether the schedule was `held`, by another transaction or because it is gone, and whether

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use common::{ids::TaskId, time::UnixMicros};
 
 use super::{
+    explain::plan,
     fixture::{self, TestDatabase, database},
     schedules::{HOUR_US, added, decided, standing, turn},
     until_waiting,
@@ -93,4 +94,27 @@ async fn of_two_that_decide_the_same_fire_times_at_the_same_moment_one_does_and_
     assert_eq!(first.await.unwrap(), [TurnOutcome::Written; 2]);
     assert_eq!(decide(&test.database, &read, &others).await, [TurnOutcome::Overtaken; 2]);
     assert_decided(&test, &ids).await;
+}
+
+/// Otherwise each look reads all schedules, or compares each of its own with all of them.
+#[tokio::test]
+async fn decisions_find_their_schedules_by_name() {
+    let test = database().await;
+    for fill in [
+        "INSERT INTO duetime.schedule (name, rules, payload, since, wake_at)
+         SELECT 's' || g, '{}', '', now(), now() + g * interval '1 s' FROM generate_series(-100, 20000) AS g",
+        "ANALYZE duetime.schedule",
+    ] {
+        sqlx::query(fill).execute(&test.pool).await.unwrap();
+    }
+    let types = "text[], bigint[], timestamptz[], timestamptz[], timestamptz[], timestamptz[], timestamptz[], uuid[],
+                 timestamptz[], uuid[], timestamptz[], boolean[], bigint[], interval";
+    let values = format!("{}, '2 s'", ["'{}'"; 13].join(", "));
+    let (any, node) = (test.pool.acquire().await.unwrap(), fixture::planned(&test.pool).await);
+    for mut connection in [any, node] {
+        let plan = plan(&mut connection, include_str!("../queries/schedule_turns.sql"), types, &values).await;
+        // Once to lock them, and once to change them.
+        assert_eq!(plan.matches("Index Cond: (name = ANY (").count(), 2, "{plan}");
+        assert!(plan.contains("schedule_pkey") && !plan.contains("Seq Scan on schedule"), "{plan}");
+    }
 }
