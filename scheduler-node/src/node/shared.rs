@@ -123,6 +123,7 @@ impl Shared {
             outdated: Arc::clone(&self.outdated),
             set_aside: self.set_aside.clone(),
             suspects: Default::default(),
+            without_partition: Default::default(),
             nudge: Arc::default(),
             unstored: Default::default(),
             hearing: Arc::new(Mutex::new(Hearing::away())),

@@ -117,6 +117,7 @@ impl Node {
             outdated: Arc::default(),
             set_aside: Default::default(),
             suspects: Default::default(),
+            without_partition: Default::default(),
             nudge: Arc::default(),
             unstored: Default::default(),
             hearing: Default::default(),

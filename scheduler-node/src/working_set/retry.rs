@@ -17,6 +17,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
+use super::failures::Failures;
 use crate::store::{Error, Fault};
 
 /// The pause after the first failure; it doubles with each further one.
@@ -168,7 +169,7 @@ pub async fn until_done<'a, I, T, F>(what: &str, items: &'a [I], write: impl Fn(
 where
     F: Future<Output = Result<T, Error>>,
 {
-    repeat(what, items, None, false, |_| std::future::ready(Vec::new()), write).await
+    repeat(what, items, None, None, |_| std::future::ready(Vec::new()), write).await
 }
 
 /// As [`until_done`], but leaves out the rows that another transaction holds. `held` finds out after contention, for
@@ -176,11 +177,13 @@ where
 /// caller too, so that one costs the others some seconds and not minutes (see [`super::suspects`]). These are rows that
 /// fail as with a bug or cannot be read, and rows that meet a lock on more than themselves, such as on a partition of
 /// the archive. Rows without a partition are among them. `patience`: after an outage of this time the rest goes back to
-/// the caller; `None`: it waits for the end of the outage.
+/// the caller; `None`: it waits for the end of the outage. `without_partition`: the caller's failures for want of a
+/// partition, of which the log has only the first, as such rows come again in each pass.
 pub async fn until_done_or_held<'a, I, T, F, H>(
     what: &str,
     items: &'a [I],
     patience: Option<Duration>,
+    without_partition: &Failures,
     held: impl Fn(&'a [I]) -> H,
     write: impl Fn(&'a [I]) -> F,
 ) -> Done<'a, I, T>
@@ -188,14 +191,15 @@ where
     F: Future<Output = Result<T, Error>>,
     H: Future<Output = Vec<bool>>,
 {
-    repeat(what, items, patience, true, held, write).await
+    repeat(what, items, patience, Some(without_partition), held, write).await
 }
 
+/// `without_partition`: as above; `None`: the caller takes no rows in doubt.
 async fn repeat<'a, I, T, F, H>(
     what: &str,
     items: &'a [I],
     patience: Option<Duration>,
-    gives_back: bool,
+    without_partition: Option<&Failures>,
     held: impl Fn(&'a [I]) -> H,
     write: impl Fn(&'a [I]) -> F,
 ) -> Done<'a, I, T>
@@ -223,7 +227,8 @@ where
             }
             Err(error) => error,
         };
-        if !std::mem::replace(&mut logged, true) {
+        let is_known = error.lacks_partition() && without_partition.is_some_and(|lacking| !lacking.begin());
+        if !is_known && !std::mem::replace(&mut logged, true) {
             tracing::warn!(database = %error.database, rows = items.len(), error = &error as &dyn std::error::Error, "{what} could not be written; retrying");
         }
         if error.fault() == Fault::Outage && !error.lacks_partition() {
@@ -238,7 +243,7 @@ where
             parts.extend(done.take_held(part, &held).into_iter().map(|free| (free, 0)));
             continue;
         }
-        match failed_parts.next(&error, failures + 1, part.len(), &done, gives_back) {
+        match failed_parts.next(&error, failures + 1, part.len(), &done, without_partition.is_some()) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
             Next::Doubt => done.doubtful.push((part, error)),
             // The first half is divided down to its rows before the second. That a lock delays many shows soon, and so

@@ -128,6 +128,7 @@ fn counter_in(
         outdated: Arc::default(),
         set_aside: SetAside::default(),
         suspects: Default::default(),
+        without_partition: Default::default(),
         nudge: Arc::default(),
         unstored: Default::default(),
         hearing: Default::default(),

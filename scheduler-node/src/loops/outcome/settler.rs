@@ -279,7 +279,8 @@ impl<S: Statements> Settler<S> {
                     part.sort_unstable_by_key(id);
                     write(database.sql.clone(), part)
                 };
-                let done = until_done_or_held(WHAT, others, None, are_held, write_part).await;
+                let done =
+                    until_done_or_held(WHAT, others, None, &database.without_partition, are_held, write_part).await;
                 let done = database.suspects.try_known(op, done, known, id, &written, write_part).await;
                 for refused in done.refused {
                     let (id, attempt) = name(refused.item);

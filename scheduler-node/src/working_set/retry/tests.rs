@@ -6,7 +6,10 @@ use common::ids::DatabaseName;
 use sqlx::error::{DatabaseError, ErrorKind};
 
 use super::*;
-use crate::store::{Effect, StoreOp, tests::fixture};
+use crate::{
+    store::{Effect, StoreOp, tests::fixture},
+    working_set::failures::tests::Log,
+};
 
 /// A refused value, as the driver reports one that it cannot encode.
 fn refusal() -> Error {
@@ -151,7 +154,7 @@ async fn what_is_left_of_a_long_outage_goes_back_and_a_short_one_is_waited_out()
             std::future::ready(answer)
         };
         let none = |_: &[u32]| std::future::ready(Vec::new());
-        let done = until_done_or_held("numbers", &items, Some(patience), none, write).await;
+        let done = until_done_or_held("numbers", &items, Some(patience), &Failures::default(), none, write).await;
         assert_eq!(done.away, left);
         assert_eq!(done.answers.iter().sum::<usize>(), items.len() - left.len());
         assert!(begun.elapsed() <= patience.max(away) + LONGEST_PAUSE, "{:?}", begun.elapsed());
@@ -167,7 +170,8 @@ async fn a_row_that_meets_contention_without_end_goes_back_and_the_others_are_wr
         let answer = if part.contains(&17) { Err(contention()) } else { Ok(part.len()) };
         std::future::ready(answer)
     };
-    let writing = until_done_or_held("numbers", &items, None, none, write);
+    let failures = Failures::default();
+    let writing = until_done_or_held("numbers", &items, None, &failures, none, write);
     let done = tokio::time::timeout(Duration::from_secs(60), writing).await.expect("it ends while the lock lasts");
     assert_eq!(done.answers.iter().sum::<usize>(), 99);
     assert_eq!(done.doubtful.iter().map(|(part, _)| *part).collect::<Vec<_>>(), [[17]]);
@@ -184,7 +188,8 @@ async fn a_disk_that_cannot_be_read_costs_few_statements_and_refuses_no_row() {
         std::future::ready(Err(unreadable_block()))
     };
     let patience = Some(Duration::from_secs(60));
-    let done: Done<'_, u32, ()> = until_done_or_held("numbers", &items, patience, none, write).await;
+    let done: Done<'_, u32, ()> =
+        until_done_or_held("numbers", &items, patience, &Failures::default(), none, write).await;
     assert!(done.refused.is_empty());
     let doubtful: usize = done.doubtful.iter().map(|(part, _)| part.len()).sum();
     assert_eq!(done.away.len() + doubtful, items.len());
@@ -200,7 +205,7 @@ async fn contention_of_every_row_costs_few_statements() {
         *statements.borrow_mut() += 1;
         std::future::ready(Err(contention()))
     };
-    let done: Done<'_, u32, ()> = until_done_or_held("numbers", &items, None, none, write).await;
+    let done: Done<'_, u32, ()> = until_done_or_held("numbers", &items, None, &Failures::default(), none, write).await;
     let mut doubtful: Vec<u32> = done.doubtful.iter().flat_map(|(part, _)| *part).copied().collect();
     doubtful.sort_unstable();
     assert_eq!(doubtful, items);
@@ -217,11 +222,23 @@ async fn rows_without_a_partition_go_back_and_those_between_them_are_written_how
             let answer = if part.iter().any(lacks) { Err(error.clone()) } else { Ok(part.len()) };
             std::future::ready(answer)
         };
-        let done = until_done_or_held("numbers", &items, None, none, write).await;
+        let done = until_done_or_held("numbers", &items, None, &Failures::default(), none, write).await;
         let doubtful: Vec<u32> = done.doubtful.iter().flat_map(|(part, _)| *part).copied().collect();
         assert_eq!(doubtful, items.iter().copied().filter(lacks).collect::<Vec<_>>());
         assert_eq!(done.answers.iter().sum::<usize>() + doubtful.len(), items.len());
     }
+}
+
+#[tokio::test]
+async fn rows_without_a_partition_that_come_again_in_each_pass_have_one_line_in_the_log() {
+    let (error, log, failures) = (without_partition().await, Log::keep(), Failures::default());
+    let none = |_: &[u32]| std::future::ready(Vec::new());
+    for _ in 0..3 {
+        let write = |_: &[u32]| std::future::ready(Err(error.clone()));
+        let done: Done<'_, u32, ()> = until_done_or_held("numbers", &[1, 2], None, &failures, none, write).await;
+        assert_eq!(done.doubtful.len(), 2);
+    }
+    assert_eq!(log.count("numbers could not be written; retrying"), 1);
 }
 
 #[tokio::test]
@@ -233,7 +250,7 @@ async fn a_batch_of_rows_without_a_partition_costs_few_statements_and_refuses_no
         *statements.borrow_mut() += 1;
         std::future::ready(Err(error.clone()))
     };
-    let done: Done<'_, u32, ()> = until_done_or_held("numbers", &items, None, none, write).await;
+    let done: Done<'_, u32, ()> = until_done_or_held("numbers", &items, None, &Failures::default(), none, write).await;
     assert_eq!(done.doubtful.iter().flat_map(|(part, _)| *part).copied().collect::<Vec<u32>>(), items);
     assert!(done.refused.is_empty());
     assert!(statements.into_inner() < 60);

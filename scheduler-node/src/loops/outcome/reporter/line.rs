@@ -202,7 +202,8 @@ impl<S: Statements> Reporter<S> {
             let events = part.iter().map(|report| (report.id, report.event.clone())).collect();
             self.apply_in_place(events, Patience::Short)
         };
-        let done = until_done_or_held(WHAT, others, Some(AWAY_LONGEST), are_held, write).await;
+        let (patience, without_partition) = (Some(AWAY_LONGEST), &database.without_partition);
+        let done = until_done_or_held(WHAT, others, patience, without_partition, are_held, write).await;
         let done = database
             .suspects
             .try_known(StoreOp::TaskStanding, done, known, id, |answers| finished(answers), write)
