@@ -43,6 +43,9 @@ pub(super) const LONG_ROUNDS: u32 = 60;
 /// What the problem of a move tells while the tasks of its shard wait.
 pub(super) const STAYS_CLOSED: &str = "the shard stays closed";
 
+/// The problem of a move whose first page cannot be noted.
+const NO_COPY: &str = "the first database does not answer, so no copy begins";
+
 /// The result of a step.
 #[derive(Debug)]
 pub(super) enum Stepped {
@@ -262,11 +265,9 @@ impl Work {
         source: &MoveFence,
         target: Option<&MoveFence>,
     ) -> Result<Stepped, Error> {
-        self.page = PageCursor::FIRST;
-        (self.rows_copied, self.bytes_copied) = (0, 0);
         // With a page of an earlier copy in the note, the next owner would take this one for further than it is.
-        if !self.note(Some(MovePhase::Planned), None).await {
-            return Ok(Stepped::HeldUp("the first database does not answer, so no copy begins".to_owned()));
+        if !self.begin_copy().await {
+            return Ok(Stepped::HeldUp(NO_COPY.to_owned()));
         }
         ends.target.sql.move_guard(&self.shared.planned(&plan.target), false).await?;
         // This node may have stood still between the two reads, while others moved the shard there and away again. Then
@@ -284,6 +285,13 @@ impl Work {
         Ok(Stepped::On)
     }
 
+    /// Notes that nothing is copied. `false`: the first database does not answer.
+    async fn begin_copy(&mut self) -> bool {
+        self.page = PageCursor::FIRST;
+        (self.rows_copied, self.bytes_copied) = (0, 0);
+        self.note(Some(MovePhase::Planned), None).await
+    }
+
     /// Has the target accept writes of this owner and no earlier one. This node's writes of earlier moves do nothing
     /// any more, however late they come.
     pub(super) async fn fill_target(&self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
@@ -296,6 +304,11 @@ impl Work {
     }
 
     async fn leave(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
+        // After a loss in the source, the note may call the copy complete. The target is empty below, and the shard
+        // may leave without an answer: with that note the next step would be the cut.
+        if !self.begin_copy().await {
+            return Ok(Stepped::HeldUp(NO_COPY.to_owned()));
+        }
         ends.source.sql.move_guard(&self.shared.planned(&plan.source), false).await?;
         // The target has no tasks of the shard, unless a clean-up was cut off, as by a restore. Such a task may end in
         // the source before its changes are noted, and would fire after the cut. Of the archive nothing fires.
@@ -306,7 +319,6 @@ impl Work {
             return Ok(Stepped::Ended);
         }
         fail::fail_point!("after_move_leave", |_| std::process::abort());
-        self.page = PageCursor::FIRST;
         // The shard leaves already, and an estimate is only shown.
         self.rows_total = ends.source.sql.move_estimate(self.shard).await.ok();
         self.note(Some(MovePhase::Copying), None).await;

@@ -63,3 +63,27 @@ async fn a_leave_that_comes_once_its_move_is_called_off_does_nothing() {
     assert!(!source.move_leave(SHARD, moving.epoch, late).await.unwrap());
     assert_eq!(moving.statuses().await, [ShardStatus::Here, ShardStatus::Gone]);
 }
+
+/// The shard may have left without an answer by then, and a complete copy is cut.
+#[tokio::test]
+async fn a_target_is_emptied_once_its_copy_is_noted_as_not_begun() {
+    let mut moving = Moving::new().await;
+    let (source, target) = (moving.tests[0].pool.clone(), moving.tests[1].pool.clone());
+    moving.work.shared.look().await;
+    moving.step().await.unwrap();
+    sqlx::raw_sql(LEFT_TASK).execute(&target).await.unwrap();
+    // As after a loss in the source.
+    moving.work.page = PageCursor::Done;
+    assert!(moving.work.note(None, None).await);
+    sqlx::raw_sql(REFUSE_NOTES).execute(&source).await.unwrap();
+    let stepped = moving.step().await.unwrap();
+    assert!(matches!(stepped, Stepped::HeldUp(_)), "{stepped:?}");
+    assert_eq!(moving.tests[1].live().await, 1);
+    sqlx::raw_sql("DROP TRIGGER refuse_note ON duetime.move").execute(&source).await.unwrap();
+    let no_leave = "ALTER FUNCTION duetime.move_leave(integer, bigint, bigint) RENAME TO away";
+    sqlx::raw_sql(no_leave).execute(&source).await.unwrap();
+    moving.step().await.expect_err("it cannot leave");
+    assert_eq!(moving.tests[1].live().await, 0);
+    let noted = moving.ends.source.sql.move_list().await.unwrap().remove(0);
+    assert_eq!(noted.page, Some(PageCursor::FIRST));
+}
