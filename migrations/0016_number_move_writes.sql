@@ -9,7 +9,8 @@
 -- epoch in `move_epoch`, its number in `move_write`. In the target that is the epoch in the source. In the source it is
 -- the row's own epoch, or a lower one while its owner has written nothing yet: whatever opens or acquires a shard
 -- raises the epoch above `move_epoch`. So a number counts beside its own epoch only. Another epoch says nothing about
--- it, and the guards of the epochs decide. A write that is sent again has a new number, so no guard holds a move up.
+-- it, and the guards of the epochs decide. A write that is sent again has a new number, above those that its sender has
+-- read in both rows. So no number holds a move up, also where a loss has brought an epoch twice.
 
 -- Begins the move of a shard in its target. `p_epoch` is the epoch of the caller in the source. `p_write` is the number
 -- of the caller's last write: that one and those before it do nothing from here on.

@@ -29,6 +29,11 @@ impl MoveFence {
     pub fn is_of(&self, node: &NodeId) -> bool {
         self.owner.as_deref() == Some(node.name.as_str()) && self.incarnation == Some(node.incarnation.uuid())
     }
+
+    /// The number of the last write of a move that counted here.
+    pub fn last_write(&self) -> i64 {
+        self.move_write
+    }
 }
 
 /// How a statement that closes a shard waits for writers in flight.
@@ -137,11 +142,13 @@ impl Database {
         .await
     }
 
-    /// Ends a move that was called off, in the target, which has none of its rows any more.
-    pub async fn move_drop(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<(), Error> {
+    /// Ends a move that was called off, in the target, which has none of its rows any more. `false`: the shard does not
+    /// arrive any more, another owner fills it, or this write came late.
+    pub async fn move_drop(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
         self.run(StoreOp::MoveDrop, |pool| async move {
             let statement = sqlx::query(statement!("move_drop")).bind(i32::from(shard.number()));
-            statement.bind(epoch.number()).bind(write).execute(&pool).await.map(drop)
+            let done = statement.bind(epoch.number()).bind(write).execute(&pool).await?;
+            Ok(done.rows_affected() > 0)
         })
         .await
     }

@@ -231,8 +231,8 @@ impl Work {
         if !self.empty_target(ends, epoch, &days).await? {
             return Ok(Stepped::Ended);
         }
-        ends.target.sql.move_drop(self.shard, epoch, self.next_write()).await?;
-        Ok(Stepped::On)
+        let is_dropped = ends.target.sql.move_drop(self.shard, epoch, self.next_write()).await?;
+        Ok(if is_dropped { Stepped::On } else { Stepped::Ended })
     }
 
     /// Deletes the rows of the shard in its target, of the archive those in these partitions. `false`: another owner

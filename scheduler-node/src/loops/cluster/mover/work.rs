@@ -188,6 +188,9 @@ impl Work {
             plan.called_off_at.is_some() && source.as_ref().is_some_and(|fence| fence.status == ShardStatus::Leaving);
         let target = if is_given_back { None } else { ends.target.sql.move_fence(self.shard).await? };
         let fences = Fences { source, target };
+        // An epoch that a loss has brought twice may have had an owner with higher numbers.
+        let last = [&fences.source, &fences.target].into_iter().flatten().map(MoveFence::last_write).max();
+        self.shared.writes.fetch_max(last.unwrap_or(0), Ordering::Relaxed);
         let is_copied = self.page == PageCursor::Done;
         let step = fences.next(plan.called_off_at.is_some(), is_copied);
         match step {
@@ -331,7 +334,9 @@ impl Work {
         if !self.forget_changes(ends, source).await? {
             return Ok(Stepped::Ended);
         }
-        ends.source.sql.move_return(self.shard, source.epoch, self.next_write()).await?;
+        if !ends.source.sql.move_return(self.shard, source.epoch, self.next_write()).await? {
+            return Ok(Stepped::Ended);
+        }
         self.page = PageCursor::FIRST;
         Ok(Stepped::On)
     }

@@ -127,3 +127,32 @@ async fn a_move_that_is_called_off_while_its_target_is_away_gives_its_shard_back
     assert_eq!(source.move_ended_list().await.unwrap()[0].outcome, MoveOutcome::CalledOff);
     assert_eq!(moving.tests[1].live().await, 0);
 }
+
+/// As after a failover that lost the acquire of the owner before.
+#[tokio::test]
+async fn a_move_ends_although_its_epoch_had_another_owner_who_wrote_more() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    for test in &moving.tests {
+        sqlx::raw_sql("UPDATE duetime.shard SET move_write = 1000000 WHERE id = 0").execute(&test.pool).await.unwrap();
+    }
+    moving.call_off().await;
+    for _ in ["the shard is given back", "the copy is deleted", "the move ends"] {
+        moving.step().await.unwrap();
+    }
+    let ended = moving.ends.source.sql.move_ended_list().await.unwrap();
+    assert_eq!(ended.first().map(|ended| ended.outcome), Some(MoveOutcome::CalledOff));
+}
+
+#[tokio::test]
+async fn a_return_that_does_nothing_is_not_sent_again_at_once() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    let refuse = "
+        CREATE OR REPLACE FUNCTION duetime.move_return(p_shard integer, p_epoch bigint, p_write bigint)
+        RETURNS boolean LANGUAGE sql AS 'SELECT false'";
+    sqlx::raw_sql(refuse).execute(&moving.tests[0].pool).await.unwrap();
+    moving.call_off().await;
+    let stepped = moving.step().await.unwrap();
+    assert!(matches!(stepped, Stepped::Ended), "{stepped:?}");
+}
