@@ -57,7 +57,9 @@ $$;
 -- Stood in 0012_gate_shards.sql, which describes it. Nodes of 0.2.0 call it, and tell neither a number nor what they
 -- have seen. So a shard that is gone must not have been here, or on its way, under a later epoch than the caller's: the
 -- next owner of the source fills it under a higher one, and an open raises that once more. Where a restore has turned
--- the order of the epochs round, the move waits for an owner of a later version.
+-- the order of the epochs round, or nodes of both versions have moved the shard, the move waits for an owner of a later
+-- version. That is an error: after a false, 0.2.0 would try again at once and without end, and have all nodes read the
+-- map each time. After an error it waits, and shows why.
 CREATE OR REPLACE FUNCTION duetime.move_arrive(p_shard integer, p_epoch bigint) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 BEGIN
@@ -74,6 +76,10 @@ BEGIN
      WHERE s.status = 'gone' AND s.epoch <= p_epoch AND s.move_epoch <= p_epoch;
     UPDATE duetime.shard AS s SET move_epoch = p_epoch, move_write = 0
      WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch < p_epoch;
+    IF EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = p_shard AND s.status = 'gone') THEN
+        RAISE EXCEPTION 'shard % was here under a later epoch than %: only a node of a later version moves it here', p_shard, p_epoch
+            USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
     RETURN EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch = p_epoch);
 END
 $$;

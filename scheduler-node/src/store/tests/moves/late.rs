@@ -25,16 +25,18 @@ impl Pair {
         self.copy().await;
         let closed = self.close().await.expect("the owner closes it");
         assert!(!self.source.database.move_arrive(SHARD, former, 0, seen).await.unwrap());
-        assert!(!arrive_unseen(&self.source, former).await);
+        refuses_unseen(&self.source, former).await;
         assert_eq!(Pair::status(&self.source).await, Some(ShardStatus::Gone));
         closed
     }
 }
 
-/// Begins a move in its target as a node of 0.2.0 does.
-async fn arrive_unseen(target: &TestDatabase, epoch: Epoch) -> bool {
-    let statement = sqlx::query_scalar("SELECT duetime.move_arrive(0, $1)").bind(epoch.number());
-    statement.fetch_one(&target.pool).await.unwrap()
+/// Begins a move in its target as a node of 0.2.0 does, which would try again at once unless it gets an error.
+async fn refuses_unseen(target: &TestDatabase, epoch: Epoch) {
+    let statement = sqlx::query("SELECT duetime.move_arrive(0, $1)").bind(epoch.number());
+    let error = statement.execute(&target.pool).await.expect_err("a later owner has been there");
+    let code = error.as_database_error().and_then(|error| error.code()).map(|code| code.to_string());
+    assert_eq!(code.as_deref(), Some("55000"), "{error}");
 }
 
 #[tokio::test]
@@ -63,7 +65,7 @@ async fn what_a_former_owner_begins_late_does_nothing_after_a_move_of_the_next_o
     pair.copy().await;
     pair.end().await;
     assert!(!pair.target.database.move_arrive(SHARD, former, 0, None).await.unwrap());
-    assert!(!arrive_unseen(&pair.target, former).await);
+    refuses_unseen(&pair.target, former).await;
     assert_eq!(Pair::status(&pair.target).await, Some(ShardStatus::Gone));
 }
 
