@@ -21,7 +21,9 @@
 -- that begins there and is called off changes the other two numbers. Nothing here depends on which of the two
 -- databases has the higher epoch: a restore may have turned that round, and so may nodes of 0.2.0.
 --
--- Executed late, it may leave an `arriving` row that no move needs, without rows of tasks. The next move goes on there.
+-- Executed late, it may leave an `arriving` row without rows of tasks, while another move has taken the shard to a
+-- third database. The next move to this database goes on there. Beside the `gone` row of the former source it looks
+-- like a cut, and it must not open: the mover first looks for its shard in the databases that it has read.
 CREATE FUNCTION duetime.move_arrive(
     p_shard integer, p_epoch bigint, p_write bigint,
     p_seen_epoch bigint, p_seen_move_epoch bigint, p_seen_move_write bigint)

@@ -193,10 +193,13 @@ impl Work {
         self.shared.writes.fetch_max(last.unwrap_or(0), Ordering::Relaxed);
         let is_copied = self.page == PageCursor::Done;
         let step = fences.next(plan.called_off_at.is_some(), is_copied);
+        if self.is_elsewhere(&ends, &fences).await? {
+            return match plan.called_off_at {
+                Some(_) => self.end(&ends, MoveOutcome::CalledOff).await,
+                None => Ok(Stepped::HeldUp(stuck(&fences))),
+            };
+        }
         match step {
-            MoveStep::Stuck if plan.called_off_at.is_some() && self.is_elsewhere(&fences).await? => {
-                return self.end(&ends, MoveOutcome::CalledOff).await;
-            }
             MoveStep::Stuck => return Ok(Stepped::HeldUp(stuck(&fences))),
             MoveStep::CleanSource => return self.clean_source(&ends, &fences).await,
             MoveStep::EndCalledOff => return self.end(&ends, MoveOutcome::CalledOff).await,
@@ -234,14 +237,17 @@ impl Work {
         Some(Ends { source: source.clone(), source_index, target: target.clone(), target_index })
     }
 
-    /// Whether neither end of the plan has the shard, and this node holds its fence in a third database.
-    async fn is_elsewhere(&self, fences: &Fences) -> Result<bool, Error> {
-        let is_gone = |fence: &Option<MoveFence>| fence.as_ref().is_none_or(|fence| fence.status == ShardStatus::Gone);
-        let has_it = |database: &NodeDatabase| database.owned_shards.own_since(self.shard).is_some();
-        let owned = self.shared.databases.indexed().find(|(_, database)| has_it(database));
-        let Some((_, database)) = owned.filter(|_| is_gone(&fences.source) && is_gone(&fences.target)) else {
+    /// Whether neither end of the plan has the shard open, and this node holds its fence in a third database. One end
+    /// may still await the shard, as after a begin that came late: then the fences look like those of a cut.
+    async fn is_elsewhere(&self, ends: &Ends, fences: &Fences) -> Result<bool, Error> {
+        let is_open = |fence: &MoveFence| fence.status.is_open();
+        if [&fences.source, &fences.target].into_iter().flatten().any(is_open) {
             return Ok(false);
-        };
+        }
+        let has_it = |database: &NodeDatabase| database.owned_shards.own_since(self.shard).is_some();
+        let is_third = |index: &DatabaseIndex| ![ends.source_index, ends.target_index].contains(index);
+        let third = self.shared.databases.indexed().find(|(index, database)| is_third(index) && has_it(database));
+        let Some((_, database)) = third else { return Ok(false) };
         let fence = database.sql.move_fence(self.shard).await?;
         Ok(fence.is_some_and(|fence| fence.status.is_open() && fence.is_of(&self.shared.me)))
     }

@@ -87,3 +87,27 @@ async fn a_target_is_emptied_once_its_copy_is_noted_as_not_begun() {
     let noted = moving.ends.source.sql.move_list().await.unwrap().remove(0);
     assert_eq!(noted.page, Some(PageCursor::FIRST));
 }
+
+#[tokio::test]
+async fn a_move_whose_target_still_awaits_the_shard_ends_once_it_is_called_off_if_a_third_database_has_it() {
+    let (counter, tests) = with_three_databases().await;
+    let (me, shard) = (node("owner"), ShardId::new(64));
+    let (home, east) = (&counter.databases[DatabaseIndex::HOME], &counter.databases[DatabaseIndex::new(1)]);
+    east.owned_shards.adopt(&east.sql.shard_acquire(&[shard], &me).await.unwrap());
+    let gone = "INSERT INTO duetime.shard (id, status, epoch) VALUES (64, 'gone', 5)";
+    sqlx::raw_sql(gone).execute(&tests[0].pool).await.unwrap();
+    let arriving = "INSERT INTO duetime.shard (id, status, move_epoch) VALUES (64, 'arriving', 4)";
+    sqlx::raw_sql(arriving).execute(&tests[2].pool).await.unwrap();
+    assert_eq!(home.sql.move_add(&[asked(shard, "west")], "a test").await.unwrap(), MovesAdded::All);
+    let shared = mover(me, counter.databases.clone()).shared;
+    shared.look().await;
+    let plan = shared.plans.load()[&shard].clone();
+    let mut work = Work::new(Arc::clone(&shared), &plan, CancellationToken::new());
+    let stepped = work.step(&plan).await.unwrap();
+    assert!(matches!(&stepped, Stepped::HeldUp(why) if why.contains("contradict")), "{stepped:?}");
+    home.sql.move_call_off(&[shard].into_iter().collect()).await.unwrap();
+    shared.look().await;
+    let plan = work.plan().expect("it has not ended");
+    work.step(&plan).await.unwrap();
+    assert_eq!(home.sql.move_list().await.unwrap(), []);
+}
