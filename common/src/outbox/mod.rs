@@ -163,10 +163,22 @@ impl Outbox {
         if let Some(took) = took {
             self.window.answered(messages, took, now);
         }
+        if self.held > 0 && self.batches < SOME_BATCHES {
+            self.look_at_held(now);
+        }
         let Some(lane) = self.lanes.get_mut(queue) else { return };
         self.silent -= lane.ended(messages, now);
         if lane.is_idle() {
             self.lanes.remove(queue);
+        }
+    }
+
+    /// Plans a look at quiet lanes whose messages waited because channels were scarce.
+    fn look_at_held(&mut self, now: Instant) {
+        for (queue, lane) in self.lanes.iter_mut().filter(|(_, lane)| lane.held > 0) {
+            if lane.batches < BATCHES_PER_LANE {
+                plan_look(&mut self.looks, lane, queue, now);
+            }
         }
     }
 

@@ -406,6 +406,17 @@ fn messages_that_only_an_answer_of_their_own_lane_lets_leave_are_nothing_to_give
 }
 
 #[test]
+fn messages_of_a_quiet_lane_leave_when_channels_are_no_longer_scarce() {
+    let began = Instant::now();
+    let mut outbox = Outbox { batches: SOME_BATCHES - FEW_BATCHES, under_way: 1, ..Outbox::default() };
+    let (_, now) = one_each(&mut outbox, QUIET_AFTER / 2, 6, began);
+    assert_eq!((outbox.held, outbox.look(now)), (2, None), "channels are scarce");
+    outbox.ended(&QueueName::new("another"), 1, None, now);
+    assert!(outbox.look(now).is_some());
+    assert_eq!(leave(&mut outbox, now).len(), 1);
+}
+
+#[test]
 fn a_lane_of_a_slow_broker_that_ends_batches_as_often_as_they_leave_sends_each_message_at_once() {
     let (mut outbox, began) = (Outbox::default(), Instant::now());
     let every = QUIET_AFTER / 5;
