@@ -38,11 +38,14 @@ pub struct PartSize {
     most: usize,
     halved_at: Option<Instant>,
     rests_until: Option<Instant>,
+    /// Whether statements grew to a few tasks during the rest, and whether one of so few ran out of its time since.
+    grew: bool,
+    stays: bool,
 }
 
 impl Default for PartSize {
     fn default() -> Self {
-        Self { most: usize::MAX, halved_at: None, rests_until: None }
+        Self { most: usize::MAX, halved_at: None, rests_until: None, grew: false, stays: false }
     }
 }
 
@@ -58,6 +61,8 @@ impl PartSize {
         if tasks <= 1 {
             return;
         }
+        // A few tasks that are as heavy must not grow again with each quick statement beside them.
+        self.stays |= std::mem::take(&mut self.grew) && tasks <= FEW;
         if self.halved_at.is_none_or(|at| began >= at) {
             self.most = (self.most(of) / 2).max(1);
             self.halved_at = Some(now);
@@ -74,9 +79,9 @@ impl PartSize {
         let more = if is_quick { self.most } else { self.most.div_ceil(SLOWLY) };
         let larger = self.most.saturating_add(more);
         if !rests {
-            self.most = larger;
-        } else if is_quick {
-            self.most = self.most.max(larger.min(FEW));
+            (self.most, self.grew, self.stays) = (larger, false, false);
+        } else if is_quick && !self.stays && self.most < FEW {
+            (self.most, self.grew) = (larger.min(FEW), true);
         }
     }
 }

@@ -71,6 +71,20 @@ fn an_outage_halves_the_bound_whatever_the_statements_are_and_a_few_tasks_come_t
 }
 
 #[test]
+fn a_few_heavy_tasks_are_halved_although_light_ones_pass_beside_them() {
+    let (mut size, now) = (PartSize::default(), Instant::now());
+    let mut began = now;
+    let mut heavy = || {
+        let tasks = size.most(12);
+        size.ran_out_of_time(tasks, 500, began, began + TIME);
+        began += TIME;
+        (0..5).for_each(|_| size.passed(size.most(500), Duration::from_millis(1), began));
+        tasks
+    };
+    assert_eq!([0; 9].map(|_| heavy()), [12, 12, 12, 12, 12, 12, 8, 4, 2]);
+}
+
+#[test]
 fn small_statements_that_pass_say_nothing_about_larger_ones() {
     let (mut size, now) = (PartSize::default(), Instant::now());
     size.ran_out_of_time(500, 500, now, now);
