@@ -1,10 +1,10 @@
 //! Reads the rows of a pass, and finds rows whose requests are why the read fails.
 //!
 //! No batch has such a row before a read of it alone has passed. So 10,000 of them keep no other row waiting for ever.
-//! Each one costs two reads that fail, before any row behind it is read. The reads of it alone take half of the time at
-//! most. Where reads fail at once, some hundred such rows are found within half a minute, and refused within three more
-//! while others are read. Where each read runs out of its 10 s, a row costs those behind it 30 s, and is refused within
-//! two minutes for each such row.
+//! Each one costs two reads that fail, before any row behind it is read. Rows before it in its batch are read one by
+//! one. The reads of it alone take half of the time at most. Where reads fail at once, some hundred such rows are
+//! found within half a minute, and refused within three more while others are read. Where each read runs out of its 5
+//! s, a row costs those behind it 15 s, and is refused within a minute for each such row.
 
 use std::{
     collections::BTreeSet,
@@ -52,12 +52,16 @@ pub(super) struct ReadRows {
     pub rows: Vec<InboxRow>,
     /// Rows whose requests can never be read.
     unreadable: Vec<InboxRow>,
+    /// Whether the read of many has failed, and that of the oldest row has not.
+    is_of_one: bool,
 }
 
 /// What a read of many rows has found.
 #[derive(Debug)]
 enum Found {
     Rows(Vec<InboxRow>),
+    /// The oldest row. The read of many has failed.
+    One(Vec<InboxRow>),
     /// The oldest row. The read of it alone failed, too.
     Unread(InboxRow, Error),
 }
@@ -66,7 +70,8 @@ impl ReadRows {
     /// Whether rows may wait behind these.
     pub(super) fn has_more(&self) -> bool {
         let is_last = self.rows.iter().any(|row| row.is_last || row.request.is_none());
-        is_last || self.rows.len() == BATCH || !self.unreadable.is_empty()
+        let may_be_read_next = self.is_of_one && !self.rows.is_empty();
+        is_last || may_be_read_next || self.rows.len() == BATCH || !self.unreadable.is_empty()
     }
 
     /// The rows to refuse, of which nothing but their ids is known.
@@ -158,10 +163,12 @@ impl SqlIntake {
                 aside: &aside,
                 known: self.books.load().revision(),
             };
-            match self.read_some(wanted).await? {
-                Found::Rows(rows) => {
+            let found = self.read_some(wanted).await?;
+            let is_of_one = matches!(found, Found::One(_));
+            match found {
+                Found::Rows(rows) | Found::One(rows) => {
                     state.note_read(&rows);
-                    return Ok(ReadRows { rows, unreadable });
+                    return Ok(ReadRows { rows, unreadable, is_of_one });
                 }
                 // An older row may have come since the read that failed. It is soon read again.
                 Found::Unread(row, error) => {
@@ -180,16 +187,16 @@ impl SqlIntake {
     /// Reads a batch of rows. If a row may be why that fails, reads the oldest one alone.
     async fn read_some(&self, wanted: InboxScope<'_>) -> Result<Found, Error> {
         let (source, one) = (self.source(), InboxScope { most: 1, ..wanted });
-        let read = match source.inbox_read(wanted).await {
-            Err(error) if may_blame_a_request(&error) => source.inbox_read(one).await,
-            read => read,
-        };
-        match read {
+        match source.inbox_read(wanted).await {
+            Err(error) if may_blame_a_request(&error) => {}
+            read => return read.map(Found::Rows),
+        }
+        match source.inbox_read(one).await {
             Err(error) if may_blame_a_request(&error) => match source.inbox_ids(one).await?.pop() {
                 Some(row) => Ok(Found::Unread(row, error)),
                 None => Err(error),
             },
-            read => read.map(Found::Rows),
+            read => read.map(Found::One),
         }
     }
 
