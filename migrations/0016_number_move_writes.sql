@@ -33,7 +33,10 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE duetime.meta AS m SET serves = 11 WHERE m.serves < 11;
-    INSERT INTO duetime.shard AS s (id, status, move_epoch, move_write) VALUES (p_shard, 'arriving', p_epoch, p_write)
+    -- A row that was seen may have gone since: a node of 0.2.0 deletes that of a move which was called off.
+    INSERT INTO duetime.shard AS s (id, status, move_epoch, move_write)
+    SELECT p_shard, 'arriving', p_epoch, p_write
+     WHERE p_seen_epoch IS NULL OR EXISTS (SELECT FROM duetime.shard AS e WHERE e.id = p_shard)
         ON CONFLICT (id) DO UPDATE SET status = 'arriving', move_epoch = p_epoch, move_write = p_write
      WHERE s.status = 'gone' AND s.epoch = p_seen_epoch AND s.move_epoch = p_seen_move_epoch AND s.move_write = p_seen_move_write;
     RETURN FOUND;

@@ -140,7 +140,7 @@ impl Pair {
         assert!(self.source.database.move_return(SHARD, self.epoch, self.next_write()).await.unwrap());
         let page = self.target.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap();
         assert!(self.write(&page.rows).await);
-        self.target.database.move_drop(SHARD, self.epoch, self.next_write()).await.unwrap();
+        assert!(self.target.database.move_drop(SHARD, self.epoch, self.next_write()).await.unwrap());
     }
 
     /// Lets closes wait as long as a test needs.

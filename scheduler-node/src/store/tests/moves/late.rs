@@ -56,6 +56,18 @@ async fn what_a_former_owner_begins_late_does_nothing_in_a_target_that_has_had_t
     assert_eq!(rows(&back.target.pool).await, before);
 }
 
+/// A node of 0.2.0 deletes the row of a move that was called off.
+#[tokio::test]
+async fn a_move_does_not_begin_where_the_row_that_its_mover_saw_has_gone() {
+    let (pair, _) = Pair::here().await;
+    let Pair { target, epoch, .. } = pair.moved().await;
+    let seen = target.database.move_fence(SHARD).await.unwrap();
+    assert!(seen.is_some(), "it has been there");
+    sqlx::query("DELETE FROM duetime.shard WHERE id = 0").execute(&target.pool).await.unwrap();
+    assert!(!target.database.move_arrive(SHARD, epoch, 0, seen.as_ref()).await.unwrap());
+    assert!(target.database.move_arrive(SHARD, epoch, 0, None).await.unwrap(), "it is as that was seen");
+}
+
 #[tokio::test]
 async fn what_a_former_owner_begins_late_does_nothing_after_a_move_of_the_next_one_that_was_called_off() {
     let (mut pair, _) = Pair::here().await;
@@ -101,8 +113,9 @@ async fn what_comes_late_of_a_move_that_was_called_off_does_nothing_to_the_next_
     assert_eq!(source.move_changes(SHARD, 0).await.unwrap().numbers.len(), 1, "the note of the change stays");
 
     let closed = pair.close().await.expect("the owner closes it");
-    target.move_drop(SHARD, pair.epoch, end).await.unwrap();
+    let is_dropped = target.move_drop(SHARD, pair.epoch, end).await.unwrap();
     assert_eq!(Pair::status(&pair.target).await, Some(ShardStatus::Arriving), "the end of the move before");
+    assert!(!is_dropped);
     pair.open(closed).await;
     assert_eq!(rows(&pair.target.pool).await, rows(&pair.source.pool).await);
 }
