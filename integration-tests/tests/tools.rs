@@ -117,7 +117,7 @@ fn an_installation_waits_for_a_lock_of_apt() {
     assert_eq!(machine.calls(), "install\ninstall\ninstall\n");
 }
 
-/// Every third second for ten minutes. `apt-get update` does not begin to wait anew.
+/// It tries every three seconds for ten minutes. `apt-get update` does not begin to wait anew.
 #[test]
 fn an_installation_waits_ten_minutes_in_all() {
     let machine = Machine::with(LOCKED);

@@ -22,7 +22,7 @@ impl Desk {
         if places.other.is_some() {
             return self.read_in_places(&places, key).await.map(|task| task.id);
         }
-        // Its state tells nothing here. So the payload and the history need not be read.
+        // All tasks with the key are in one database, so the id is enough.
         let found = self.in_place(places.present, |database| find_in(database, key), Option::is_none).await??;
         found.ok_or_else(|| no_task(key))
     }

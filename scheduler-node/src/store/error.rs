@@ -184,7 +184,8 @@ impl Error {
         self.sqlstate().as_deref() == Some("57014")
     }
 
-    /// Whether no answer came, in time or at all.
+    /// Whether the node ended its wait for an answer: after the deadline, or because the server is not the writer any
+    /// more. A connection that broke has a source.
     pub const fn is_unanswered(&self) -> bool {
         self.source.is_none()
     }

@@ -88,7 +88,7 @@ impl Database {
     }
 
     /// Begins a move in the source. `false`: the gate does not guard the shard, `epoch` is not its epoch any more, or
-    /// this write came late. `write` is the number of this write, here and in the steps below.
+    /// this write came late. `write` is the number of this write, as in `move_return`, `move_drop` and `move_close`.
     pub async fn move_leave(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
         self.move_step(StoreOp::MoveLeave, include_str!("queries/move_leave.sql"), shard, epoch, write).await
     }

@@ -71,7 +71,8 @@ pub struct NodeDatabase<S = Arc<Database>> {
     pub set_aside: SetAside,
     /// Rows that may be at fault.
     pub suspects: Suspects,
-    /// Rows that the archive has no partition for yet. They come again each second or so.
+    /// Writes that failed because the archive has no partition for a row yet. Such rows come again each second or so,
+    /// so the log has only the first.
     pub without_partition: Failures,
     /// The nudges to send to its other nodes.
     pub nudge: Arc<Mutex<Nudge>>,

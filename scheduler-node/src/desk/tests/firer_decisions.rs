@@ -54,6 +54,7 @@ async fn the_schedules_of_a_look_are_decided_by_one_statement() {
     drop(master.keep_from_making().await);
     assert_eq!(test.live().await, 100);
 }
+
 #[tokio::test]
 async fn schedules_that_another_statement_holds_are_decided_by_one_once_it_has_ended() {
     let (counter, test) = with_a_hundred_due().await;

@@ -56,7 +56,7 @@ const BATCH: usize = 1_000;
 const LEFT: usize = 4;
 
 /// The longest time for which a confirm gives way. Messages that wait for longer are no burst but the usual load.
-const LONGEST_WAY: Duration = Duration::from_secs(2);
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// The longest pause between two passes over confirms that were delayed. It is enough to write what comes meanwhile.
 const LONGEST_REST: Duration = Duration::from_secs(10);
@@ -78,7 +78,7 @@ pub struct Confirmed {
 }
 
 /// Whether the write of a confirm may give way to due messages for a while. A schedule waits for the write before its
-/// next fire time, and so does the next task of a queue that is ordered or limits the tasks which run.
+/// next fire time, and so may the next task of a queue with an order or a limit. A queue with a rate is treated alike.
 pub fn gives_way(delivery: &Delivery, policy: &QueuePolicy) -> bool {
     !policy.is_gated() && !delivery.key.as_deref().is_some_and(schedule::is_fire_key)
 }
@@ -197,7 +197,7 @@ impl<S: Statements> Settler<S> {
         waiting.extend(new);
         let now = clock::instant();
         // A backlog may end and begin anew between two looks. So the oldest confirm tells how long they have waited.
-        let is_long = waiting.first().is_some_and(|first| now.saturating_duration_since(first.at) >= LONGEST_WAY);
+        let is_long = waiting.first().is_some_and(|first| now.saturating_duration_since(first.at) >= LONGEST_WAIT);
         if is_long || !self.lanes.backlog.delays_writes(now) || !self.may_wait() {
             return std::mem::take(waiting);
         }

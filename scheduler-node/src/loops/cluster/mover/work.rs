@@ -188,7 +188,7 @@ impl Work {
             plan.called_off_at.is_some() && source.as_ref().is_some_and(|fence| fence.status == ShardStatus::Leaving);
         let target = if is_given_back { None } else { ends.target.sql.move_fence(self.shard).await? };
         let fences = Fences { source, target };
-        // An epoch that a loss has brought twice may have had an owner with higher numbers.
+        // After a failover that lost an acquire, an epoch comes twice, and its first owner may have had higher numbers.
         let last = [&fences.source, &fences.target].into_iter().flatten().map(MoveFence::last_write).max();
         self.shared.writes.fetch_max(last.unwrap_or(0), Ordering::Relaxed);
         let is_copied = self.page == PageCursor::Done;
@@ -313,8 +313,8 @@ impl Work {
     }
 
     async fn leave(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        // After a loss in the source, the note may call the copy complete. The target is empty below, and the shard
-        // may leave without an answer: with that note the next step would be the cut.
+        // After a failover in which the source lost the leave, the note may call the copy complete. The target is empty
+        // below, and the shard may leave without an answer: with that note the next step would be the cut.
         if !self.begin_copy().await {
             return Ok(Stepped::HeldUp(NO_COPY.to_owned()));
         }

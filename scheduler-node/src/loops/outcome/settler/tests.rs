@@ -42,7 +42,7 @@ async fn confirms_do_not_wait_for_longer_because_a_backlog_ends_and_begins_again
     let lanes = Arc::<Lanes>::default();
     let settler = loops.settler(100, &lanes);
     lanes.backlog.note(true, 1, clock::instant() + LONG);
-    let old = Confirmed { at: clock::instant() - LONGEST_WAY, ..confirmed(ids[0], SUCCEED) };
+    let old = Confirmed { at: clock::instant() - LONGEST_WAIT, ..confirmed(ids[0], SUCCEED) };
     let mut waiting = vec![old];
     assert_eq!(settler.give_way(vec![confirmed(ids[1], SUCCEED)], &mut waiting).len(), 2);
     assert!(waiting.is_empty());

@@ -106,7 +106,8 @@ impl Firer {
         written.iter().flatten().filter_map(|decided| decided.wake_at).min()
     }
 
-    /// Decides schedules whose last tasks are known, or known to be unknown.
+    /// Decides schedules. Each comes with whether its last task is unfinished, or with `None` where that cannot be
+    /// learned now.
     async fn decide_together(
         &self,
         known: Vec<(DueSchedule, Option<bool>)>,

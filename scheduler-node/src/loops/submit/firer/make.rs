@@ -28,7 +28,7 @@ const SOURCE: &str = "schedule";
 pub(super) const MADE_AT_ONCE: usize = 400;
 
 impl Firer {
-    /// Has the tasks of fire times written that were taken on. Returns whether any is written.
+    /// Writes the tasks of fire times that this node has taken on, in the background. Returns whether any is written.
     pub(super) fn make(&self, mut fires: Vec<FireRecord>) -> bool {
         fires.retain(|fire| self.fit(fire.id).is_some());
         let Some(room) = self.room(fires.len()) else { return false };
