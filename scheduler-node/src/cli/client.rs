@@ -76,7 +76,7 @@ impl<'a> Request<'a> {
 
     fn url(&self, node: &Url) -> Url {
         let mut url = node.clone();
-        let mut path = url.path().strip_suffix('/').unwrap_or(url.path()).to_owned();
+        let mut path = url.path().strip_suffix('/').unwrap_or_else(|| url.path()).to_owned();
         for part in &self.path {
             path.push('/');
             path.extend(utf8_percent_encode(part, ENCODED));
