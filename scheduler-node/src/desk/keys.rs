@@ -11,20 +11,21 @@ use common::{
 };
 
 use super::Desk;
-use crate::store::{self, Database, rows::TaskRecord};
+use crate::store::{Database, rows::TaskRecord};
 
 impl Desk {
     /// The id of the newest task with this key. An unfinished task comes first, then the newest finished one
     /// that is still kept.
     pub(crate) async fn find(&self, queue: &str, partition_key: Option<&str>, key: &str) -> Result<TaskId, Problem> {
-        let (queue, places) = self.places_of(queue, partition_key, key).await?;
-        let key = (&queue, partition_key, key);
+        let (queue, places) = &self.places_of(queue, partition_key, key).await?;
+        let task = (queue, partition_key, key);
         if places.other.is_some() {
-            return self.read_in_places(&places, key).await.map(|task| task.id);
+            return self.read_in_places(places, task).await.map(|task| task.id);
         }
         // All tasks with the key are in one database, so the id is enough.
-        let found = self.in_place(places.present, |database| find_in(database, key), Option::is_none).await??;
-        found.ok_or_else(|| no_task(key))
+        let find = |database: Arc<Database>| async move { database.task_find(queue, partition_key, key).await };
+        let found = self.in_place(places.present, find, Option::is_none).await??;
+        found.ok_or_else(|| no_task(task))
     }
 
     /// Reads the task that [`Self::find`] names.
@@ -144,13 +145,6 @@ impl PlacedKey {
     pub(super) fn key(&self) -> TaskKey<'_> {
         (&self.queue, self.partition_key.as_deref(), &self.key)
     }
-}
-
-async fn find_in(
-    database: Arc<Database>,
-    (queue, partition_key, key): TaskKey<'_>,
-) -> Result<Option<TaskId>, store::Error> {
-    database.task_find(queue, partition_key, key).await
 }
 
 fn is_live(task: &TaskRecord) -> bool {

@@ -245,11 +245,10 @@ impl Work {
             }
             let began = Instant::now();
             let page = ends.target.sql.move_page(self.shard, &cursor, days, false).await?;
-            if !page.rows.is_empty() {
-                let write = self.next_write();
-                if !ends.target.sql.move_write(self.shard, epoch, write, &page.rows).await? {
-                    return Ok(false);
-                }
+            if !page.rows.is_empty()
+                && !ends.target.sql.move_write(self.shard, epoch, self.next_write(), &page.rows).await?
+            {
+                return Ok(false);
             }
             cursor = page.next;
             tokio::time::sleep(began.elapsed() * PAUSE_PER_PAGE).await;
