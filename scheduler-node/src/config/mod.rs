@@ -112,11 +112,18 @@ impl Config {
         Self::read(file, environment())
     }
 
-    /// Reads only a consumer's settings: the broker's address and the logging. The other sections may be missing.
+    /// Reads only a consumer's settings: the broker's address and the logging. The other sections may be missing, and
+    /// their secrets may be out of reach.
     pub fn load_for_consumer(file: Option<&Path>) -> Result<(Amqp, Telemetry), Error> {
+        Self::read_for_consumer(file, environment())
+    }
+
+    fn read_for_consumer(
+        file: Option<&Path>,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<(Amqp, Telemetry), Error> {
         let mut complaints = Complaints::default();
-        let mut tree = Tree::of(file, environment(), &mut complaints)?;
-        tree.root.retain(|section, _| ["amqp", "telemetry"].contains(&section.as_str()));
+        let mut tree = Tree::of_sections(&["amqp", "telemetry"], file, environment, &mut complaints)?;
         let urls = tree.urls();
         let raw = shape(&mut tree, &mut complaints);
         if let Some(raw) = &raw {

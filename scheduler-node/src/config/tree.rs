@@ -1,6 +1,10 @@
 //! Keys and values before they have types: the file's content with the environment on top.
 
-use std::{cmp::Reverse, collections::BTreeMap, path::Path};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use figment::{
     Profile, Provider,
@@ -27,6 +31,29 @@ impl Tree {
         complaints: &mut Complaints,
     ) -> Result<Self, Error> {
         let mut tree = file.map_or_else(|| Ok(Self::default()), Self::of_file)?;
+        tree.overlay(environment, complaints);
+        tree.complete(complaints);
+        Ok(tree)
+    }
+
+    /// The same of `sections` alone. Neither secrets nor variables of another section are read. A variable of an
+    /// unknown section is a mistake here too.
+    pub(super) fn of_sections(
+        sections: &[&str],
+        file: Option<&Path>,
+        environment: impl IntoIterator<Item = (String, String)>,
+        complaints: &mut Complaints,
+    ) -> Result<Self, Error> {
+        let mut tree = file.map_or_else(|| Ok(Self::default()), Self::of_file)?;
+        tree.root.retain(|section, _| sections.contains(&section.as_str()));
+        let known: BTreeSet<&str> = keys::KEYS.iter().map(|key| section_of(key.path)).collect();
+        let environment = environment.into_iter().filter(|(variable, _)| {
+            let Some((first, _)) = variable.strip_prefix(PREFIX).and_then(|name| name.split_once("__")) else {
+                return true;
+            };
+            let first = first.to_lowercase();
+            sections.contains(&first.as_str()) || !known.contains(first.as_str())
+        });
         tree.overlay(environment, complaints);
         tree.complete(complaints);
         Ok(tree)
@@ -226,6 +253,11 @@ fn in_order(steps: &[String]) -> Vec<(Option<usize>, String)> {
 /// `database`, `0`, `url` as the table of keys spells it: `database[].url`.
 fn shape(steps: &[String]) -> String {
     join(steps, |_| "[]".to_owned())
+}
+
+/// The section of a key: `database` of `database[].url`.
+fn section_of(key: &str) -> &str {
+    key.split(['.', '[']).next().unwrap_or(key)
 }
 
 /// `database`, `0`, `url` as a person writes it: `database[0].url`.

@@ -23,6 +23,29 @@ fn a_variable_takes_the_place_of_a_secret_and_of_the_file_that_holds_it() {
 }
 
 #[test]
+fn a_consumer_does_without_the_secrets_and_the_variables_of_other_sections() {
+    let file = file_with("[[database]]\nurl_file = '/nowhere/db'\n[amqp]\nurl = 'amqp://mq'");
+    let read_with = |variable: &str, value: &str| {
+        super::Config::read_for_consumer(Some(file.path()), [(variable.to_owned(), value.to_owned())])
+    };
+    for (variable, value) in [
+        ("DUETIME_DATABASE__0__URL_FILE", "/nowhere/db"),
+        ("DUETIME_ETCD__PASSWORD_FILE", "/nowhere/etcd"),
+        ("DUETIME_SCHEDULER__BATCH", "many"),
+        ("DUETIME_TELEMETRY__LOG", "debug"),
+    ] {
+        let (amqp, telemetry) = read_with(variable, value).unwrap_or_else(|error| panic!("{variable}: {error}"));
+        assert_eq!(amqp.url.expose_secret(), "amqp://mq");
+        assert_eq!(telemetry.log == "debug", variable == "DUETIME_TELEMETRY__LOG");
+    }
+    for variable in ["DUETIME_AMQP__URL_FILE", "DUETIME_AMPQ__URL", "DUETIME_AMQP_URL"] {
+        let error = read_with(variable, "/nowhere/amqp").err().unwrap_or_else(|| panic!("{variable} is accepted"));
+        assert!(error.to_string().contains(variable), "{variable}: {error}");
+    }
+    assert!(read(&std::fs::read_to_string(file.path()).expect("read"), &[]).is_err(), "a node needs its secrets");
+}
+
+#[test]
 fn a_variable_that_names_no_key_is_refused() {
     let cases = [
         ("DUETIME_SCHEDULER__BACTH", "names no key"),
