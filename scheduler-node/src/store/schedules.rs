@@ -269,25 +269,39 @@ impl Database {
         .await
     }
 
-    /// Postpones the next decision on a schedule by `later`, unless the schedule was
-    /// written since the caller read it.
-    pub async fn schedule_postpone(&self, name: &ScheduleName, read: Revision, later: Duration) -> Result<(), Error> {
+    /// Postpones the next decision on schedules by `later`, except on those that were written since the caller read
+    /// them. Returns those that other transactions hold.
+    pub async fn schedule_postpone(
+        &self,
+        read: &[(&ScheduleName, Revision)],
+        later: Duration,
+    ) -> Result<Vec<Revision>, Error> {
+        let (names, revisions): (Vec<&str>, Vec<i64>) =
+            read.iter().map(|(name, revision)| (name.as_str(), revision.0)).unzip();
         self.run(StoreOp::SchedulePostpone, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_postpone.sql"));
-            query.bind(name.as_str()).bind(read.0).bind(interval(later)).execute(&pool).await?;
-            Ok(())
+            let rows = query.bind(names).bind(revisions).bind(interval(later)).fetch_all(&pool).await?;
+            rows.iter().map(|row| row.try_get("revision").map(Revision)).collect()
         })
         .await
     }
 
-    /// Reads at most `most` schedules that have been due for a decision for longer than `lag`.
-    pub async fn schedule_due(&self, lag: Duration, most: i64, left_alone: &[Revision]) -> Result<DueSchedules, Error> {
+    /// Reads at most `most` schedules that have been due for a decision for longer than `lag`. It passes over those in
+    /// `left_alone`, and those whose decision depends on a last task of the shards in `unknown`.
+    pub async fn schedule_due(
+        &self,
+        lag: Duration,
+        most: i64,
+        left_alone: &[Revision],
+        unknown: &[ShardId],
+    ) -> Result<DueSchedules, Error> {
         let left_alone: Vec<i64> = left_alone.iter().map(|revision| revision.0).collect();
+        let unknown = super::numbers(unknown);
         let from = self.schedules_from(Instant::now());
         self.run(StoreOp::ScheduleDue, |pool| async move {
             let query =
                 sqlx::query(include_str!("queries/schedule_due.sql")).bind(interval(lag)).bind(most).bind(left_alone);
-            let rows = query.bind(from.to_utc()).fetch_all(&pool).await?;
+            let rows = query.bind(from.to_utc()).bind(unknown).fetch_all(&pool).await?;
             let arrived = Instant::now();
             let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
             let (now, next_wake_at) = (super::moment(first, "now")?, super::optional_moment(first, "next_wake_at")?);

@@ -1,21 +1,15 @@
 //! How the firer writes the decisions of a look: how many statements it takes, and what stands in the way of each.
 
-use common::{
-    ids::{DatabaseName, ShardId},
-    wire::ScheduleRequest,
-};
+use std::time::Duration;
+
+use common::wire::ScheduleRequest;
 
 use super::{
     Counter, fresh,
-    schedules::{firer, firer_among, hourly, made, name, set_back},
-    with_two_databases,
+    schedules::{firer, hourly, made, name, set_back},
 };
 use crate::{
-    loops::upkeep::prober::{NodeFitness, Unfit},
-    store::{
-        PoolKind,
-        tests::fixture::{self, TestDatabase},
-    },
+    store::{PoolKind, tests::fixture::TestDatabase},
     supervise::spawn_child,
 };
 
@@ -88,46 +82,54 @@ async fn a_schedule_that_a_transaction_holds_keeps_no_other_of_its_look_from_bei
     assert_eq!(made(&metrics), 1);
 }
 
-/// `t` to `t7`, each decided by a statement of its own, since it has more than fifty fire times. `s` to `s7` are
-/// postponed, because their last tasks are in a database that is away.
-async fn with_many_fire_times_and_unknown_last_tasks() -> (Counter, [TestDatabase; 2]) {
-    let (counter, tests) = with_two_databases().await;
-    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
-    let last = fixture::fresh_id_of(ShardId::new(64)).uuid();
-    let unknown = "UPDATE duetime.schedule SET last_task = $1";
-    sqlx::query(unknown).bind(last).execute(&tests[0].pool).await.unwrap();
+/// Each schedule is decided by a statement of its own, since it has more than fifty fire times.
+#[tokio::test]
+async fn a_look_has_four_statements_under_way() {
+    let (counter, test) = fresh().await;
     let frequent = r#"{"queue":"mails","every_ms":60000,"catch_up_ms":86400000,"overlap":"allow"}"#;
     counter.desk.schedule_put(name("t"), ScheduleRequest::parse(frequent).expect("a schedule")).await.expect("put");
-    let more = "INSERT INTO duetime.schedule (name, rules, payload, since, last_task)
-                SELECT name || g, rules, payload, since, last_task FROM duetime.schedule, generate_series(1, 7) AS g";
-    sqlx::query(more).execute(&tests[0].pool).await.unwrap();
-    set_back(&tests[0], 2).await;
-    tests[0].be_patient(PoolKind::Fire).await;
-    (counter, tests)
+    let more = "INSERT INTO duetime.schedule (name, rules, payload, since)
+                SELECT name || g, rules, payload, since FROM duetime.schedule, generate_series(1, 15) AS g";
+    sqlx::query(more).execute(&test.pool).await.unwrap();
+    set_back(&test, 2).await;
+    test.be_patient(PoolKind::Fire).await;
+    let mut holder = test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT FROM duetime.schedule FOR SHARE").execute(&mut *holder).await.unwrap();
+    let (master, metrics) = firer(&counter, true);
+    let looking = spawn_child(async move { master.look().await });
+    test.until_waiting(4).await;
+    let waiting = "SELECT count(*) FROM pg_stat_activity
+                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    for _ in 0..50 {
+        assert_eq!(sqlx::query_scalar::<_, i64>(waiting).fetch_one(&test.pool).await.unwrap(), 4);
+    }
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+    looking.await.expect("it ends").expect("it answers");
+    assert!(made(&metrics) > 16 * 50, "all of them are decided");
 }
 
+/// A node remembers a thousand.
 #[tokio::test]
-async fn a_look_has_four_statements_under_way_whether_they_decide_or_postpone() {
-    for left_out in ["s%", "-"] {
-        let (counter, tests) = with_many_fire_times_and_unknown_last_tasks().await;
-        let leave_out = "DELETE FROM duetime.schedule WHERE name LIKE $1";
-        sqlx::query(leave_out).bind(left_out).execute(&tests[0].pool).await.unwrap();
-        let mut holder = tests[0].pool.acquire().await.unwrap();
-        sqlx::raw_sql("BEGIN; SELECT FROM duetime.schedule FOR SHARE").execute(&mut *holder).await.unwrap();
-        let away = (DatabaseName::new("east"), Unfit::away("cut off".to_owned()));
-        let fitness = NodeFitness { unfit: [away].into(), ..NodeFitness::default() };
-        let (master, metrics) = firer_among(&counter, true, fitness);
-        let looking = spawn_child(async move { master.look().await });
-        tests[0].until_waiting(4).await;
-        let waiting = "SELECT count(*) FROM pg_stat_activity
-                        WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        for _ in 0..50 {
-            assert_eq!(sqlx::query_scalar::<_, i64>(waiting).fetch_one(&tests[0].pool).await.unwrap(), 4);
-        }
-        sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
-        looking.await.expect("it ends").expect("it answers");
-        assert!(made(&metrics) > 8 * 50, "all of them are decided");
+async fn schedules_that_a_node_cannot_read_are_postponed_for_all_by_one_statement_only_where_it_cannot_remember_them() {
+    let (counter, test) = with_a_hundred_due().await;
+    let one = counter.store.home().schedule_read(&name("s")).await.unwrap().expect("there");
+    let unreadable = "UPDATE duetime.schedule SET rules = '{}' WHERE name <> 's'";
+    sqlx::query(unreadable).execute(&test.pool).await.unwrap();
+    count_statements(&test).await;
+    let postponed = async || {
+        let postponed = "SELECT count(*) FROM duetime.schedule WHERE wake_at > now() AND name <> 's'";
+        sqlx::query_scalar::<_, i64>(postponed).fetch_one(&test.pool).await.unwrap()
+    };
+    let (master, _) = firer(&counter, true);
+    master.leave_alone(one.revision, Duration::from_secs(600));
+    master.look().await.expect("it answers");
+    assert_eq!(postponed().await, 0, "a node of a newer version decides them");
+    let (master, _) = firer(&counter, true);
+    for _ in 0..1_000 {
+        master.leave_alone(one.revision, Duration::from_secs(600));
     }
+    master.look().await.expect("it answers");
+    assert_eq!((postponed().await, statements(&test).await), (99, 1));
 }
 
 #[tokio::test]

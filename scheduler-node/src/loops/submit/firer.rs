@@ -64,8 +64,8 @@ const POSTPONE_UNREADABLE: Duration = Duration::from_secs(60);
 /// The back-off of a schedule whose decision the database refuses. Its neighbours are decided meanwhile.
 const POSTPONE_REFUSED: Duration = Duration::from_secs(600);
 
-/// The most schedules that this node leaves alone because they could not be decided or postponed. Beyond it, the first
-/// of them are tried again.
+/// The most schedules that this node leaves alone because it could not decide or postpone them. Beyond it, the first
+/// of them are tried again, and further ones that it cannot decide are postponed for all nodes.
 const LEFT_ALONE_MOST: usize = 1_000;
 
 /// Schedules read in one look, and decided fire times taken on. Their payloads come with them: 6 MiB at the most.
@@ -101,8 +101,8 @@ pub struct Firer {
     /// The schedules that this version cannot read, and the decided fire times.
     unreadable_schedules: Failures,
     unreadable_fires: Failures,
-    /// The schedules that could not be decided or postponed, and the end of the back-off of each. A change of one ends
-    /// it too.
+    /// The schedules that this node could not decide or postpone, and the end of the back-off of each. A change of one
+    /// ends it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
     last_tasks: LastTasks,
     takes: Arc<Mutex<Takes>>,
@@ -215,7 +215,7 @@ impl Firer {
         let _work = at_work();
         let home = self.store.home();
         let lag = self.lag();
-        let due = home.schedule_due(lag, READ_AT_ONCE, &self.left_alone()).await?;
+        let due = home.schedule_due(lag, READ_AT_ONCE, &self.left_alone(), &self.unknown_shards()).await?;
         let (now, arrived, next_wake_at) = (due.now, due.arrived, due.next_wake_at);
         let revision = |schedule: &Result<DueSchedule, Unreadable>| match schedule {
             Ok(schedule) => schedule.record.revision,
@@ -277,10 +277,27 @@ impl Firer {
         fit.flat_map(|(index, _)| map.in_database(index)).collect()
     }
 
-    /// Postpones the next look at a schedule. Without the database, this node alone leaves it alone.
-    async fn postpone(&self, name: &ScheduleName, revision: Revision, later: Duration) {
+    /// Leaves schedules that this node cannot decide to the others for a while: they may reach another database, or be
+    /// of a newer version. Those beyond what this node remembers are postponed for all nodes, by one statement, since
+    /// they would stand in the way of each look.
+    async fn leave_to_others(&self, schedules: &[(&ScheduleName, Revision)], later: Duration) {
+        let room = LEFT_ALONE_MOST.saturating_sub(self.left_alone().len());
+        let (remembered, others) = schedules.split_at(room.min(schedules.len()));
+        for (_, revision) in remembered {
+            self.leave_alone(*revision, later);
+        }
+        if !others.is_empty() {
+            self.postpone(others, later).await;
+        }
+    }
+
+    /// Postpones the next look at schedules, on all nodes. Those that another transaction holds, and without the
+    /// database all of them, this node alone leaves alone.
+    async fn postpone(&self, schedules: &[(&ScheduleName, Revision)], later: Duration) {
         let _one = self.statement().await;
-        if self.store.home().schedule_postpone(name, revision, later).await.is_err() {
+        let held = self.store.home().schedule_postpone(schedules, later).await;
+        let left = held.unwrap_or_else(|_| schedules.iter().map(|(_, revision)| *revision).collect());
+        for revision in left {
             self.leave_alone(revision, later);
         }
     }
@@ -308,15 +325,14 @@ impl Firer {
         left_alone.iter().map(|(revision, _)| *revision).collect()
     }
 
-    /// Postpones a schedule that this version cannot read. It comes again after each back-off, so the log does not have
+    /// Tells of a schedule that this version cannot read. It comes again after each back-off, so the log does not have
     /// each.
-    async fn put_aside(&self, name: &ScheduleName, revision: Revision, error: impl fmt::Display) {
+    fn tell_unreadable(&self, name: &ScheduleName, error: &str) {
         if self.unreadable_schedules.begin() {
-            tracing::error!(schedule = %name, %error, "this version cannot read schedules; retrying");
+            tracing::error!(schedule = %name, error, "this version cannot read schedules; retrying");
         } else {
-            tracing::debug!(schedule = %name, %error, "this version cannot read a schedule");
+            tracing::debug!(schedule = %name, error, "this version cannot read a schedule");
         }
-        self.postpone(name, revision, POSTPONE_UNREADABLE).await;
     }
 
     /// One that cannot be read comes again after each hold, at any node. So the log does not have each.

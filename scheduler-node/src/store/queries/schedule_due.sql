@@ -3,8 +3,11 @@
 -- The statement skips a schedule that another transaction locks: schedule_turn.sql would wait for it, and the other
 -- schedules with it. An application's open transaction delays its own schedule and no other. The lock is shared, so
 -- two nodes that read at the same moment skip nothing.
+-- It passes over a schedule whose decision depends on a last task that this node cannot learn of. Another node may be
+-- able to, so nothing is written about it, and it takes no place here.
 -- $1 how long the statement leaves a due schedule to other nodes; $2 the limit of schedules; $3 the revisions of
--- schedules that this node leaves alone; $4 the `wake_at` before which schedules are not looked at.
+-- schedules that this node leaves alone; $4 the `wake_at` before which schedules are not looked at; $5 the shards whose
+-- tasks this node cannot learn of.
 SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
   FROM (SELECT (SELECT wake_at
                   FROM duetime.schedule
@@ -16,6 +19,8 @@ SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
                FROM duetime.schedule AS s
               WHERE s.wake_at >= $4 AND s.wake_at <= statement_timestamp() - $1
                 AND s.revision <> ALL ($3::bigint[])
+                AND (s.last_task IS NULL OR duetime.shard_in(s.last_task) <> ALL ($5::int[]) OR s.rules ->> 'overlap' = 'allow'
+                     OR (SELECT true FROM duetime.fire AS f WHERE f.id = s.last_task))
               ORDER BY s.wake_at
               LIMIT $2
                 FOR SHARE OF s SKIP LOCKED) AS due ON true

@@ -46,6 +46,22 @@ async fn assert_decided(test: &TestDatabase, ids: &[TaskId]) {
 }
 
 #[tokio::test]
+async fn of_many_that_are_postponed_the_one_that_a_transaction_holds_is_told_and_no_other_waits_for_it() {
+    let test = database().await;
+    let (read, _) = all_added(&test, &["a", "b", "c"]).await;
+    let mut holder = test.pool.acquire().await.unwrap();
+    let hold = "BEGIN; SELECT FROM duetime.schedule WHERE name = 'b' FOR SHARE";
+    sqlx::raw_sql(hold).execute(&mut *holder).await.unwrap();
+    let all: Vec<_> = read.iter().map(|record| (&record.name, record.revision)).collect();
+    let held = test.database.schedule_postpone(&all, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(held, [read[1].revision]);
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[]).await.unwrap();
+    let due: Vec<_> = due.schedules.into_iter().map(|read| read.unwrap().record.name).collect();
+    assert_eq!(due, [read[1].name.clone()]);
+}
+
+#[tokio::test]
 async fn of_many_decisions_those_that_are_overtaken_or_whose_schedule_is_held_are_left_and_the_others_are_written() {
     let test = database().await;
     let (read, ids) = all_added(&test, &["a", "b", "c", "d"]).await;

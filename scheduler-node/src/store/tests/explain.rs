@@ -418,8 +418,8 @@ async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment
     let cases = [
         (
             include_str!("../queries/schedule_due.sql"),
-            "interval, bigint, bigint[], timestamptz",
-            "'1 s', 100, '{}', now() - interval '1 h'",
+            "interval, bigint, bigint[], timestamptz, int[]",
+            "'1 s', 100, '{}', now() - interval '1 h', '{64,65}'",
             "schedule_wake",
             "schedule",
         ),

@@ -153,8 +153,8 @@ async fn looks_after_one_from_the_head_do_not_pass_what_an_open_snapshot_keeps()
     let (sql, types) = (include_str!("../queries/glance.sql"), "timestamptz, timestamptz, timestamptz");
     assert!(read(sql, types, format!("{head}, {head}, {head}")).await > 5 * FEW_PAGES);
     assert!(read(sql, types, marks.join(", ")).await < FEW_PAGES);
-    let (sql, types) = (include_str!("../queries/schedule_due.sql"), "interval, bigint, bigint[], timestamptz");
-    let due = |from: &str| format!("'0 s', 100, '{{}}', {from}");
+    let (sql, types) = (include_str!("../queries/schedule_due.sql"), "interval, bigint, bigint[], timestamptz, int[]");
+    let due = |from: &str| format!("'0 s', 100, '{{}}', {from}, '{{}}'");
     assert!(read(sql, types, due(head)).await > 5 * FEW_PAGES);
     assert!(read(sql, types, due(&marks[SCHEDULES])).await < FEW_PAGES);
     let (sql, types) = (include_str!("../queries/fire_take.sql"), "interval, bigint, int[], timestamptz");
@@ -177,7 +177,7 @@ async fn a_schedule_or_a_fire_time_before_the_mark_is_read_after_the_next_look_f
     sqlx::query(fire).bind(fixture::fresh_id().uuid()).execute(&test.pool).await.unwrap();
     let shards: Vec<_> = fixture::all_shards().iter().collect();
     let read = async || {
-        let due = test.database.schedule_due(Duration::ZERO, 10, &[]).await.unwrap();
+        let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[]).await.unwrap();
         (due.schedules.len(), test.database.fire_take(Duration::ZERO, 10, &shards).await.unwrap().len())
     };
     let glance = test.database.look().await.unwrap();

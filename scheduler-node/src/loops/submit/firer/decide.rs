@@ -15,7 +15,7 @@ use common::{
 };
 use futures::{StreamExt, stream};
 
-use super::{Firer, HOLD, POSTPONE, POSTPONE_REFUSED, STATEMENTS_AT_ONCE};
+use super::{Firer, HOLD, POSTPONE, POSTPONE_REFUSED, POSTPONE_UNREADABLE, STATEMENTS_AT_ONCE};
 use crate::{
     store::{
         Error, Fault,
@@ -64,8 +64,8 @@ impl Turn {
     }
 }
 
-/// A schedule that is not decided at the moment. `unreadable`: why this version cannot read its calendar; `None`: it is
-/// unknown whether its last task is unfinished.
+/// A schedule that this node cannot decide at the moment. `unreadable`: why this version cannot read it; `None`: this
+/// node does not know whether its last task is unfinished.
 #[derive(Debug)]
 struct Undecided {
     name: ScheduleName,
@@ -77,27 +77,34 @@ impl Firer {
     /// Decides schedules. Returns when the first of them is due again.
     pub(super) async fn decide_all(&self, due: DueSchedules) -> Option<UnixMicros> {
         let (now, arrived) = (due.now, due.arrived);
-        let mut readable = Vec::with_capacity(due.schedules.len());
+        let (mut readable, mut undecided) = (Vec::with_capacity(due.schedules.len()), Vec::new());
         for schedule in due.schedules {
             match schedule {
                 Ok(schedule) => readable.push(schedule),
-                Err(Unreadable { name, revision, why }) => self.put_aside(&name, revision, why).await,
+                Err(Unreadable { name, revision, why }) => {
+                    undecided.push(Undecided { name, revision, unreadable: Some(why.to_string()) });
+                }
             }
         }
         // Those whose last tasks are not known yet delay no other.
-        let written: Vec<Vec<Written>> = self
+        let looked_at: Vec<(Vec<Written>, Vec<Undecided>)> = self
             .with_last_tasks(readable)
             .ready_chunks(DECIDED_TOGETHER)
             .map(|known| self.decide_together(known, now, arrived))
             .buffer_unordered(STATEMENTS_AT_ONCE)
             .collect()
             .await;
-        let written: Vec<Written> = written.into_iter().flatten().collect();
+        let mut written: Vec<Written> = Vec::new();
+        for (of_group, left) in looked_at {
+            written.extend(of_group);
+            undecided.extend(left);
+        }
         // The next look reads those behind them. The back-off begins only now: failures may be slow, and the first
         // ones would stand in the way again.
         for revision in written.iter().filter_map(|written| written.as_ref().err()) {
             self.leave_alone(*revision, POSTPONE);
         }
+        self.leave_undecided(&undecided).await;
         let missed: Vec<&Decided> = written.iter().flatten().filter(|decided| decided.missed > 0).collect();
         if let Some(first) = missed.first() {
             let (schedules, fire_times) = (missed.len(), missed.iter().map(|decided| decided.missed).sum::<u64>());
@@ -107,15 +114,15 @@ impl Firer {
     }
 
     /// Decides schedules. Each comes with whether its last task is unfinished, or with `None` where that cannot be
-    /// learned now.
+    /// learned now. Returns also those that are undecided.
     async fn decide_together(
         &self,
         known: Vec<(DueSchedule, Option<bool>)>,
         now: UnixMicros,
         arrived: Instant,
-    ) -> Vec<Written> {
+    ) -> (Vec<Written>, Vec<Undecided>) {
         // The database that told of the schedules has told the number before.
-        let Some(shard_count) = self.store.places().shard_count() else { return Vec::new() };
+        let Some(shard_count) = self.store.places().shard_count() else { return Default::default() };
         let (mut turns, mut undecided) = (Vec::with_capacity(known.len()), Vec::new());
         for (due, unfinished) in known {
             match self.decide(due.record, unfinished, now.plus(arrived.elapsed()), shard_count) {
@@ -125,21 +132,26 @@ impl Firer {
             // One that has missed very many fire times takes two milliseconds.
             tokio::task::yield_now().await;
         }
-        let resting: Vec<_> = undecided.into_iter().map(|one| self.put_off(one)).collect();
-        let resting = stream::iter(resting).buffer_unordered(STATEMENTS_AT_ONCE);
         // What one group waits for delays no other.
         let writing: Vec<_> = in_groups(turns).into_iter().map(|group| self.write_all(group)).collect();
-        let writing = stream::iter(writing).buffer_unordered(STATEMENTS_AT_ONCE);
-        let (written, ()) = tokio::join!(writing.collect::<Vec<_>>(), resting.collect::<()>());
-        written.into_iter().flatten().collect()
+        let written: Vec<Vec<Written>> = stream::iter(writing).buffer_unordered(STATEMENTS_AT_ONCE).collect().await;
+        (written.into_iter().flatten().collect(), undecided)
     }
 
-    /// Lets a schedule that is not decided rest.
-    async fn put_off(&self, one: Undecided) {
-        match one.unreadable {
-            Some(error) => self.put_aside(&one.name, one.revision, error).await,
-            None => self.postpone(&one.name, one.revision, POSTPONE).await,
+    /// Leaves the schedules that this node cannot decide to the others.
+    async fn leave_undecided(&self, undecided: &[Undecided]) {
+        let (mut unreadable, mut unknown) = (Vec::new(), Vec::new());
+        for Undecided { name, revision, unreadable: why } in undecided {
+            match why {
+                Some(why) => {
+                    self.tell_unreadable(name, why);
+                    unreadable.push((name, *revision));
+                }
+                None => unknown.push((name, *revision)),
+            }
         }
+        self.leave_to_others(&unknown, POSTPONE).await;
+        self.leave_to_others(&unreadable, POSTPONE_UNREADABLE).await;
     }
 
     /// Decides a schedule, unless it is unknown whether its last task is unfinished.
@@ -250,7 +262,7 @@ impl Firer {
         let name = &turn.record.name;
         let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
         self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(error)).await;
-        self.postpone(name, turn.record.revision, POSTPONE_REFUSED).await;
+        self.postpone(&[(name, turn.record.revision)], POSTPONE_REFUSED).await;
         turn.decided(false)
     }
 

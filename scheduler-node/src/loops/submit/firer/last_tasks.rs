@@ -7,7 +7,7 @@ use std::{
 };
 
 use common::{
-    ids::{DatabaseName, TaskId},
+    ids::{DatabaseIndex, DatabaseName, ShardId, TaskId},
     schedule::{Overlap, overlaps},
 };
 use futures::{
@@ -26,8 +26,8 @@ use crate::{
 /// but the next look does.
 const HEAR_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long a database that was silent is not asked again: until the schedules of that look are due again. Otherwise
-/// very many schedules with last tasks there would make each look wait.
+/// How long a database that was silent is not asked again. Otherwise very many schedules with last tasks there would
+/// make each look wait.
 const SILENT_FOR: Duration = super::POSTPONE;
 
 /// The reason why the states of last tasks are unknown.
@@ -42,7 +42,7 @@ enum LastTaskUnknown {
 /// What is remembered of the databases that have last tasks.
 #[derive(Clone, Debug)]
 pub(super) struct LastTasks {
-    /// Those that told nothing in time, and when they are asked again.
+    /// Those that told nothing, and when they are asked again.
     silent: Arc<Mutex<BTreeMap<DatabaseName, Instant>>>,
     /// Their last tasks that cannot be read.
     unreadable: Failures,
@@ -83,6 +83,18 @@ impl Firer {
         stream::select(stream::iter(known), asking.collect::<FuturesUnordered<_>>().flat_map(stream::iter))
     }
 
+    /// The shards whose tasks this node cannot learn of now: their database is away from it or silent, or their place
+    /// is unknown.
+    pub(super) fn unknown_shards(&self) -> Vec<ShardId> {
+        let (places, fitness) = (self.store.places(), self.fitness.borrow());
+        let tells = |name: &DatabaseName| fitness.is_fit(name) && !self.is_silent(name);
+        let telling = self.store.databases().indexed().filter(|(_, database)| tells(database.name()));
+        let telling: BTreeSet<DatabaseIndex> = telling.map(|(index, _)| index).collect();
+        let (map, shard_count) = (places.load(), places.shard_count().unwrap_or(0));
+        let is_known = |shard: &ShardId| map.of(*shard).is_some_and(|place| telling.contains(&place.database));
+        (0..shard_count).map(ShardId::new).filter(|shard| !is_known(shard)).collect()
+    }
+
     fn is_silent(&self, database: &DatabaseName) -> bool {
         self.last_tasks.silent.lock().get(database).is_some_and(|until| Instant::now() < *until)
     }
@@ -115,7 +127,8 @@ impl Firer {
                     } else {
                         tracing::debug!(database = %name, schedules, error = reason, "cannot tell whether the last tasks of schedules are finished");
                     }
-                    if matches!(error, LastTaskUnknown::Silent) {
+                    // The prober may not have found yet that it is away.
+                    if !is_of_rows && !matches!(&error, LastTaskUnknown::Failed(error) if error.is_moved()) {
                         self.last_tasks.silent.lock().insert(name.clone(), Instant::now() + SILENT_FOR);
                         break;
                     }
