@@ -131,7 +131,7 @@ impl Suspects {
 
     /// Forgets the rows that are written. All other suspects have failed where others pass. Returns whether there are
     /// such rows.
-    fn note_written(&self, op: StoreOp, written: impl Iterator<Item = TaskId>) -> bool {
+    pub fn note_written(&self, op: StoreOp, written: impl Iterator<Item = TaskId>) -> bool {
         let (mut suspects, mut written) = (self.0.lock(), written.peekable());
         let others_pass = written.peek().is_some();
         if suspects.is_empty() || !others_pass {
@@ -147,8 +147,8 @@ impl Suspects {
         true
     }
 
-    /// Decides on a row that has just failed alone.
-    fn is_at_fault(&self, op: StoreOp, id: TaskId, others_pass: bool) -> bool {
+    /// Decides on a row that has just failed alone, as with a bug. `others_pass`: others have passed beside it.
+    pub fn is_at_fault(&self, op: StoreOp, id: TaskId, others_pass: bool) -> bool {
         let (mut suspects, now) = (self.0.lock(), clock::instant());
         suspects.retain(|_, suspect| now.saturating_duration_since(suspect.failed_at) < FORGOTTEN_AFTER);
         if suspects.len() >= MOST && !suspects.contains_key(&(op, id)) {
@@ -157,6 +157,9 @@ impl Suspects {
         let new = Suspect { since: now, failed_at: now, others_pass_since: others_pass.then_some(now) };
         let suspect = suspects.entry((op, id)).or_insert(new);
         suspect.failed_at = now;
+        if others_pass {
+            suspect.others_pass_since.get_or_insert(now);
+        }
         let (since, others_pass_since) = (suspect.since, suspect.others_pass_since);
         let is_at_fault = match others_pass_since {
             // Where the trouble of a server ends, others pass before this row does.

@@ -1,6 +1,9 @@
 //! The firer beside a clock that was set back, other rules of a time zone, and a database that is slow or away.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use common::{
     ids::{DatabaseName, ShardId},
@@ -325,6 +328,34 @@ async fn a_node_makes_no_more_than_four_hundred_tasks_at_once_and_leaves_the_oth
     let left = "SELECT count(*) FROM duetime.fire WHERE wake_at = fire_at";
     assert_eq!(sqlx::query_scalar::<_, i64>(left).fetch_one(&test.pool).await.unwrap(), 200);
     sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_fire_time_whose_task_fails_as_with_a_bug_beside_others_is_set_aside_and_its_schedule_goes_on() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("good"), hourly("")).await.expect("put");
+    let bad = r#"{"queue":"poison","every_ms":3600000,"catch_up_ms":86400000}"#;
+    counter.desk.schedule_put(name("bad"), ScheduleRequest::parse(bad).expect("a schedule")).await.expect("put");
+    set_back(&test, 1).await;
+    test.fail_with("XX001", "INSERT", "task", "queue", "poison").await;
+    let (master, metrics) = firer(&counter, true);
+    let began = Instant::now();
+    while test.quarantine().await.is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(60), "never found at fault");
+        master.look().await.expect("it answers");
+        drop(master.keep_from_making().await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        // The hold of the last look is over.
+        sqlx::query("UPDATE duetime.fire SET wake_at = now()").execute(&test.pool).await.unwrap();
+    }
+    let kept: Vec<String> = test.quarantine().await.into_iter().map(|(source, _)| source).collect();
+    assert_eq!((kept, made(&metrics), test.live().await), (vec!["fire".to_owned()], 2, 1));
+    assert!(test.refusals().await > 1, "the server may be at fault for a while");
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.fire").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(left, 0);
+    set_back(&test, 1).await;
+    master.look().await.expect("it answers");
+    assert_eq!(made(&metrics), 3, "`good` has an unfinished task");
 }
 
 /// The sweep of expired tasks may come after the fire time.

@@ -17,14 +17,14 @@ mod make;
 mod takes;
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use common::{
-    ids::{ScheduleName, ShardId, TaskId},
+    ids::{DatabaseIndex, ScheduleName, ShardId, TaskId},
     schedule::STAND_IN_AFTER,
     time::UnixMicros,
 };
@@ -45,7 +45,7 @@ use crate::{
         schedules::{DueSchedule, FireRecord, Revision, Unreadable},
     },
     supervise::at_work,
-    working_set::{failures::Failures, set_aside::SetAside},
+    working_set::{failures::Failures, set_aside::SetAside, suspects::Suspects},
 };
 
 /// A schedule that was written on any node is seen after this long: by a glance, or where none comes, by a look.
@@ -106,6 +106,8 @@ pub struct Firer {
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
     last_tasks: LastTasks,
     takes: Arc<Mutex<Takes>>,
+    /// The decided fire times whose tasks fail alone as with a bug, by the database of the task.
+    suspects: Arc<Mutex<BTreeMap<DatabaseIndex, Suspects>>>,
 }
 
 impl Firer {
@@ -119,7 +121,7 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let [making, deciding] = [MADE_AT_ONCE, STATEMENTS_AT_ONCE].map(|most| Arc::new(Semaphore::new(most)));
-        let (unknown, left_alone, last_tasks, takes) = Default::default();
+        let (unknown, left_alone, last_tasks, takes, suspects) = Default::default();
         Self {
             store,
             submitter,
@@ -136,6 +138,7 @@ impl Firer {
             left_alone,
             last_tasks,
             takes,
+            suspects,
         }
     }
 

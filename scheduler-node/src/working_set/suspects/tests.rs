@@ -63,6 +63,15 @@ async fn a_row_that_is_tried_alone_is_refused_much_later_unless_others_pass_mean
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_row_that_failed_alone_first_is_refused_a_while_after_it_failed_beside_others() {
+    let ([bad], suspects) = (ids(), Suspects::default());
+    let fails_again = |others_pass| suspects.is_at_fault(StoreOp::TaskPut, bad, others_pass);
+    assert!(!fails_again(false) && !fails_again(true));
+    tokio::time::advance(BESIDE_OTHERS).await;
+    assert!(fails_again(false));
+}
+
+#[tokio::test(start_paused = true)]
 async fn where_several_rows_fail_and_none_passes_each_is_refused_later() {
     let bad: [TaskId; 3] = ids();
     assert_eq!(patience(&Suspects::default(), &bad, None).await, ALONE * 3);

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use common::{
-    ids::{DatabaseName, ScheduleName, TaskId},
+    ids::{DatabaseIndex, DatabaseName, ScheduleName, TaskId},
     schedule::Fire,
     task::NewTask,
 };
@@ -13,7 +13,7 @@ use super::{Firer, decide::Turn};
 use crate::{
     loops::submit::submitter::{Accepted, SubmitError},
     store::{
-        Error,
+        Error, StoreOp,
         schedules::{FireRecord, ScheduleRecord},
     },
     supervise::{at_work, spawn_child},
@@ -26,6 +26,15 @@ const SOURCE: &str = "schedule";
 /// The most tasks that are being made. Those beyond it are left to a node that takes them on. With the largest payloads
 /// they take 26 MiB.
 pub(super) const MADE_AT_ONCE: usize = 400;
+
+/// A fire time whose task failed alone as with a bug.
+#[derive(Debug)]
+struct Doubt {
+    id: TaskId,
+    why: String,
+    /// Whether other tasks were written beside it.
+    others_pass: bool,
+}
 
 impl Firer {
     /// Writes the tasks of fire times that this node has taken on, in the background. Returns whether any is written.
@@ -91,24 +100,59 @@ impl Firer {
         fail::fail_point!("after_fire_made", |_| std::process::abort());
         let home = self.store.home();
         let (mut done, mut found) = (Vec::with_capacity(decided.len()), Vec::new());
+        let (mut passed, mut refused, mut doubts) = (Vec::with_capacity(decided.len()), Vec::new(), Vec::new());
         for ((id, schedule), answer) in decided.into_iter().zip(answers) {
+            if answer.is_ok() {
+                passed.push(id);
+            }
             match answer {
                 // The schedule was deleted and put again, or the clock was set back, and the fire time had its task.
                 Ok(Accepted::Keyed(put)) if put.id != id => found.push((id, schedule, put.id)),
                 Ok(_) => done.push(id),
-                // The task can never be made. Its schedule goes on.
-                Err(SubmitError::Refused(why)) => {
-                    self.set_aside.keep(home, Kind::Fire, Kept::task(id), &why).await;
-                    done.push(id);
-                }
+                Err(SubmitError::Refused(why)) => refused.push((id, why)),
+                Err(SubmitError::InDoubt { why, others_pass }) => doubts.push(Doubt { id, why, others_pass }),
                 Err(_) => {}
             }
+        }
+        refused.extend(self.at_fault(&passed, doubts));
+        // These tasks can never be made. Their schedules go on.
+        for (id, why) in refused {
+            self.set_aside.keep(home, Kind::Fire, Kept::task(id), &why).await;
+            done.push(id);
         }
         log_failure(home.fire_done(&done).await);
         // Each on its own, after the others: an application's transaction may hold the schedule.
         for (decided, schedule, there) in found {
             log_failure(home.fire_found(decided, &schedule, there).await);
         }
+    }
+
+    /// Finds the tasks in doubt that are at fault, and not the server. `passed`: those that were written beside them.
+    /// Returns them with the reasons. The others are tried again after the hold.
+    fn at_fault(&self, passed: &[TaskId], doubts: Vec<Doubt>) -> Vec<(TaskId, String)> {
+        let mut by_database: BTreeMap<DatabaseIndex, (Vec<TaskId>, Vec<Doubt>)> = BTreeMap::new();
+        let database = |id: TaskId| self.store.places().of(id.shard()).map(|place| place.database);
+        for id in passed {
+            if let Some(database) = database(*id) {
+                by_database.entry(database).or_default().0.push(*id);
+            }
+        }
+        for doubt in doubts {
+            if let Some(database) = database(doubt.id) {
+                by_database.entry(database).or_default().1.push(doubt);
+            }
+        }
+        let mut at_fault = Vec::new();
+        for (database, (passed, doubts)) in by_database {
+            let suspects = self.suspects.lock().entry(database).or_default().clone();
+            let others_pass = suspects.note_written(StoreOp::TaskPut, passed.into_iter());
+            for Doubt { id, why, others_pass: beside_it } in doubts {
+                if suspects.is_at_fault(StoreOp::TaskPut, id, others_pass || beside_it) {
+                    at_fault.push((id, why));
+                }
+            }
+        }
+        at_fault
     }
 
     /// Waits until no task is being made, and prevents further ones, as if the firer died after a decision.
