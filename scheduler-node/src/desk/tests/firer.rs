@@ -20,7 +20,10 @@ use super::{
     with_two_databases,
 };
 use crate::{
-    loops::upkeep::prober::{NodeFitness, Unfit},
+    loops::upkeep::{
+        prober::{NodeFitness, Unfit},
+        queue_reader::catch_up,
+    },
     store::{
         PoolKind,
         submit::Sending,
@@ -469,6 +472,7 @@ async fn schedules_that_missed_fire_times_and_those_that_cannot_be_read_have_one
 async fn a_look_that_waits_for_the_database_is_cut_off_when_the_node_stops() {
     let log = Log::keep();
     let (counter, test) = fresh().await;
+    catch_up(counter.store.home(), &counter.books).await.expect("it answers");
     test.be_patient(PoolKind::Fire).await;
     let mut holder = test.pool.acquire().await.unwrap();
     sqlx::raw_sql("BEGIN; LOCK TABLE duetime.schedule").execute(&mut *holder).await.unwrap();

@@ -1,6 +1,6 @@
 //! How the firer writes the decisions of a look: how many statements it takes, and what stands in the way of each.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use common::wire::ScheduleRequest;
 
@@ -9,6 +9,7 @@ use super::{
     schedules::{firer, hourly, made, name, set_back},
 };
 use crate::{
+    loops::upkeep::queue_reader::catch_up,
     store::{PoolKind, tests::fixture::TestDatabase},
     supervise::spawn_child,
 };
@@ -80,6 +81,19 @@ async fn a_schedule_that_a_transaction_holds_keeps_no_other_of_its_look_from_bei
     let (other, metrics) = firer(&counter, true);
     other.look().await.expect("it answers");
     assert_eq!(made(&metrics), 1);
+}
+
+/// By the default policy a last task might count as finished.
+#[tokio::test]
+async fn a_node_that_has_not_read_the_queues_decides_nothing() {
+    let (counter, _test) = with_a_hundred_due().await;
+    counter.books.store(Arc::default());
+    let (master, metrics) = firer(&counter, true);
+    assert_eq!(master.look_if_fit().await.expect("it answers"), None);
+    assert_eq!(made(&metrics), 0);
+    catch_up(counter.store.home(), &counter.books).await.expect("it answers");
+    assert_eq!(master.look_if_fit().await.expect("it answers"), Some(Duration::ZERO), "it was a full look");
+    assert_eq!(made(&metrics), 100);
 }
 
 /// Each schedule is decided by a statement of its own, since it has more than fifty fire times.

@@ -182,11 +182,12 @@ impl Firer {
         }
     }
 
-    /// Looks if the home database is known to answer; otherwise returns `None`. A node that just starts would decide
-    /// fire times that it cannot make yet.
-    async fn look_if_fit(&self) -> Result<Option<Duration>, Error> {
+    /// Looks if the home database is known to answer and the queues are read; otherwise returns `None`. A node that
+    /// just starts would decide fire times that it cannot make yet. By the default policy it might take a last task for
+    /// finished, or put a task on another shard than its queue's.
+    pub(crate) async fn look_if_fit(&self) -> Result<Option<Duration>, Error> {
         let fit = self.fitness.borrow().is_fit(self.store.home().name());
-        if !fit {
+        if !fit || !self.books.load().is_read() {
             return Ok(None);
         }
         match self.rests_for() {
