@@ -179,6 +179,11 @@ impl Error {
         self.fault() == Fault::Contention
     }
 
+    /// Whether the statement waited for a lock for the longest time that it may (`lock_timeout`).
+    pub fn has_waited_in_vain(&self) -> bool {
+        self.sqlstate().as_deref() == Some("55P03")
+    }
+
     /// Whether the server ended the statement because it took too long.
     pub fn is_out_of_time(&self) -> bool {
         self.sqlstate().as_deref() == Some("57014")

@@ -96,16 +96,42 @@ async fn a_node_that_has_not_read_the_queues_decides_nothing() {
     assert_eq!(made(&metrics), 100);
 }
 
-/// Each schedule is decided by a statement of its own, since it has more than fifty fire times.
-#[tokio::test]
-async fn a_look_has_four_statements_under_way() {
+/// `t` and so many more. Each is decided by a statement of its own, since it has more than fifty fire times.
+async fn with_many_fire_times(more: i32) -> (Counter, TestDatabase) {
     let (counter, test) = fresh().await;
     let frequent = r#"{"queue":"mails","every_ms":60000,"catch_up_ms":86400000,"overlap":"allow"}"#;
     counter.desk.schedule_put(name("t"), ScheduleRequest::parse(frequent).expect("a schedule")).await.expect("put");
-    let more = "INSERT INTO duetime.schedule (name, rules, payload, since)
-                SELECT name || g, rules, payload, since FROM duetime.schedule, generate_series(1, 15) AS g";
-    sqlx::query(more).execute(&test.pool).await.unwrap();
+    let others = "INSERT INTO duetime.schedule (name, rules, payload, since)
+                  SELECT name || g, rules, payload, since FROM duetime.schedule, generate_series(1, $1) AS g";
+    sqlx::query(others).bind(more).execute(&test.pool).await.unwrap();
     set_back(&test, 2).await;
+    (counter, test)
+}
+
+/// A wait for each of them, four at a time, would take half a minute or more.
+#[tokio::test]
+async fn schedules_that_an_open_transaction_holds_are_waited_for_once_and_those_behind_them_are_decided() {
+    for (counter, test) in [with_a_hundred_due().await, with_many_fire_times(99).await] {
+        let mut holder = test.pool.acquire().await.unwrap();
+        sqlx::raw_sql("BEGIN; SELECT FROM duetime.schedule FOR SHARE").execute(&mut *holder).await.unwrap();
+        let free = "INSERT INTO duetime.schedule (name, rules, payload, next_at, since, wake_at)
+                    SELECT 'free', rules, payload, next_at, since, clock_timestamp() - interval '1 min'
+                      FROM duetime.schedule LIMIT 1";
+        sqlx::query(free).execute(&test.pool).await.unwrap();
+        let (master, metrics) = firer(&counter, true);
+        let looking = async {
+            while made(&metrics) == 0 {
+                master.look().await.expect("it answers");
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), looking).await.expect("it waits once");
+        sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_look_has_four_statements_under_way() {
+    let (counter, test) = with_many_fire_times(15).await;
     test.be_patient(PoolKind::Fire).await;
     let mut holder = test.pool.acquire().await.unwrap();
     sqlx::raw_sql("BEGIN; SELECT FROM duetime.schedule FOR SHARE").execute(&mut *holder).await.unwrap();

@@ -74,6 +74,10 @@ const READ_AT_ONCE: i64 = 100;
 /// Statements under way that decide or postpone schedules. More would use up the connections that due tasks need.
 const STATEMENTS_AT_ONCE: usize = 4;
 
+/// How long statements wait for no transaction that holds a schedule, after one has waited in vain (`lock_timeout`). A
+/// look lasts as long as such a wait, and the other schedules wait for the next look.
+const NO_WAIT_FOR: Duration = Duration::from_secs(5);
+
 /// What this version cannot read is news in the log again when none has come for this long. An unreadable schedule
 /// comes each minute; a decided fire time goes round among the nodes.
 const UNREADABLE_OVER_AFTER: Duration = Duration::from_secs(600);
@@ -96,6 +100,8 @@ pub struct Firer {
     making: Arc<Semaphore>,
     /// Statements that decide or postpone.
     deciding: Arc<Semaphore>,
+    /// When they may wait again for transactions that hold schedules, after a wait in vain.
+    waits_again_at: Arc<Mutex<Option<Instant>>>,
     /// The decisions with an unknown outcome.
     unknown: Failures,
     /// The schedules that this version cannot read, and the decided fire times.
@@ -121,7 +127,7 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let [making, deciding] = [MADE_AT_ONCE, STATEMENTS_AT_ONCE].map(|most| Arc::new(Semaphore::new(most)));
-        let (unknown, left_alone, last_tasks, takes, suspects) = Default::default();
+        let (waits_again_at, unknown, left_alone, last_tasks, takes, suspects) = Default::default();
         Self {
             store,
             submitter,
@@ -132,6 +138,7 @@ impl Firer {
             set_aside,
             making,
             deciding,
+            waits_again_at,
             unknown,
             unreadable_schedules: Failures::over_after(UNREADABLE_OVER_AFTER),
             unreadable_fires: Failures::over_after(UNREADABLE_OVER_AFTER),

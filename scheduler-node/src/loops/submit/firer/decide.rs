@@ -2,8 +2,10 @@
 //!
 //! The statement skips a schedule that another transaction holds. Mostly this is one statement of another node. The
 //! first of these schedules is written by a statement of its own, which waits for it, and the others together after it.
-//! What is held still is written by a statement of its own each. So is what the database answers with an error, unless
-//! it refuses the values of one schedule.
+//! What is held still, as by an open transaction, this node leaves alone for a while: waits for each would make the
+//! look last long, and the other schedules wait for its end. After a wait in vain it waits for none for some seconds.
+//! What the database answers with an error is written by a statement of its own, unless it refuses the values of one
+//! schedule.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -15,7 +17,7 @@ use common::{
 };
 use futures::{StreamExt, stream};
 
-use super::{Firer, HOLD, POSTPONE, POSTPONE_REFUSED, POSTPONE_UNREADABLE, STATEMENTS_AT_ONCE};
+use super::{Firer, HOLD, NO_WAIT_FOR, POSTPONE, POSTPONE_REFUSED, POSTPONE_UNREADABLE, STATEMENTS_AT_ONCE};
 use crate::{
     store::{
         Error, Fault,
@@ -173,18 +175,23 @@ impl Firer {
     /// Writes decisions of one statement, and makes their tasks at once.
     async fn write_all(&self, turns: Vec<Turn>) -> Vec<Written> {
         let (mut written, mut alone) = (Vec::with_capacity(turns.len()), Vec::new());
-        // One has nothing to gain from a statement that does not wait.
-        if turns.len() > 1 {
+        // One has nothing to gain from a statement that does not wait, unless the wait is likely in vain.
+        if turns.len() > 1 || !self.waits_for_holders() {
             let (mut held, failed) = self.write_together(turns, &mut written).await;
             alone.extend(failed);
-            // Mostly one statement of another node holds all of them. The first waits for its end.
-            if held.len() > 2 {
+            if self.waits_for_holders() && held.len() > 2 {
+                // Mostly one statement of another node holds all of them. The first waits for its end.
                 written.push(self.write(held.remove(0)).await);
                 let (still_held, failed) = self.write_together(held, &mut written).await;
                 alone.extend(failed);
                 held = still_held;
+            } else if self.waits_for_holders() {
+                alone.append(&mut held);
             }
-            alone.append(&mut held);
+            if let Some(first) = held.first() {
+                tracing::debug!(schedules = held.len(), first = %first.record.name, "transactions hold schedules; retrying");
+            }
+            written.extend(held.iter().map(|turn| Err(turn.record.revision)));
         } else {
             alone = turns;
         }
@@ -219,7 +226,7 @@ impl Firer {
             written.push(Ok(self.refused(item, &error).await));
         }
         for (part, error) in tried.left {
-            if part.len() > 1 && error.sqlstate().is_some() {
+            if part.len() > 1 && error.sqlstate().is_some() && !error.has_waited_in_vain() {
                 failed.extend(part.iter().map(|turn| turn.record.name.clone()));
             } else {
                 written.extend(part.iter().map(|turn| Err(self.failed(turn, &error))));
@@ -269,10 +276,18 @@ impl Firer {
     /// Notes that a decision failed. If the statement was committed, a node takes the fire times on after the hold, and
     /// the schedule has another revision; otherwise it is still due.
     fn failed(&self, turn: &Turn, error: &Error) -> Revision {
+        if error.has_waited_in_vain() {
+            *self.waits_again_at.lock() = Some(Instant::now() + NO_WAIT_FOR);
+        }
         if self.unknown.begin() {
             tracing::warn!(schedule = %turn.record.name, error = error as &dyn std::error::Error, "outcome of a schedule decision unknown; retrying, together with any other decision that fails");
         }
         turn.record.revision
+    }
+
+    /// Whether a statement may wait for a transaction that holds a schedule. None does just after a wait in vain.
+    fn waits_for_holders(&self) -> bool {
+        self.waits_again_at.lock().is_none_or(|at| at <= Instant::now())
     }
 
     /// Counts decisions that were written, and makes their tasks.
