@@ -24,7 +24,7 @@ use super::{Database, Error, StoreOp, claim::interval, uuids};
 const HELD_WITHIN: Duration = Duration::from_secs(3);
 
 /// Identifies one write of a schedule. Every write sets a new revision and compares the one that its caller read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(i64);
 
 /// A schedule as stored.

@@ -173,6 +173,24 @@ async fn schedules_that_a_node_cannot_read_are_postponed_for_all_by_one_statemen
 }
 
 #[tokio::test]
+async fn a_schedule_whose_decision_is_refused_again_is_in_the_quarantine_once_until_it_changes() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    test.refuse("INSERT", "fire", "schedule", "s").await;
+    let (master, _) = firer(&counter, true);
+    let change = "UPDATE duetime.schedule SET revision = nextval('duetime.schedule_revision')";
+    for (before, kept) in [(None, 1), (None, 1), (Some(change), 2)] {
+        if let Some(change) = before {
+            sqlx::query(change).execute(&test.pool).await.unwrap();
+        }
+        // The back-off is over.
+        set_back(&test, 1).await;
+        master.look().await.expect("it answers");
+        assert_eq!(test.quarantine().await.len(), kept);
+    }
+}
+
+#[tokio::test]
 async fn a_schedule_whose_decision_is_refused_or_fails_keeps_no_other_of_its_look_from_being_decided() {
     // The second seems an outage.
     for sqlstate in ["22023", "53100", "XX001"] {

@@ -17,7 +17,7 @@ mod make;
 mod takes;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
     sync::Arc,
     time::{Duration, Instant},
@@ -68,6 +68,9 @@ const POSTPONE_REFUSED: Duration = Duration::from_secs(600);
 /// of them are tried again, and further ones that it cannot decide are postponed for all nodes.
 const LEFT_ALONE_MOST: usize = 1_000;
 
+/// The most refused schedules that are remembered as kept. Beyond it all are forgotten, and some are kept twice.
+const KEPT_MOST: usize = 10_000;
+
 /// Schedules read in one look, and decided fire times taken on. Their payloads come with them: 6 MiB at the most.
 const READ_AT_ONCE: i64 = 100;
 
@@ -110,6 +113,8 @@ pub struct Firer {
     /// The schedules that this node could not decide or postpone, and the end of the back-off of each. A change of one
     /// ends it too.
     left_alone: Arc<Mutex<VecDeque<(Revision, Instant)>>>,
+    /// The schedules whose decision the database refuses, and that are in the quarantine.
+    kept: Arc<Mutex<BTreeSet<Revision>>>,
     last_tasks: LastTasks,
     takes: Arc<Mutex<Takes>>,
     /// The decided fire times whose tasks fail alone as with a bug, by the database of the task.
@@ -127,7 +132,7 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let [making, deciding] = [MADE_AT_ONCE, STATEMENTS_AT_ONCE].map(|most| Arc::new(Semaphore::new(most)));
-        let (waits_again_at, unknown, left_alone, last_tasks, takes, suspects) = Default::default();
+        let (waits_again_at, unknown, left_alone, kept, last_tasks, takes, suspects) = Default::default();
         Self {
             store,
             submitter,
@@ -143,6 +148,7 @@ impl Firer {
             unreadable_schedules: Failures::over_after(UNREADABLE_OVER_AFTER),
             unreadable_fires: Failures::over_after(UNREADABLE_OVER_AFTER),
             left_alone,
+            kept,
             last_tasks,
             takes,
             suspects,

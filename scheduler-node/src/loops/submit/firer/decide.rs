@@ -17,7 +17,7 @@ use common::{
 };
 use futures::{StreamExt, stream};
 
-use super::{Firer, HOLD, NO_WAIT_FOR, POSTPONE, POSTPONE_REFUSED, POSTPONE_UNREADABLE, STATEMENTS_AT_ONCE};
+use super::{Firer, HOLD, KEPT_MOST, NO_WAIT_FOR, POSTPONE, POSTPONE_REFUSED, POSTPONE_UNREADABLE, STATEMENTS_AT_ONCE};
 use crate::{
     store::{
         Error, Fault,
@@ -264,13 +264,26 @@ impl Firer {
         }
     }
 
-    /// Keeps a schedule whose decision the database refuses, and postpones it.
+    /// Keeps a schedule whose decision the database refuses, the first time until it changes, and postpones it.
     async fn refused(&self, turn: &Turn, error: &Error) -> Decided {
-        let name = &turn.record.name;
-        let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
-        self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(error)).await;
-        self.postpone(&[(name, turn.record.revision)], POSTPONE_REFUSED).await;
+        let ScheduleRecord { name, revision, .. } = &turn.record;
+        let is_kept = self.kept.lock().contains(revision);
+        if !is_kept {
+            let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
+            if self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(error)).await {
+                self.note_kept(*revision);
+            }
+        }
+        self.postpone(&[(name, *revision)], POSTPONE_REFUSED).await;
         turn.decided(false)
+    }
+
+    fn note_kept(&self, revision: Revision) {
+        let mut kept = self.kept.lock();
+        if kept.len() >= KEPT_MOST {
+            kept.clear();
+        }
+        kept.insert(revision);
     }
 
     /// Notes that a decision failed. If the statement was committed, a node takes the fire times on after the hold, and
