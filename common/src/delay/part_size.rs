@@ -5,6 +5,11 @@
 //! before, down to a single one. They grow again once none has run out of its time for a while: quickly while they are
 //! quick.
 //!
+//! An answer that comes in the time of a statement may still come too late. Its messages may be sent for a while only,
+//! the hold, which counts from the sending of the statement. After it, their rows must be read again, by a statement
+//! that would come as late. So such an answer has run out of its time, too. Statements grow only as long as half of the
+//! hold is left for the way to the broker.
+//!
 //! In an outage all statements run out of their time, small ones too, and a small one shows the same as a large one. So
 //! it is the bound that is halved, and not the statement's own size. Statements that were under way together halve it
 //! once. After a long outage it may be a single task. But [`FEW`] tasks are hardly ever too many, so quick statements
@@ -18,8 +23,8 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-/// A statement that took less ends in time with twice as many tasks, too: it has five seconds.
-const QUICK: Duration = Duration::from_secs(1);
+/// A statement that took less than one part in so many of the hold comes in time with twice as many tasks, too.
+const QUICK: u32 = 5;
 
 /// Statements do not grow for so long after one ran out of its time. Its tasks come again meanwhile, and take ten
 /// seconds at most to do so once more. Other tasks, with small payloads, must not make them as many as before.
@@ -70,12 +75,18 @@ impl PartSize {
         self.rests_until = Some(now + REST);
     }
 
+    /// Whether an answer that took so long came too late for its messages, which may be sent until `hold` has passed. A
+    /// quarter of that is left for a burst: what cannot be sent by then is read once more.
+    pub fn is_too_late(took: Duration, hold: Duration) -> bool {
+        took > hold / 4 * 3
+    }
+
     /// Records that a statement of so many tasks passed, and how long it took. One of few says nothing about more.
-    pub fn passed(&mut self, tasks: usize, took: Duration, now: Instant) {
-        if tasks <= self.most / 2 {
+    pub fn passed(&mut self, tasks: usize, took: Duration, hold: Duration, now: Instant) {
+        if tasks <= self.most / 2 || took > hold / 2 {
             return;
         }
-        let (rests, is_quick) = (self.rests_until.is_some_and(|until| now < until), took < QUICK);
+        let (rests, is_quick) = (self.rests_until.is_some_and(|until| now < until), took < hold / QUICK);
         let more = if is_quick { self.most } else { self.most.div_ceil(SLOWLY) };
         let larger = self.most.saturating_add(more);
         if !rests {

@@ -201,7 +201,7 @@ impl Loops {
     pub(super) fn claims(&self) -> (ClaimHandler, mpsc::Receiver<Dispatch>) {
         let (publisher, dispatches) = mpsc::channel(100);
         let (database, metrics) = (self.database().clone(), Arc::clone(&self.metrics));
-        (ClaimHandler { database, index: DatabaseIndex::HOME, publisher, metrics }, dispatches)
+        (ClaimHandler { database, index: DatabaseIndex::HOME, publisher, metrics, longest_hold: LONG }, dispatches)
     }
 
     /// Starts tasks that wait for room, and hands them to the publisher with `claims`.

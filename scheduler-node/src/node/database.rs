@@ -23,7 +23,7 @@ use crate::{
             claims::ClaimHandler,
             dispatcher::{Dispatcher, Pace},
             preloader::Preloader,
-            publisher::longest_lead,
+            publisher::{longest_hold, longest_lead},
             ready_starter::ReadyStarter,
         },
         nudger,
@@ -109,6 +109,7 @@ impl DatabaseLoops {
             index,
             publisher: self.claim_on_insert.publisher.clone(),
             metrics: Arc::clone(&shared.metrics),
+            longest_hold: longest_hold(shared.config.etcd.lease_ttl()),
         };
         let dispatcher = Dispatcher {
             claims: claims.clone(),

@@ -170,6 +170,7 @@ impl Parts {
             index: DatabaseIndex::HOME,
             publisher,
             metrics: Arc::clone(&METRICS),
+            longest_hold: longest_hold(LEASE_TTL),
         };
         loops.spawn(while_it_runs(Arc::clone(world), node, self.settler().run(confirms, stop.clone())));
         loops.spawn(while_it_runs(Arc::clone(world), node, database.sql.clone().follow_clock()));

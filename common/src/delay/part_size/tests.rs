@@ -1,6 +1,6 @@
 use super::*;
 
-/// The time of a statement.
+/// The time of a statement, and for how long after it messages may be sent.
 const TIME: Duration = Duration::from_secs(5);
 
 /// The sizes after statements in a row that have all tasks that they may have, and take so long for each.
@@ -11,11 +11,44 @@ fn sizes(size: &mut PartSize, statements: usize, each: Duration, now: Instant) -
         if took > TIME {
             size.ran_out_of_time(tasks, 500, now, now);
         } else {
-            size.passed(tasks, took, now);
+            size.passed(tasks, took, TIME, now);
         }
         size.most(500)
     };
     (0..statements).map(end).collect()
+}
+
+/// The sizes of statements in a row that have all tasks that they may have, and whose answers come after so long for
+/// each.
+fn answers(statements: u32, each: Duration, hold: Duration, now: Instant) -> Vec<usize> {
+    let (mut size, mut began) = (PartSize::default(), now);
+    let answer = |_| {
+        let tasks = size.most(500);
+        let took = each * u32::try_from(tasks).unwrap();
+        let ended = began + took;
+        if PartSize::is_too_late(took, hold) {
+            size.ran_out_of_time(tasks, 500, began, ended);
+        } else {
+            size.passed(tasks, took, hold, ended);
+        }
+        began = ended;
+        tasks
+    };
+    (0..statements).map(answer).collect()
+}
+
+#[test]
+fn tasks_whose_answer_comes_too_late_to_be_sent_come_in_halves_and_stay_as_few_as_come_in_time() {
+    let now = Instant::now();
+    for (hold, each_us) in [(TIME, 13_000), (TIME, 20_000), (TIME * 2 / 5, 3_500), (TIME * 2 / 5, 40_000)] {
+        let each = Duration::from_micros(each_us);
+        let late = |tasks: &usize| PartSize::is_too_late(each * u32::try_from(*tasks).unwrap(), hold);
+        let sizes = answers(200, each, hold, now);
+        let halved = sizes.iter().take_while(|tasks| late(tasks)).count();
+        assert!((1..=6).contains(&halved), "{halved} answers came too late for {hold:?}");
+        assert!(!sizes[halved..].iter().any(late), "they grew until they were too late again: {sizes:?}");
+        assert!(sizes.last() >= sizes.get(halved), "{sizes:?}");
+    }
 }
 
 #[test]
@@ -38,8 +71,8 @@ fn a_few_tasks_that_run_out_of_time_together_come_in_halves_too() {
 fn slow_statements_grow_slowly() {
     let (mut size, now) = (PartSize::default(), Instant::now());
     size.ran_out_of_time(20, 20, now, now);
-    assert_eq!(sizes(&mut size, 2, Duration::from_millis(300), now), [10, 10], "not before a while");
-    assert_eq!(sizes(&mut size, 3, Duration::from_millis(300), now + REST), [12, 14, 16]);
+    assert_eq!(sizes(&mut size, 2, Duration::from_millis(150), now), [10, 10], "not before a while");
+    assert_eq!(sizes(&mut size, 5, Duration::from_millis(150), now + REST), [12, 14, 16, 18, 18], "half is left");
 }
 
 #[test]
@@ -78,7 +111,7 @@ fn a_few_heavy_tasks_are_halved_although_light_ones_pass_beside_them() {
         let tasks = size.most(12);
         size.ran_out_of_time(tasks, 500, began, began + TIME);
         began += TIME;
-        (0..5).for_each(|_| size.passed(size.most(500), Duration::from_millis(1), began));
+        (0..5).for_each(|_| size.passed(size.most(500), Duration::from_millis(1), TIME, began));
         tasks
     };
     assert_eq!([0; 9].map(|_| heavy()), [12, 12, 12, 12, 12, 12, 8, 4, 2]);
@@ -88,8 +121,8 @@ fn a_few_heavy_tasks_are_halved_although_light_ones_pass_beside_them() {
 fn small_statements_that_pass_say_nothing_about_larger_ones() {
     let (mut size, now) = (PartSize::default(), Instant::now());
     size.ran_out_of_time(500, 500, now, now);
-    size.passed(125, Duration::ZERO, now + REST);
+    size.passed(125, Duration::ZERO, TIME, now + REST);
     assert_eq!(size.most(500), 250);
-    size.passed(126, Duration::ZERO, now + REST);
+    size.passed(126, Duration::ZERO, TIME, now + REST);
     assert_eq!(size.most(500), 500);
 }

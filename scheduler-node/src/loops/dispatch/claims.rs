@@ -37,19 +37,6 @@ pub const TRY_AGAIN: Duration = Duration::from_millis(250);
 /// short.
 const UNANSWERED_FOR: Duration = Duration::from_secs(5);
 
-/// Notes how a statement ended that began then, of so many tasks, and whether it ran out of its time; `of`: the most
-/// tasks of any statement.
-pub fn note_end(size: &mut PartSize, of: usize, tasks: usize, began: Instant, error: Option<&Error>) {
-    let now = clock::instant();
-    let took = now.saturating_duration_since(began);
-    let ran_out_of_time = |error: &Error| error.is_out_of_time() || (error.is_unanswered() && took >= UNANSWERED_FOR);
-    match error {
-        None => size.passed(tasks, took, now),
-        Some(error) if ran_out_of_time(error) => size.ran_out_of_time(tasks, of, began, now),
-        Some(_) => {}
-    }
-}
-
 #[derive(Clone, Debug)]
 pub struct ClaimHandler<S = Arc<Database>> {
     pub database: NodeDatabase<S>,
@@ -57,9 +44,40 @@ pub struct ClaimHandler<S = Arc<Database>> {
     pub index: DatabaseIndex,
     pub publisher: mpsc::Sender<Dispatch>,
     pub metrics: Arc<Metrics>,
+    /// How long after its claim a message may be published.
+    pub longest_hold: Duration,
 }
 
 impl<S: Statements> ClaimHandler<S> {
+    /// Notes how a statement ended that began then, of so many tasks, and whether it ran out of its time; `of`: the
+    /// most tasks of any statement.
+    pub fn note_end(
+        &self,
+        size: &mut PartSize,
+        of: usize,
+        tasks: usize,
+        began: Instant,
+        answer: Result<&Claimed, &Error>,
+    ) {
+        let now = clock::instant();
+        let is_unanswered = || now.saturating_duration_since(began) >= UNANSWERED_FOR;
+        match answer {
+            Ok(claimed) => {
+                let took = now.saturating_duration_since(claimed.sent_at);
+                if !PartSize::is_too_late(took, self.longest_hold) {
+                    size.passed(tasks, took, self.longest_hold, now);
+                } else if !claimed.deliveries.is_empty() {
+                    // An answer without payloads was late because of something else, such as a lock.
+                    size.ran_out_of_time(claimed.deliveries.len(), of, began, now);
+                }
+            }
+            Err(error) if error.is_out_of_time() || (error.is_unanswered() && is_unanswered()) => {
+                size.ran_out_of_time(tasks, of, began, now);
+            }
+            Err(_) => {}
+        }
+    }
+
     /// The epochs to present for the shards of `ids`.
     pub fn fences(&self, ids: &[TaskId]) -> BTreeMap<ShardId, Epoch> {
         self.database.owned_shards.epochs(ids.iter().map(|id| id.shard()))

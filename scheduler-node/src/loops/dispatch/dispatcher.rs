@@ -33,7 +33,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::batch::Batch;
-use super::claims::{ClaimHandler, note_end};
+use super::claims::ClaimHandler;
 use crate::{
     broker::{Broker, BrokerState},
     clock,
@@ -360,7 +360,7 @@ impl<S: Statements> Dispatcher<S> {
         let took = ended.saturating_duration_since(began);
         self.lead.lock().took(took, ended);
         self.size.lock().took(ids.len(), took, ended);
-        note_end(&mut self.size.lock().part, self.pace.batch, ids.len(), began, answer.as_ref().err());
+        self.claims.note_end(&mut self.size.lock().part, self.pace.batch, ids.len(), began, answer.as_ref());
         let answer = answer?;
         let written = answer.written();
         self.claims.received("due", ids, &fences, ahead, answer).await;
@@ -382,7 +382,7 @@ impl<S: Statements> Dispatcher<S> {
         let fences = self.claims.fences(ids);
         let began = clock::instant();
         let answer = self.claims.database.sql.task_rescue(ids, &fences).await;
-        note_end(&mut self.size.lock().part, self.pace.batch, ids.len(), began, answer.as_ref().err());
+        self.claims.note_end(&mut self.size.lock().part, self.pace.batch, ids.len(), began, answer.as_ref());
         let answer = answer?;
         let written = answer.written();
         self.claims.received("rescue", ids, &fences, Duration::ZERO, answer).await;

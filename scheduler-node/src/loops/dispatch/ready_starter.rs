@@ -41,7 +41,7 @@ pub use self::progress::QueueProgress;
 
 use self::{doubt::Doubt, reads::Reads};
 use super::{
-    claims::{ClaimHandler, TRY_AGAIN, note_end},
+    claims::{ClaimHandler, TRY_AGAIN},
     dispatcher::Pace,
 };
 use crate::{
@@ -372,7 +372,8 @@ impl<S: Statements> ReadyStarter<S> {
         let (answers, error) = match self.claims.database.sql.task_pick(&pick).await {
             Err(error) if is_refusal(&error) => self.pick_apart(&pick, &mut progress.size).await?,
             answer => {
-                note_end(&mut progress.size, self.pace.batch, wanted.iter().sum(), sent, answer.as_ref().err());
+                let claimed = answer.as_ref().map(|(claimed, _)| claimed);
+                self.claims.note_end(&mut progress.size, self.pace.batch, wanted.iter().sum(), sent, claimed);
                 answer.map_or_else(|error| (Vec::new(), Some(error)), |answer| (vec![answer], None))
             }
         };
@@ -411,7 +412,8 @@ impl<S: Statements> ReadyStarter<S> {
         let pick_part = |part| async move {
             let began = clock::instant();
             let answer = database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await;
-            note_end(&mut size.lock(), self.pace.batch, part.len(), began, answer.as_ref().err());
+            let claimed = answer.as_ref().map(|(claimed, _)| claimed);
+            self.claims.note_end(&mut size.lock(), self.pace.batch, part.len(), began, claimed);
             answer
         };
         let started = |(claimed, _): &(Claimed, Walks)| claimed.written();

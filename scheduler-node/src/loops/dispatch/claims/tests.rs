@@ -55,6 +55,25 @@ async fn the_age_of_a_claim_counts_from_its_sending_and_its_due_time_from_its_an
 }
 
 #[tokio::test]
+async fn after_payloads_that_came_too_late_to_be_sent_statements_have_half_as_many_tasks() {
+    let loops = Loops::new().await;
+    let ids = loops.three(|_| ()).await;
+    let database = loops.counter.databases.home().clone();
+    let (claims, _dispatches) = loops.claims();
+    let size_after = |claimed: &Claimed| {
+        let mut size = PartSize::default();
+        claims.note_end(&mut size, 500, 500, claimed.sent_at, Ok(claimed));
+        size.most(500)
+    };
+    let claim = database.sql.task_claim(&ids, &loops.fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap();
+    assert_eq!(size_after(&claim), 500);
+    let sent_at = claim.sent_at.checked_sub(claims.longest_hold).expect("this machine runs for longer");
+    let late = Claimed { sent_at, ..claim };
+    assert_eq!(size_after(&late), 250);
+    assert_eq!(size_after(&Claimed { deliveries: Vec::new(), ..late }), 500, "no payload made it late");
+}
+
+#[tokio::test]
 async fn while_an_outage_lasts_the_log_has_one_warning_of_tasks_that_are_looked_at_again() {
     let log = Log::keep();
     let loops = Loops::new().await;
