@@ -231,9 +231,9 @@ impl OwnedShards {
         shards.iter().copied().filter(|shard| state.is_busy_with(&[*shard])).collect()
     }
 
-    /// Whether a release or the cut of a move waits for tasks in flight of a shard, or is about to.
-    pub fn is_draining(&self) -> bool {
-        self.state.lock().is_draining()
+    /// The shards for whose tasks in flight a release or the cut of a move waits, or is about to.
+    pub fn draining(&self) -> BTreeSet<ShardId> {
+        self.state.lock().draining()
     }
 
     /// Ends ownership in memory, after a release or when another node has taken the fence.

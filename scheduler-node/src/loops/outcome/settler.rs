@@ -58,6 +58,10 @@ const LEFT: usize = 4;
 /// The longest time for which a confirm gives way. Messages that wait for longer are no burst but the usual load.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
+/// After so long a confirm waits for no newer one. Those that something waits for may be as many as the database
+/// writes. A full window takes some four seconds after [`LONGEST_WAIT`].
+const OLD: Duration = Duration::from_secs(10);
+
 /// The longest pause between two passes over confirms that were delayed. It is enough to write what comes meanwhile.
 const LONGEST_REST: Duration = Duration::from_secs(10);
 
@@ -103,6 +107,15 @@ impl Settlements {
     }
 }
 
+/// Confirms that are not written yet. They are as bounded as the window, because their tasks stay in flight.
+#[derive(Debug, Default)]
+struct Unwritten {
+    /// Those that give way to due messages, the oldest first.
+    waiting: Vec<Confirmed>,
+    /// Those that wait no longer.
+    due: Vec<Confirmed>,
+}
+
 #[derive(Debug)]
 pub struct Settler<S = Arc<Database>> {
     pub databases: NodeDatabases<S>,
@@ -118,14 +131,16 @@ pub struct Settler<S = Arc<Database>> {
 impl<S: Statements> Settler<S> {
     /// Runs until every sender is gone and everything is written, or until `stop` ends the wait.
     pub async fn run(self, mut confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
-        // As bounded as the window, because their tasks stay in flight.
-        let (mut held, mut waiting) = (Vec::new(), Vec::new());
+        // Held ones are as bounded as the window, because their tasks stay in flight.
+        let (mut held, mut unwritten) = (Vec::new(), Unwritten::default());
         let (mut again, mut is_open) = (held_again(), true);
-        while is_open || !held.is_empty() {
-            let (is_wary, some_wait) = (!held.is_empty(), !waiting.is_empty());
+        while is_open || !held.is_empty() || !unwritten.due.is_empty() {
+            let is_wary = !held.is_empty();
+            let (some_wait, some_are_due) = (!unwritten.waiting.is_empty(), !unwritten.due.is_empty());
+            let pause = if some_are_due { Duration::ZERO } else { GATHER };
             let (work, batch, is_repeated) = tokio::select! {
                 biased;
-                () = stop.cancelled(), if is_wary || some_wait => return,
+                () = stop.cancelled(), if is_wary || some_wait || some_are_due => return,
                 // What is delayed again goes to the end, so that each has its turn.
                 _ = again.tick(), if is_wary => {
                     let next: Vec<Confirmed> = held.drain(..held.len().min(BATCH)).collect();
@@ -133,16 +148,17 @@ impl<S: Statements> Settler<S> {
                 }
                 first = confirms.recv(), if is_open => match first {
                     Some(first) => {
-                        let batch = self.gather(first, &mut confirms).await;
-                        (at_work(), self.give_way(batch, &mut waiting), false)
+                        let batch = self.gather(first, &mut confirms, pause).await;
+                        (at_work(), self.give_way(batch, &mut unwritten), false)
                     }
                     None => {
                         is_open = false;
-                        (at_work(), std::mem::take(&mut waiting), false)
+                        unwritten.due.append(&mut unwritten.waiting);
+                        (at_work(), self.give_way(Vec::new(), &mut unwritten), false)
                     }
                 },
-                () = tokio::time::sleep(GATHER), if some_wait => {
-                    (at_work(), self.give_way(Vec::new(), &mut waiting), false)
+                () = tokio::time::sleep(pause), if some_wait || some_are_due => {
+                    (at_work(), self.give_way(Vec::new(), &mut unwritten), false)
                 }
             };
             if batch.is_empty() {
@@ -162,9 +178,16 @@ impl<S: Statements> Settler<S> {
         }
     }
 
-    /// Gathers the confirms of one write, from the first on.
-    async fn gather(&self, first: Vec<Confirmed>, confirms: &mut mpsc::Receiver<Vec<Confirmed>>) -> Vec<Confirmed> {
-        tokio::time::sleep(GATHER).await;
+    /// Gathers the confirms of one write, from the first on, after a pause for more of them.
+    async fn gather(
+        &self,
+        first: Vec<Confirmed>,
+        confirms: &mut mpsc::Receiver<Vec<Confirmed>>,
+        pause: Duration,
+    ) -> Vec<Confirmed> {
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
         let mut batch = first;
         while batch.len() < BATCH
             && let Ok(more) = confirms.try_recv()
@@ -192,25 +215,39 @@ impl<S: Statements> Settler<S> {
         }
     }
 
-    /// Adds new confirms to those that wait until due messages are sent. Returns those that wait no longer.
-    fn give_way(&self, new: Vec<Confirmed>, waiting: &mut Vec<Confirmed>) -> Vec<Confirmed> {
+    /// Adds new confirms to those that wait until due messages are sent. Returns the next ones to write, as many as one
+    /// statement takes, so that those that come meanwhile wait for no more. The first are those that something waits
+    /// for.
+    fn give_way(&self, new: Vec<Confirmed>, unwritten: &mut Unwritten) -> Vec<Confirmed> {
+        let Unwritten { waiting, due } = unwritten;
         waiting.extend(new);
-        let now = clock::instant();
+        let (now, owned_shards) = (clock::instant(), &self.databases[self.index].owned_shards);
+        let draining = owned_shards.draining();
+        let has_waited = |one: &Confirmed, for_long: Duration| now.saturating_duration_since(one.at) >= for_long;
         // A backlog may end and begin anew between two looks. So the oldest confirm tells how long they have waited.
-        let is_long = waiting.first().is_some_and(|first| now.saturating_duration_since(first.at) >= LONGEST_WAIT);
-        if is_long || !self.lanes.backlog.delays_writes(now) || !self.may_wait() {
-            return std::mem::take(waiting);
+        let is_long = waiting.first().is_some_and(|first| has_waited(first, LONGEST_WAIT));
+        let may_wait = !is_long && draining.is_empty() && self.lanes.backlog.delays_writes(now) && self.has_room();
+        if !may_wait {
+            due.append(waiting);
+            if due.len() <= BATCH {
+                return std::mem::take(due);
+            }
         }
-        let owned_shards = &self.databases[self.index].owned_shards;
-        let again = owned_shards.claimed_again(waiting.iter().map(|one| one.id));
-        waiting.extract_if(.., |one| !one.gives_way || again.contains(&one.id)).collect()
+        let again = owned_shards.claimed_again(waiting.iter().chain(due.iter()).map(|one| one.id));
+        let is_urgent = |one: &Confirmed| {
+            !one.gives_way || again.contains(&one.id) || draining.contains(&one.id.shard()) || has_waited(one, OLD)
+        };
+        due.extend(waiting.extract_if(.., |one| is_urgent(one)));
+        let (mut next, others): (Vec<_>, Vec<_>) = std::mem::take(due).into_iter().partition(is_urgent);
+        next.extend(others);
+        *due = next.split_off(next.len().min(BATCH));
+        next
     }
 
-    /// Whether the window has room for more tasks, and no drain waits for those in flight.
-    fn may_wait(&self) -> bool {
-        let owned_shards = &self.databases[self.index].owned_shards;
-        let left = self.window.saturating_sub(owned_shards.in_flight());
-        left > self.window / LEFT && !owned_shards.is_draining()
+    /// Whether the window has room for more tasks.
+    fn has_room(&self) -> bool {
+        let in_flight = self.databases[self.index].owned_shards.in_flight();
+        self.window.saturating_sub(in_flight) > self.window / LEFT
     }
 
     /// Writes confirms. Returns those to try again; their tasks stay in flight.

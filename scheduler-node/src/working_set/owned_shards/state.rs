@@ -169,9 +169,10 @@ impl State {
         self.aside.get(&id).is_some_and(|until| *until > clock::instant())
     }
 
-    pub(super) fn is_draining(&self) -> bool {
+    pub(super) fn draining(&self) -> BTreeSet<ShardId> {
         let is_cut = |owned: &Owned| owned.stops.contains(&Stop::Cut);
-        self.owned.iter().any(|(shard, owned)| self.released.contains(shard) || is_cut(owned))
+        let drains = |(shard, owned): &(&ShardId, &Owned)| self.released.contains(*shard) || is_cut(owned);
+        self.owned.iter().filter(drains).map(|(shard, _)| *shard).collect()
     }
 
     pub(super) fn is_claimed_again(&self, id: TaskId) -> bool {

@@ -23,16 +23,67 @@ async fn confirms_give_way_until_no_due_message_waits_to_be_sent_or_the_window_i
     let confirms = |nth: usize| vec![confirmed(ids[nth], SUCCEED)];
     loops.database().owned_shards.begin(ids);
     let (full, roomy) = (loops.settler(ids.len(), &lanes), loops.settler(ids.len() * 2, &lanes));
-    let mut waiting = Vec::new();
-    assert_eq!(roomy.give_way(confirms(0), &mut waiting).len(), 1, "no message waits to be sent");
+    let mut unwritten = Unwritten::default();
+    assert_eq!(roomy.give_way(confirms(0), &mut unwritten).len(), 1, "no message waits to be sent");
     // It is young for longer than this test lasts.
     lanes.backlog.note(true, 1, clock::instant() + LONG);
-    assert_eq!(full.give_way(confirms(0), &mut waiting).len(), 1, "the window needs its places");
-    assert!(roomy.give_way(confirms(0), &mut waiting).is_empty(), "a due message waits to be sent");
-    assert!(roomy.give_way(confirms(1), &mut waiting).is_empty());
+    assert_eq!(full.give_way(confirms(0), &mut unwritten).len(), 1, "the window needs its places");
+    assert!(roomy.give_way(confirms(0), &mut unwritten).is_empty(), "a due message waits to be sent");
+    assert!(roomy.give_way(confirms(1), &mut unwritten).is_empty());
     lanes.backlog.note(false, 0, clock::instant());
-    assert_eq!(roomy.give_way(Vec::new(), &mut waiting).len(), 2, "what came meanwhile is written together");
-    assert!(waiting.is_empty());
+    assert_eq!(roomy.give_way(Vec::new(), &mut unwritten).len(), 2, "what came meanwhile is written together");
+    assert!(unwritten.waiting.is_empty() && unwritten.due.is_empty());
+}
+
+/// So many confirms of no task, at this moment.
+fn strangers(confirms: usize, at: Instant) -> Vec<Confirmed> {
+    let stranger = |_| Confirmed { at, ..confirmed(fixture::fresh_id_of(ShardId::new(0)), SUCCEED) };
+    (0..confirms).map(stranger).collect()
+}
+
+#[tokio::test]
+async fn confirms_that_something_waits_for_are_written_with_the_next_statement_however_many_have_waited() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let lanes = Arc::<Lanes>::default();
+    let settler = loops.settler(100, &lanes);
+    let now = clock::instant();
+    // It is young for longer than this test lasts.
+    lanes.backlog.note(true, 1, now + LONG);
+    let urgent = |nth: usize| vec![Confirmed { gives_way: false, at: now, ..confirmed(ids[nth], SUCCEED) }];
+    let mut unwritten = Unwritten { waiting: strangers(2 * BATCH, now - LONGEST_WAIT), due: Vec::new() };
+    let last = unwritten.waiting[2 * BATCH - 1].id;
+    for nth in 0..2 {
+        let next = settler.give_way(urgent(nth), &mut unwritten);
+        assert_eq!((next.len(), next[0].id), (BATCH, ids[nth]));
+    }
+    assert!(settler.give_way(strangers(1, now), &mut unwritten).iter().any(|one| one.id == last), "all wait no longer");
+    assert_eq!((unwritten.waiting.len(), unwritten.due.len()), (1, 0));
+
+    let mut unwritten = Unwritten { due: strangers(2 * BATCH, now - OLD), ..Unwritten::default() };
+    assert!(settler.give_way(urgent(2), &mut unwritten).iter().all(|one| one.id != ids[2]), "old ones wait for none");
+}
+
+/// The lock holds up the first statement until the confirm that something waits for has come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_confirm_that_something_waits_for_is_written_before_the_rest_of_those_that_have_waited() {
+    let loops = Loops::new().await;
+    let [last, urgent, _] = loops.claimed().await;
+    let mut hold = loops.test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").execute(&mut *hold).await.unwrap();
+    let (settlements, confirms) = Settlements::channel(100);
+    let mut many = strangers(3 * BATCH, clock::instant());
+    many.push(confirmed(last, SUCCEED));
+    settlements.confirmed(many).await;
+    let settling = spawn_child(loops.settler(100, &Arc::default()).run(confirms, CancellationToken::new()));
+    loops.test.until_waiting(1).await;
+    settlements.confirmed(vec![Confirmed { gives_way: false, ..confirmed(urgent, SUCCEED) }]).await;
+    drop(settlements);
+    sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    tokio::time::timeout(LONG, settling).await.expect("it ends once all is written").unwrap();
+    let is_first = "SELECT (SELECT finished_at FROM duetime.archive WHERE id = $1) < (SELECT finished_at FROM duetime.archive WHERE id = $2)";
+    let is_first = sqlx::query_scalar::<_, Option<bool>>(is_first).bind(urgent.uuid()).bind(last.uuid());
+    assert_eq!(is_first.fetch_one(&loops.test.pool).await.unwrap(), Some(true));
 }
 
 #[tokio::test]
@@ -43,9 +94,9 @@ async fn confirms_do_not_wait_for_longer_because_a_backlog_ends_and_begins_again
     let settler = loops.settler(100, &lanes);
     lanes.backlog.note(true, 1, clock::instant() + LONG);
     let old = Confirmed { at: clock::instant() - LONGEST_WAIT, ..confirmed(ids[0], SUCCEED) };
-    let mut waiting = vec![old];
-    assert_eq!(settler.give_way(vec![confirmed(ids[1], SUCCEED)], &mut waiting).len(), 2);
-    assert!(waiting.is_empty());
+    let mut unwritten = Unwritten { waiting: vec![old], due: Vec::new() };
+    assert_eq!(settler.give_way(vec![confirmed(ids[1], SUCCEED)], &mut unwritten).len(), 2);
+    assert!(unwritten.waiting.is_empty());
 }
 
 #[tokio::test]
@@ -62,10 +113,13 @@ async fn confirms_that_wait_are_written_when_a_drain_begins() {
     let release = |owned_shards: &OwnedShards| owned_shards.begin_release(&[shard]);
     let drains: [&dyn Fn(&OwnedShards); 2] = [&cut, &release];
     for drain in drains {
-        let mut waiting = vec![confirmed(ids[0], SUCCEED)];
-        assert!(settler.give_way(Vec::new(), &mut waiting).is_empty(), "nothing needs the places");
+        let mut unwritten = Unwritten { waiting: vec![confirmed(ids[0], SUCCEED)], due: Vec::new() };
+        assert!(settler.give_way(Vec::new(), &mut unwritten).is_empty(), "nothing needs the places");
         drain(&owned_shards);
-        assert_eq!(settler.give_way(Vec::new(), &mut waiting).len(), 1, "they wait no longer");
+        let elsewhere = |_| confirmed(fixture::fresh_id_of(ShardId::new(1)), SUCCEED);
+        unwritten.due = (0..BATCH).map(elsewhere).collect();
+        let next = settler.give_way(Vec::new(), &mut unwritten);
+        assert_eq!((next.len(), next[0].id), (BATCH, ids[0]), "those that the drain waits for come first");
         owned_shards.resume_claiming(shard, owned_shards.owned()[&shard], Stop::Cut);
     }
 }
@@ -80,14 +134,14 @@ async fn a_confirm_gives_way_unless_something_waits_for_it_or_its_task_wakes_aga
     // It is young for longer than this test lasts.
     lanes.backlog.note(true, 1, clock::instant() + LONG);
     let written = |batch: Vec<Confirmed>| batch.into_iter().map(|confirmed| confirmed.id).collect::<Vec<_>>();
-    let mut waiting = Vec::new();
+    let mut unwritten = Unwritten::default();
     let urgent = Confirmed { gives_way: false, ..confirmed(ids[1], SUCCEED) };
     let new = vec![confirmed(ids[0], DELIVER), urgent, confirmed(ids[2], DELIVER)];
-    assert_eq!(written(settler.give_way(new, &mut waiting)), [ids[1]]);
+    assert_eq!(written(settler.give_way(new, &mut unwritten)), [ids[1]]);
     let now = fixture::now(&loops.test.pool).await;
     loops.database().owned_shards.offer([Entry { wake_at: now, id: ids[2], kind: WakeKind::Claim }]);
-    assert_eq!(written(settler.give_way(Vec::new(), &mut waiting)), [ids[2]], "it is to be tried again");
-    assert_eq!(written(waiting), [ids[0]]);
+    assert_eq!(written(settler.give_way(Vec::new(), &mut unwritten)), [ids[2]], "it is to be tried again");
+    assert_eq!(written(unwritten.waiting), [ids[0]]);
 }
 
 #[tokio::test]
