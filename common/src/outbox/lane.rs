@@ -44,8 +44,10 @@ pub(super) struct Lane {
     pub(super) busy_at: Option<Instant>,
     /// Since when batches are out, or the last one of them ended.
     heard_at: Option<Instant>,
-    /// The next moment at which the lane is looked at.
+    /// The next moment at which a message comes due, or has waited for long enough: the lane is looked at.
     look_at: Option<Instant>,
+    /// When it is looked at again because a message that stands ready had to wait.
+    again_at: Option<Instant>,
 }
 
 /// When a message may leave, and how many were added before it.
@@ -101,7 +103,7 @@ impl Lane {
 
     /// Whether the lane may send another batch, of `most` messages; `has_room`: whether there is room for it among
     /// those of all lanes; `batches`: the most that it may have out. A lane that must wait for others has a batch out,
-    /// whose end is the next chance.
+    /// whose end is the next chance, if another look does not come before.
     pub(super) fn may_send(&self, has_room: bool, most: usize, batches: usize) -> bool {
         let has_share = has_room || self.under_way < most;
         self.waits() && self.batches < batches && has_share
@@ -169,9 +171,20 @@ impl Lane {
         is_first
     }
 
-    /// Whether the look of this moment is the planned one. It is not planned any more.
+    /// Plans another look at a lane that must wait, unless one is planned. Returns whether it did.
+    pub(super) fn plans_another_look(&mut self, at: Instant) -> bool {
+        let is_first = self.again_at.is_none();
+        if is_first {
+            self.again_at = Some(at);
+        }
+        is_first
+    }
+
+    /// Whether the look of this moment is a planned one. It is not planned any more.
     pub(super) fn look_comes(&mut self, at: Instant) -> bool {
-        self.look_at.take_if(|planned| *planned == at).is_some()
+        let comes = |planned: &mut Option<Instant>| planned.take_if(|planned| *planned == at).is_some();
+        let is_look = comes(&mut self.look_at);
+        comes(&mut self.again_at) || is_look
     }
 }
 

@@ -39,6 +39,10 @@ const FEW_BATCHES: usize = window::BATCHES;
 /// slow one ends batches as often as they left.
 const QUIET_AFTER: Duration = Duration::from_millis(250);
 
+/// A lane whose messages must wait for batches of its own or of others is looked at again after so long. The end of one
+/// of its own is a look, too, but its own may be stuck. If they are, it is quiet by then.
+const LOOK_AGAIN_AFTER: Duration = QUIET_AFTER;
+
 /// With so many batches of all lanes, a quarter of the channels are taken, and quiet lanes leave the others alone. With
 /// fewer, a quiet lane goes on. The next message may get through where some are stuck: one lane may serve several
 /// queues, and a confirm that was lost is found by a later answer.
@@ -91,8 +95,8 @@ pub struct Outbox {
     /// Those of them that lanes without an answer have. They take no room from other lanes.
     silent: usize,
     looked_for_silent_at: Option<Instant>,
-    /// The moments at which lanes must be looked at: a message comes due, or has waited long enough. One that its lane
-    /// does not plan any more is passed over.
+    /// The moments at which lanes must be looked at: a message comes due, has waited long enough, or had to wait for
+    /// batches a while ago. One that its lane does not plan any more is passed over.
     looks: BinaryHeap<Reverse<(Instant, QueueName)>>,
     rate: Rate,
     window: Window,
@@ -129,9 +133,15 @@ impl Outbox {
             self.window.sends(self.under_way, lane.was_busy(now), now);
             return Some(batch);
         }
-        if held_until.is_none() && lane.waits() && !has_room {
-            lane.busy_at = Some(now);
-            self.window.limits(now);
+        if held_until.is_none() && lane.waits() {
+            if !has_room {
+                lane.busy_at = Some(now);
+                self.window.limits(now);
+            }
+            let again_at = now + LOOK_AGAIN_AFTER;
+            if lane.plans_another_look(again_at) {
+                self.looks.push(Reverse((again_at, queue.clone())));
+            }
         }
         if lane.batches >= batches && lane.is_quiet(now) {
             lane.held = lane.ready.len();
@@ -163,22 +173,10 @@ impl Outbox {
         if let Some(took) = took {
             self.window.answered(messages, took, now);
         }
-        if self.held > 0 && self.batches < SOME_BATCHES {
-            self.look_at_held(now);
-        }
         let Some(lane) = self.lanes.get_mut(queue) else { return };
         self.silent -= lane.ended(messages, now);
         if lane.is_idle() {
             self.lanes.remove(queue);
-        }
-    }
-
-    /// Plans a look at quiet lanes whose messages waited because channels were scarce.
-    fn look_at_held(&mut self, now: Instant) {
-        for (queue, lane) in self.lanes.iter_mut().filter(|(_, lane)| lane.held > 0) {
-            if lane.batches < BATCHES_PER_LANE {
-                plan_look(&mut self.looks, lane, queue, now);
-            }
         }
     }
 

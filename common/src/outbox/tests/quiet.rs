@@ -37,8 +37,56 @@ fn messages_of_a_quiet_lane_leave_when_channels_are_no_longer_scarce() {
     let (_, now) = one_each(&mut outbox, QUIET_AFTER / 2, 6, began);
     assert_eq!((outbox.held, outbox.look(now)), (2, None), "channels are scarce");
     outbox.ended(&QueueName::new("another"), 1, None, now);
-    assert!(outbox.look(now).is_some());
-    assert_eq!(leave(&mut outbox, now).len(), 1);
+    assert_eq!(outbox.look(now), None, "an end asks no other lane");
+    let again_at = outbox.next_look().expect("a message stands ready");
+    assert!(again_at < now + QUIET_AFTER && outbox.look(again_at).is_some());
+    assert_eq!(leave(&mut outbox, again_at).len(), 1);
+}
+
+#[test]
+fn messages_of_a_lane_with_stuck_batches_leave_when_others_have_made_room() {
+    let (mut outbox, now) = (Outbox::default(), Instant::now());
+    let (others, batch) = (QueueName::new("others"), BUSY / BATCHES);
+    add(&mut outbox, batch, now);
+    assert_eq!(leave(&mut outbox, now), [batch]);
+    for _ in 0..BUSY - batch {
+        outbox.add(dispatch("others", now));
+    }
+    let others_send = std::iter::from_fn(|| outbox.next_batch(&others, now));
+    assert_eq!(others_send.map(|batch| batch.len()).collect::<Vec<_>>(), [batch; BATCHES - 1], "they take all room");
+    add(&mut outbox, 1, now);
+    assert_eq!(leave(&mut outbox, now), [0; 0]);
+    for _ in 1..BATCHES {
+        outbox.ended(&others, batch, None, now);
+    }
+    assert_eq!((outbox.look(now), outbox.next_look()), (None, Some(now + QUIET_AFTER)));
+    assert!(outbox.look(now + QUIET_AFTER).is_some());
+    assert_eq!(leave(&mut outbox, now + QUIET_AFTER), [1]);
+}
+
+#[test]
+fn messages_of_a_lane_whose_batches_stuck_after_channels_were_scarce_leave_when_they_are_not() {
+    let (mut outbox, began) = (Outbox { batches: MANY_BATCHES, ..Outbox::default() }, Instant::now());
+    let (left, now) = one_each(&mut outbox, QUIET_AFTER / 25, 6, began);
+    assert_eq!((left, outbox.ready, outbox.held), (vec![1; FEW_BATCHES], 2, 0), "it is not quiet yet");
+    let again_at = outbox.next_look().expect("messages stand ready");
+    assert!(again_at <= now + QUIET_AFTER);
+    assert_eq!((leave(&mut outbox, again_at), outbox.held), (vec![], 2));
+    outbox.batches = FEW_BATCHES;
+    let again_at = again_at + QUIET_AFTER;
+    assert_eq!((outbox.next_look(), leave(&mut outbox, again_at)), (Some(again_at), vec![2]));
+}
+
+#[test]
+fn a_lane_that_must_wait_has_one_more_look_planned_however_often_it_is_looked_at() {
+    let (mut outbox, began) = (Outbox { batches: SOME_BATCHES, ..Outbox::default() }, Instant::now());
+    let (_, mut now) = one_each(&mut outbox, QUIET_AFTER / 2, 5, began);
+    for _ in 0..1_000 {
+        now += Duration::from_millis(1);
+        add(&mut outbox, 1, now);
+        assert_eq!(leave(&mut outbox, now), [0; 0]);
+        assert_eq!(outbox.looks.len(), 1);
+    }
 }
 
 #[test]
