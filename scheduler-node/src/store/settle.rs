@@ -133,8 +133,14 @@ pub struct StandingRow {
 
 impl Database {
     pub async fn task_deliver(&self, tasks: &[Deliver]) -> Result<(), Error> {
-        let query = deliver_query(tasks);
-        self.run(StoreOp::TaskDeliver, |pool| async move { query.execute(&pool).await.map(drop) }).await
+        self.run(StoreOp::TaskDeliver, |pool| async move {
+            // The statement says how long ago the confirms came, so a wait for a free connection comes before.
+            let mut connection = pool.acquire().await?;
+            deliver_query(tasks).execute(&mut *connection).await?;
+            connection.give_back();
+            Ok(())
+        })
+        .await
     }
 
     /// Sets an attempt aside. No node publishes it again and its deadline ends nothing,

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    pin::pin,
     time::Duration,
 };
 
@@ -13,6 +14,7 @@ use common::{
     queue::{Format, Placement, QueuePolicy, Settle},
     task::{BusinessKey, Dependency, NewTask, OnDuplicate},
 };
+use futures::poll;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use super::{
@@ -270,6 +272,27 @@ async fn a_confirm_that_is_written_after_a_change_to_reports_counts_from_when_it
     test.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room");
     let late = Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000, confirmed_at };
     test.database.task_deliver(&[late]).await.unwrap();
+    assert_eq!(predate_reports(&test, &ids).await, [true]);
+}
+
+/// The time for which the write of a confirm waits here: far more than a statement's way to the server takes, and less
+/// than the two seconds for which a pool lets it wait.
+const WAIT: Duration = Duration::from_millis(500);
+
+#[tokio::test]
+async fn a_confirm_whose_write_waits_for_a_connection_counts_from_when_it_came() {
+    let test = fixture::database().await;
+    let (ids, fences) = (submitted(&test, 1).await, own(&test, "a").await);
+    super::claim(&test, &ids, &fences).await;
+    let occupied = test.occupy(PoolKind::Fire).await;
+    let confirms = [super::deliver(ids[0], Attempt::new(1), 1_000)];
+    let mut write = pin!(test.database.task_deliver(&confirms));
+    assert!(poll!(&mut write).is_pending(), "no connection is free");
+    tokio::time::sleep(WAIT).await;
+    let policy = QueuePolicy { settle: Settle::Result, ..QueuePolicy::default() };
+    test.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room");
+    drop(occupied);
+    write.await.unwrap();
     assert_eq!(predate_reports(&test, &ids).await, [true]);
 }
 
