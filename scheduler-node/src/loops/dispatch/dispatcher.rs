@@ -86,6 +86,10 @@ const BETWEEN_CLAIMS: Duration = Duration::from_millis(10);
 /// leave it again at once.
 const SOON: Duration = Duration::from_millis(500);
 
+/// The longest wait for the moments of deadlines, which hold a place meanwhile. They leave the heap some milliseconds
+/// early. If more is left, the database's clock was set back, and may be corrected at any time.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
 /// The longest sleep, after which the loop asks again for a clock that had no reading yet. The loop shows as
 /// often that the process runs.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -438,6 +442,10 @@ impl<S: Statements> Dispatcher<S> {
         }
         let until = due.iter().map(|(_, wake_at)| *wake_at).max().unwrap_or(UnixMicros::LAST);
         if let Some(instant) = self.claims.database.sql.clock().instant_of(until) {
+            let wait = instant.saturating_duration_since(clock::instant());
+            if wait > LONGEST_WAIT {
+                return Err(wait);
+            }
             tokio::time::sleep_until(instant.into()).await;
         }
         // The process may have been stopped in one of these waits, and continue here before the loop does.

@@ -256,6 +256,18 @@ impl<S: Statements, B: Publish> Publisher<S, B> {
         }
     }
 
+    /// Leaves a message to a rescue at its due time if it comes due only once its claim is too old: the database's
+    /// clock was set back. Here it would wait for an instant that is wrong once the clock is corrected. Returns whether
+    /// it did.
+    fn put_off(&self, dispatch: &Dispatch) -> bool {
+        let is_late = self.send_before(dispatch).is_some_and(|before| before <= dispatch.publish_at);
+        if is_late {
+            let Delivery { id, due_at, .. } = &dispatch.delivery;
+            self.databases[dispatch.database].owned_shards.end_unknown([*id], *due_at);
+        }
+        is_late
+    }
+
     /// Settles the outcomes of messages that were sent at `sent_at`.
     async fn settle(
         &self,

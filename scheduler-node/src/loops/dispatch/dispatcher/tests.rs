@@ -252,6 +252,21 @@ async fn a_stop_of_the_node_while_a_deadline_waits_for_its_moment_lets_a_rejecti
     assert!(next_due.is_some_and(|due| due > moment), "the deadlines come again");
 }
 
+/// They would hold a place of a claim, and keep their shard from a drain, also once the clock is corrected.
+#[tokio::test]
+async fn deadlines_that_a_clock_which_was_set_back_has_made_distant_go_back_into_the_heap() {
+    let loops = Loops::new().await;
+    let ids = overdue(&loops).await;
+    loops.database().sql.ping().await.unwrap();
+    let dispatcher = loops.dispatcher(loops.claims().0, Lead::new(Duration::ZERO, clock::instant()));
+    let moment = dispatcher.claims.now().plus(2 * LONG);
+    let ended = dispatcher.deadlines(ids.map(|id| (id, moment)).to_vec());
+    tokio::time::timeout(LONG, ended).await.expect("it does not wait for them");
+    all_wait(&loops, ids).await;
+    let next_due = loops.database().owned_shards.next_due();
+    assert!(next_due.is_some_and(|due| due > moment.minus(LONG)), "the deadlines come again");
+}
+
 /// So many tasks of one partition that wait for a success that has come.
 async fn waiting(loops: &Loops, count: usize) -> Vec<TaskId> {
     let ids: Vec<TaskId> = (0..count).map(|_| fixture::fresh_id_of(ShardId::new(0))).collect();

@@ -44,8 +44,11 @@ pub(super) struct Preparations {
 }
 
 impl<S: Statements, B: Publish> Publisher<S, B> {
-    /// Adds a message. If its lane is new, and there is time, the route is to be made ready.
+    /// Adds a message that comes due soon. If its lane is new, and there is time, the route is to be made ready.
     pub(super) fn add(&self, dispatch: Dispatch, outbox: &mut Outbox, preparations: &mut Preparations) {
+        if self.put_off(&dispatch) {
+            return;
+        }
         let (delivery, due_at) = (&dispatch.delivery, dispatch.publish_at);
         let has_room = preparations.waiting.len() < WAITING;
         if has_room && !outbox.has_lane(&delivery.queue) && due_at > clock::instant() + AHEAD {

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use common::{ids::QueueName, queue::Queue};
 use tokio::{
     sync::{mpsc, watch},
@@ -14,6 +16,7 @@ use super::{
 use crate::{
     broker::{BrokerState, Outgoing, Published, tests::bench::LONG},
     loops::tests::Loops,
+    store::tests::fixture,
     supervise::spawn_child,
 };
 
@@ -56,4 +59,27 @@ async fn a_new_lane_is_made_ready_once_and_before_its_first_message_is_due() {
     running.abort();
     let rest = timeout(LONG, prepared.recv()).await.expect("the publisher is gone");
     assert_eq!(rest, None, "no lane twice, and none whose message is due");
+}
+
+/// In the outbox they would wait for an instant that is wrong once the clock is corrected, and keep their shard from a
+/// drain.
+#[tokio::test]
+async fn messages_that_a_clock_which_was_set_back_has_made_distant_are_left_to_a_rescue_at_their_due_time() {
+    let loops = Loops::new().await;
+    let queue = Queue::with_defaults(QueueName::new("orders"));
+    // By the clock before they were due when they were claimed.
+    let due_at = fixture::now(&loops.test.pool).await.plus(60 * LONG);
+    let ids = loops.three(|task| (task.due_now, task.due_at) = (false, due_at)).await;
+    let database = loops.database();
+    let claim = database.sql.task_claim(&ids, &loops.fences, 120 * LONG, &BTreeSet::new(), i64::MAX).await.unwrap();
+    database.owned_shards.begin(ids);
+    let (claims, dispatches) = loops.claims();
+    claims.hand_over(claim).await;
+    drop(claims);
+    let (noted, _prepared) = mpsc::channel(10);
+    let running = publisher(&loops, Noting(noted), &queue, LONG).run(dispatches);
+    timeout(LONG, running).await.expect("it does not wait for their due time");
+    let owned_shards = &database.owned_shards;
+    assert_eq!((owned_shards.in_flight(), owned_shards.heap_len()), (0, 3), "no drain waits for them");
+    assert_eq!(owned_shards.next_due(), Some(due_at), "they leave once the clock shows it, however it comes there");
 }
