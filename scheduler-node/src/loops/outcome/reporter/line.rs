@@ -15,7 +15,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{
@@ -81,6 +81,30 @@ struct Pass {
     is_away: bool,
     /// The tasks whose reports went back to the broker: [`BATCH`] at most.
     back: HashSet<TaskId>,
+    /// The tasks whose reports failed alone.
+    failed_alone: HashSet<TaskId>,
+}
+
+/// The tasks whose reports failed alone, each with the last time. A pass that writes nothing tries few reports alone,
+/// as where the archive lacks the partition of most of them. So the next one begins with others, also among those that
+/// went back to the broker and have come again.
+#[derive(Debug, Default)]
+pub(super) struct FailedAlone(HashMap<TaskId, Instant>);
+
+impl FailedAlone {
+    pub(super) fn note(&mut self, tasks: HashSet<TaskId>) {
+        let now = clock::instant();
+        self.0.retain(|_, at| now.saturating_duration_since(*at) < HELD_LONGEST);
+        self.0.extend(tasks.into_iter().map(|id| (id, now)));
+    }
+
+    /// Puts reports on these tasks last, those that failed most recently at the end. The reports on one task stay in
+    /// their order.
+    pub(super) fn put_last(&self, reports: &mut [ReadReport]) {
+        if !self.0.is_empty() {
+            reports.sort_by_key(|report| self.0.get(&report.id).copied());
+        }
+    }
 }
 
 /// The fate of a report.
@@ -111,14 +135,15 @@ impl<S: Statements> Reporter<S> {
         mut line: mpsc::Receiver<ReadReport>,
         (aside, incomplete): (mpsc::Sender<ToQuarantine>, mpsc::Sender<ToQuarantine>),
     ) {
-        let (mut batch, mut held) = (Vec::with_capacity(BATCH), Vec::new());
-        let mut again = held_again();
+        let (mut batch, mut held) = (Vec::with_capacity(BATCH), Vec::<ReadReport>::new());
+        let (mut again, mut failed_alone) = (held_again(), FailedAlone::default());
         loop {
             let is_wary = !held.is_empty();
             if batch.is_empty() {
                 tokio::select! {
                     biased;
                     _ = again.tick(), if is_wary => {
+                        failed_alone.put_last(&mut held);
                         return_surplus(&mut held).await;
                         batch.append(&mut held);
                     }
@@ -132,7 +157,9 @@ impl<S: Statements> Reporter<S> {
             if is_wary {
                 self.hold_back(&mut batch, &mut held).await;
             }
+            failed_alone.put_last(&mut batch);
             let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete)).await;
+            failed_alone.note(pass.failed_alone);
             held.extend(pass.held);
             // Each time, reports on a closed shard have left the batch.
             batch.extend(pass.again);
@@ -209,8 +236,8 @@ impl<S: Statements> Reporter<S> {
             .try_known(StoreOp::TaskStanding, done, known, id, |answers| finished(answers), write)
             .await;
         let is_away = !done.away.is_empty();
-        let mut pass = Pass { held: Vec::new(), again: Vec::new(), is_away, back: HashSet::new() };
-        let failed_alone: HashSet<TaskId> = done.doubtful.iter().filter_map(|(part, _)| alone(part)).collect();
+        let failed_alone = done.doubtful.iter().filter_map(|(part, _)| alone(part)).collect();
+        let mut pass = Pass { held: Vec::new(), again: Vec::new(), is_away, back: HashSet::new(), failed_alone };
         let mut answers = self.answers(database, &reports, done).await;
         // The broker delivers no more unacked messages than each channel holds, so nothing waits for room there.
         for (place, mut report) in reports.into_iter().enumerate() {
@@ -243,9 +270,6 @@ impl<S: Statements> Reporter<S> {
                 }
             }
         }
-        // A pass finds only some of the tasks that a lock delays, so the next one begins with others. The sort is
-        // stable: the reports on one task stay in their order.
-        pass.held.sort_by_key(|report| failed_alone.contains(&report.id));
         pass
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::*;
 use crate::loops::outcome::reporter::{
     incoming::ReadReport,
-    line::{self, HELD_MOST, KEPT_LONGEST},
+    line::{self, FailedAlone, HELD_MOST, KEPT_LONGEST},
 };
 
 const NEW: Duration = Duration::ZERO;
@@ -118,4 +118,19 @@ async fn reports_whose_connection_is_gone_take_no_places_in_the_line() {
     let mut batch = Vec::new();
     line::return_old(&mut end, &mut batch, HashSet::new()).await;
     assert!(batch.is_empty() && end.is_empty());
+}
+
+/// A pass that writes nothing tries few reports alone. Those of them that go back to the broker come again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_on_tasks_that_failed_alone_are_tried_last_also_when_they_come_again() {
+    let [first, last, other] = [fixture::fresh_id(), fixture::fresh_id(), fixture::fresh_id()];
+    let mut failed_alone = FailedAlone::default();
+    for id in [first, last] {
+        failed_alone.note(HashSet::from([id]));
+    }
+    let all = [(last, "last", NEW), (first, "first", NEW), (other, "other", NEW), (first, "behind the first", NEW)];
+    let mut bench = bench::Bench::new().await;
+    let mut again = reports(&mut bench, &all).await;
+    failed_alone.put_last(&mut again);
+    assert_eq!(bodies_of(&again), ["other", "first", "behind the first", "last"]);
 }
