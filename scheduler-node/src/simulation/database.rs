@@ -339,6 +339,10 @@ impl Statements for SimulatedDatabase {
         self.write(StoreOp::TaskExtend, statement::extend(tasks)).await
     }
 
+    async fn task_prolong(&self, _attempts: &[(TaskId, Attempt)], _time_ms: i64) -> Result<Vec<TaskId>, Error> {
+        unreachable!("no statement of the simulated database gives up on a lock")
+    }
+
     async fn task_standing(&self, ids: &[TaskId]) -> Result<Vec<StandingRow>, Error> {
         let ids = ids.to_vec();
         self.read(StoreOp::TaskStanding, move |world| {

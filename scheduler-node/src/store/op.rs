@@ -58,6 +58,7 @@ common::labelled! {
         TaskFinish = "task_finish",
         TaskRetry = "task_retry",
         TaskExtend = "task_extend",
+        TaskProlong = "task_prolong",
         TaskExpire = "task_expire",
         TaskExpired = "task_expired",
         TaskSetAside = "task_set_aside",

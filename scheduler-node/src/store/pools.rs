@@ -56,7 +56,8 @@ impl StoreOp {
             TaskPreload | TaskClaim | TaskPick | ReadyOldest | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => {
                 PoolKind::Fire
             }
-            TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskSetAside | TaskStanding => PoolKind::Fire,
+            TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskProlong => PoolKind::Fire,
+            TaskSetAside | TaskStanding => PoolKind::Fire,
             TaskHeld | TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge | PresenceRead => PoolKind::Fire,
             QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
             ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount => PoolKind::Fire,

@@ -217,6 +217,15 @@ impl Database {
         self.returned_ids(StoreOp::TaskExtend, extend).await
     }
 
+    /// Gives those deadlines of these attempts `time_ms` from now on that have less than half of it left. Returns the
+    /// ids that changed.
+    pub async fn task_prolong(&self, attempts: &[(TaskId, Attempt)], time_ms: i64) -> Result<Vec<TaskId>, Error> {
+        let ids: Vec<_> = attempts.iter().map(|(id, _)| id.uuid()).collect();
+        let attempts: Vec<_> = attempts.iter().map(|(_, attempt)| attempt.number()).collect();
+        let prolong = sqlx::query(include_str!("queries/task_prolong.sql")).bind(ids).bind(attempts).bind(time_ms);
+        self.returned_ids(StoreOp::TaskProlong, prolong).await
+    }
+
     /// Archives at most `most` tasks of `shards` that expired before a claim, except those in `aside`. Only tasks with
     /// an expiry of at least `from` are looked at. `None`: from the head.
     pub async fn task_expire(

@@ -95,6 +95,7 @@ statements! {
     async fn task_finish(&self, tasks: &[Finish]) -> Finished;
     async fn task_retry(&self, tasks: &[Retry]) -> Vec<TaskId>;
     async fn task_extend(&self, tasks: &[Extend]) -> Vec<TaskId>;
+    async fn task_prolong(&self, attempts: &[(TaskId, Attempt)], time_ms: i64) -> Vec<TaskId>;
     async fn task_standing(&self, ids: &[TaskId]) -> Vec<StandingRow>;
     async fn task_held(&self, ids: &[TaskId]) -> Vec<TaskId>;
     async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> ReleaseCheck;

@@ -6,6 +6,7 @@
 
 mod incoming;
 mod line;
+mod prolong;
 #[cfg(test)]
 pub(in crate::loops) mod tests;
 mod trace;

@@ -20,6 +20,22 @@ impl Loops {
         let orders = Queue::with_defaults(QueueName::new("orders"));
         self.counter.books.store(Arc::new(QueueBook::new(1, [orders, longer])));
     }
+
+    /// Locks the partition of the archive for what ends now and is kept for three days, until the connection commits.
+    pub(in crate::loops) async fn lock_what_is_kept_for_three_days(
+        &self,
+    ) -> sqlx::pool::PoolConnection<sqlx::Postgres> {
+        let mut hold = self.test.pool.acquire().await.unwrap();
+        // Of two days, as midnight may pass.
+        let lock = "BEGIN;
+            DO $$ BEGIN
+                EXECUTE (SELECT 'LOCK TABLE ' || string_agg('duetime.archive_' || to_char(
+                            now() AT TIME ZONE 'UTC' + days * interval '1 day', 'YYYYMMDD'), ', ') || ' IN SHARE MODE'
+                           FROM generate_series(4, 5) AS days);
+            END $$";
+        sqlx::raw_sql(lock).execute(&mut *hold).await.unwrap();
+        hold
+    }
 }
 
 #[tokio::test]

@@ -107,6 +107,7 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
                 "uuid[], int[], bigint[], smallint[], text[]",
                 format!("{ids}, {attempts}, {longs}, '{{}}', '{{}}'"),
             ),
+            (include_str!("../queries/task_prolong.sql"), "uuid[], int[], bigint", format!("{ids}, {attempts}, 60000")),
             (include_str!("../queries/task_standing.sql"), "uuid[]", ids.clone()),
             (include_str!("../queries/task_held.sql"), "uuid[]", ids.clone()),
             (

@@ -211,6 +211,25 @@ async fn a_deadline_ends_no_attempt_that_has_shown_a_sign_of_life_meanwhile() {
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("running"));
 }
 
+/// A report on the attempt waits to be written. Silence until now is no longer one.
+#[tokio::test]
+async fn a_deadline_of_this_attempt_that_passes_soon_is_prolonged_and_ends_nothing() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 4).await;
+    claim(&test, &ids, &fences).await;
+    let (first, second) = (Attempt::new(1), Attempt::new(2));
+    let timeouts_ms = [(ids[0], 0), (ids[1], 600_000), (ids[2], 0)];
+    let delivered = timeouts_ms.map(|(id, timeout_ms)| super::deliver(id, first, timeout_ms));
+    test.database.task_deliver(&delivered).await.unwrap();
+    let attempts = [(ids[0], first), (ids[1], first), (ids[2], second), (ids[3], first)];
+    assert_eq!(test.database.task_prolong(&attempts, 600_000).await.unwrap(), [ids[0]], "the others need nothing");
+    assert_eq!(test.database.task_prolong(&attempts, 600_000).await.unwrap(), [], "it has more than half left");
+    let succeeded = [ids[0], ids[2]].map(|id| Finish { at_deadline: true, ..finish(id, 1, TaskState::Succeeded) });
+    assert_eq!(test.database.task_finish(&succeeded).await.unwrap().ids, [ids[2]]);
+    assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("delivered"));
+}
+
 #[tokio::test]
 async fn only_the_rows_that_another_transaction_holds_are_listed_as_held() {
     let test = fixture::database().await;

@@ -15,6 +15,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
@@ -225,9 +226,10 @@ impl<S: Statements> Reporter<S> {
         }
         let (others, known) = reports.split_at(first_suspect);
         let are_held = |part: &[ReadReport]| self.databases.are_held(part.iter().map(id).collect());
+        let is_prolonged = AtomicBool::new(false);
         let write = |part: &[ReadReport]| {
             let events = part.iter().map(|report| (report.id, report.event.clone())).collect();
-            self.apply_in_place(events, Patience::Short)
+            self.apply_or_prolong(database, events, (&reports, &is_prolonged))
         };
         let (patience, without_partition) = (Some(AWAY_LONGEST), &database.without_partition);
         let done = until_done_or_held(WHAT, others, patience, without_partition, are_held, write).await;

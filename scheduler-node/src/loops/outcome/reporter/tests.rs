@@ -204,6 +204,32 @@ async fn success_beside_a_locked_task(status: ReportStatus, state: &str) -> Loop
     loops
 }
 
+/// Silence would be a success, whose partition is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_that_a_locked_partition_delays_comes_before_a_deadline_that_has_passed_meanwhile() {
+    let loops = Loops::new().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
+    let policy = QueuePolicy { keep_dead_ms: 3 * 86_400_000, ..QueuePolicy::default() };
+    let orders = Queue { policy, ..Queue::with_defaults(QueueName::new("orders")) };
+    loops.counter.books.store(Arc::new(QueueBook::new(1, [orders])));
+    loops.settle(ids, DELIVER).await;
+    let passed = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
+    sqlx::raw_sql(passed).execute(&loops.test.pool).await.unwrap();
+    let mut hold = loops.lock_what_is_kept_for_three_days().await;
+
+    let _line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Discard)]).await;
+    until(|| async {
+        let waits = sqlx::query_scalar("SELECT wake_at > now() FROM duetime.task WHERE id = $1");
+        waits.bind(ids[0].uuid()).fetch_one(&loops.test.pool).await.unwrap()
+    })
+    .await;
+    let left = loops.reporter().deadlines(DatabaseIndex::HOME, &mut [ids[0]]).await;
+    assert!(left.failed.is_none(), "{left:?}");
+    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("delivered"), "no deadline takes it for a success");
+    sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("dead") }).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_whose_partition_is_not_made_yet_waits_and_other_reports_are_applied_and_acked() {
     let loops = Loops::new().await;

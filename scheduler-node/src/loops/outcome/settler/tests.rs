@@ -246,15 +246,7 @@ async fn a_locked_partition_delays_no_confirm_of_a_task_that_goes_into_another_o
         batch.extend([confirmed(delayed, KEPT_FOR_DAYS), confirmed(other, SUCCEED)]);
         free.push(other);
     }
-    let mut hold = loops.test.pool.acquire().await.unwrap();
-    // Of two days, as midnight may pass.
-    let lock = "BEGIN;
-        DO $$ BEGIN
-            EXECUTE (SELECT 'LOCK TABLE ' || string_agg('duetime.archive_' || to_char(
-                        now() AT TIME ZONE 'UTC' + days * interval '1 day', 'YYYYMMDD'), ', ') || ' IN SHARE MODE'
-                       FROM generate_series(4, 5) AS days);
-        END $$";
-    sqlx::raw_sql(lock).execute(&mut *hold).await.unwrap();
+    let mut hold = loops.lock_what_is_kept_for_three_days().await;
     let (settler, mut held, work) = (loops.settler(100, &Arc::default()), Vec::new(), at_work());
     let free_ones_pass = async {
         for id in free {

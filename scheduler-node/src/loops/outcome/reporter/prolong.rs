@@ -1,0 +1,65 @@
+//! Has deadlines wait for reports that have come and cannot be written for now.
+//!
+//! The end that a report means may go into another partition of the archive than the one that a silent consumer's task
+//! goes into, or a retry into none. So where a partition is locked or missing, the deadline could still be written, and
+//! take a rejection for a success, or a success for a failure.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use common::ids::{Attempt, TaskId};
+
+use super::{AttemptEvent, Reported, Reporter, incoming::ReadReport, write::Writes};
+use crate::{
+    store::{Error, Patience, Statements, settle::StandingRow},
+    working_set::database::NodeDatabase,
+};
+
+/// The time that a deadline gets. Each pass over such reports gives it once more when less than half is left. A pass
+/// and the pause after it take less than that half.
+const PROLONGED_BY_MS: i64 = 240_000;
+
+impl<S: Statements> Reporter<S> {
+    /// Applies some of the `reports` of a pass. The first time that one meets contention, or has no partition to go to,
+    /// the deadlines of all of them are prolonged.
+    pub(super) async fn apply_or_prolong(
+        &self,
+        database: &NodeDatabase<S>,
+        some: Vec<(TaskId, AttemptEvent)>,
+        (reports, is_prolonged): (&[ReadReport], &AtomicBool),
+    ) -> Result<Vec<(TaskId, Reported)>, Error> {
+        let applied = self.apply_in_place(some, Patience::Short).await;
+        let is_delayed = applied.as_ref().is_err_and(|error| error.is_contention() || error.lacks_partition());
+        if is_delayed && !is_prolonged.swap(true, Ordering::Relaxed) {
+            self.prolong(database, reports).await;
+        }
+        applied
+    }
+
+    /// Prolongs the deadlines of attempts about which there is something to write. After a failure the next pass does.
+    async fn prolong(&self, database: &NodeDatabase<S>, reports: &[ReadReport]) {
+        if let Err(error) = self.try_prolong(database, reports).await {
+            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not have deadlines wait for reports");
+        }
+    }
+
+    async fn try_prolong(&self, database: &NodeDatabase<S>, reports: &[ReadReport]) -> Result<(), Error> {
+        let ids: Vec<TaskId> = reports.iter().map(|report| report.id).collect();
+        let rows = database.sql.task_standing(&ids).await?;
+        let standing: HashMap<TaskId, StandingRow> = rows.into_iter().map(|row| (row.id, row)).collect();
+        let mut writes = Writes::default();
+        let attempt_of = |report: &ReadReport| {
+            let row = standing.get(&report.id)?;
+            let counts = self.distrust(row, &report.event).is_none() && self.decide(row, &report.event, &mut writes);
+            counts.then_some((row.id, row.attempt))
+        };
+        let attempts: BTreeMap<TaskId, Attempt> = reports.iter().filter_map(attempt_of).collect();
+        let attempts: Vec<(TaskId, Attempt)> = attempts.into_iter().collect();
+        if !attempts.is_empty() {
+            database.sql.task_prolong(&attempts, PROLONGED_BY_MS).await?;
+        }
+        Ok(())
+    }
+}
