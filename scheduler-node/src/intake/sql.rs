@@ -202,7 +202,7 @@ impl SqlIntake {
             }
         }
         let is_unread = !unknown.is_empty();
-        state.leave_unknown(unknown);
+        state.leave_unknown(unknown, &mut parts);
         // Tables of one database that are locked or full keep no rows of another waiting.
         let mut failed = self.refuse_judged(refused, state).await.err();
         if failed.is_none() {

@@ -13,7 +13,7 @@ use common::{
 };
 use serde::Deserialize;
 
-use super::{AVOIDED, BATCH, HELD_AGAIN, PassState, SqlIntake};
+use super::{AVOIDED, BATCH, HELD_AGAIN, PassState, Route, SqlIntake};
 use crate::{
     desk::ROWS_WAIT,
     store::{Error, StoreOp, inbox::InboxRow},
@@ -37,7 +37,7 @@ const SUSPECT_AGAIN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Aside {
     pub until: Instant,
-    /// The key of a row that is held: later rows with it wait behind this one.
+    /// The key of a row that is held, or waits behind one: later rows with it wait behind this one.
     key: Option<OwnedKey>,
 }
 
@@ -76,8 +76,9 @@ impl PassState {
     }
 
     /// Leaves rows alone for a while that cannot be judged before their queues are read. Later rows with their keys
-    /// wait behind them.
-    pub(super) fn leave_unknown(&mut self, rows: Vec<&InboxRow>) {
+    /// wait behind them. Where there is no room for a row, it stays at the head of the inbox, and `parts`, the tasks of
+    /// this pass, lose those behind it: the next pass reads them again.
+    pub(super) fn leave_unknown(&mut self, rows: Vec<&InboxRow>, parts: &mut BTreeMap<Route, Vec<NewTask>>) {
         #[derive(Deserialize)]
         struct Named {
             queue: QueueName,
@@ -87,7 +88,20 @@ impl PassState {
         let named = |row: &InboxRow| serde_json::from_str::<Named>(row.request.as_deref()?).ok();
         let key = |row: &InboxRow| named(row).and_then(|of| Some((of.queue, of.partition_key, of.key?)));
         let room = UNKNOWN_MOST.saturating_sub(self.aside.len());
-        self.put_aside(rows.into_iter().take(room).map(|row| (row.id, key(row))), Instant::now() + ROWS_WAIT);
+        let mut left_alone: Vec<_> = rows.into_iter().map(|row| (row.id, key(row))).collect();
+        let mut at_head: BTreeMap<OwnedKey, TaskId> = BTreeMap::new();
+        for (id, key) in left_alone.drain(room.min(left_alone.len())..) {
+            if let Some(key) = key {
+                let first = at_head.entry(key).or_insert(id);
+                *first = id.min(*first);
+            }
+        }
+        self.put_aside(left_alone, Instant::now() + ROWS_WAIT);
+        let is_behind =
+            |task: &NewTask| key_of(task).is_some_and(|key| at_head.get(&key).is_some_and(|id| *id < task.id));
+        if !at_head.is_empty() {
+            parts.values_mut().for_each(|tasks| tasks.retain(|task| !is_behind(task)));
+        }
     }
 
     /// Leaves those of `tasks` alone for a moment that are not done: another transaction locks the row, or the task
@@ -99,8 +113,9 @@ impl PassState {
     }
 
     /// Leaves those of `tasks` alone that were submitted after a held row with their key, until that one is tried
-    /// again: the last submission has to be the last one applied. A row that could not be read may have any key of its
-    /// shard. Returns the others.
+    /// again: the last submission has to be the last one applied. They hold the key too: passes let in a batch at a
+    /// time, so the held row may be a task before the last of them is tried. A row that could not be read may have any
+    /// key of its shard. Returns the others.
     pub(super) fn leave_later(&mut self, tasks: Vec<NewTask>) -> Vec<NewTask> {
         let mut first_held: BTreeMap<&OwnedKey, (TaskId, Instant)> = BTreeMap::new();
         let mut first_unread: BTreeMap<ShardId, (TaskId, Instant)> = BTreeMap::new();
@@ -114,17 +129,18 @@ impl PassState {
         }
         let (mut others, mut later) = (Vec::with_capacity(tasks.len()), Vec::new());
         for task in tasks {
-            let before = key_of(&task).and_then(|key| {
-                let before = [first_held.get(&key), first_unread.get(&task.id.shard())];
+            let key = key_of(&task);
+            let before = key.as_ref().and_then(|key| {
+                let before = [first_held.get(key), first_unread.get(&task.id.shard())];
                 before.into_iter().flatten().find(|(id, _)| *id < task.id).copied()
             });
             match before {
-                Some((_, until)) => later.push((task.id, until)),
+                Some((_, until)) => later.push((task.id, key, until)),
                 None => others.push(task),
             }
         }
-        for (id, until) in later {
-            self.put_aside([(id, None)], until);
+        for (id, key, until) in later {
+            self.put_aside([(id, key)], until);
         }
         others
     }

@@ -1,5 +1,6 @@
 mod copied;
 mod forget;
+mod held;
 mod unread;
 
 use common::{

@@ -1,0 +1,103 @@
+//! Rows that wait behind one that another transaction holds.
+
+use common::task::{BusinessKey, OnDuplicate};
+
+use super::*;
+use crate::{
+    intake::sql::refuse::ASIDE_MOST,
+    store::{
+        inbox::InboxRow,
+        tests::{changed, new_task},
+    },
+};
+
+/// A task of this shard with the key.
+fn keyed(shard: ShardId, key: &str) -> NewTask {
+    let key = BusinessKey { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Replace };
+    changed(new_task(fixture::fresh_id_of(shard)), |task| task.keyed = Some(key))
+}
+
+/// A node that owns all shards.
+async fn owner() -> (Counter, TestDatabase, SqlIntake) {
+    let (counter, test) = fresh().await;
+    let database = &counter.databases.all()[0];
+    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
+    let intake = intake(&counter);
+    (counter, test, intake)
+}
+
+/// Submits so many tasks that replace the one with the key `k`, with the payloads 1 to `rows`.
+async fn replace_often(test: &TestDatabase, rows: usize) {
+    let submit = format!(
+        "SELECT duetime.submit('orders', to_jsonb(n), now() + interval '1 hour', key => 'k',
+                               options => '{{\"on_duplicate\": \"replace\"}}')
+           FROM generate_series(1, {rows}) AS n"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(submit)).execute(&test.pool).await.unwrap();
+}
+
+#[test]
+fn a_row_that_waits_behind_a_held_one_holds_their_key_when_that_one_is_done() {
+    let rows: Vec<NewTask> = (0..3).map(|_| keyed(ShardId::new(0), "k")).collect();
+    let other = keyed(ShardId::new(0), "other");
+    let mut state = PassState::default();
+    state.leave_held(&rows[..1], |_| false);
+    assert!(state.leave_later(rows[1..2].to_vec()).is_empty());
+    // The first has been let in, and is a task now.
+    state.aside.remove(&rows[0].id);
+    let ids = |tasks: Vec<NewTask>| tasks.iter().map(|task| task.id).collect::<Vec<_>>();
+    assert_eq!(ids(state.leave_later(vec![rows[2].clone(), other.clone()])), [other.id]);
+    state.aside.remove(&rows[1].id);
+    assert_eq!(ids(state.leave_later(vec![rows[1].clone()])), [rows[1].id], "no later one holds it up");
+}
+
+/// A load goes on meanwhile, so a pass lets in one batch only.
+#[tokio::test]
+async fn the_last_submission_of_a_key_is_applied_last_when_more_than_a_batch_was_held() {
+    let (_counter, test, intake) = owner().await;
+    let mut state = PassState::default();
+    let task = replace(&test, 0).await;
+    intake.collect(&mut state).await.unwrap();
+    let lock = test.lock_row(task).await;
+    replace_often(&test, BATCH + 10).await;
+    for _ in 0..2 {
+        intake.collect(&mut state).await.unwrap();
+    }
+    assert_eq!(state.aside.len(), BATCH + 10);
+    lock.release().await;
+    // As if their pauses had passed, and the last pass had been the turn of others.
+    let now = Instant::now();
+    state.aside.values_mut().for_each(|aside| aside.until = now);
+    (state.has_more, state.is_turn_of_others) = (true, true);
+    intake.collect(&mut state).await.unwrap();
+    assert_eq!(state.aside.len(), 10, "a batch was let in");
+    replace(&test, 1_000).await;
+    intake.collect(&mut state).await.unwrap();
+    collect_all(&intake, &mut state, &test).await;
+    let made = test.database.task_read(task).await.unwrap().expect("it is there");
+    assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"1000".as_slice()), 1));
+}
+
+#[test]
+fn a_row_that_cannot_be_judged_holds_its_key_also_where_it_is_one_too_many_to_be_left_alone() {
+    let shard = ShardId::new(0);
+    let row = InboxRow {
+        id: fixture::fresh_id_of(shard),
+        request: Some("{\"queue\": \"orders\", \"key\": \"k\"}".to_owned()),
+        submitted_at: common::time::UnixMicros::FIRST,
+        leaving: false,
+        is_last: false,
+        rules_changed: Arc::default(),
+    };
+    let (later, other) = (keyed(shard, "k"), keyed(shard, "other"));
+    for already_aside in [0, ASIDE_MOST] {
+        let mut state = PassState::default();
+        state.leave_alone((0..already_aside).map(|_| fixture::fresh_id_of(shard)), Duration::from_secs(60));
+        let route = Route { database: DatabaseIndex::HOME, leaves: false };
+        let mut parts = BTreeMap::from([(route, vec![later.clone(), other.clone()])]);
+        state.leave_unknown(vec![&row], &mut parts);
+        let left = parts.remove(&route).expect("the part");
+        let left: Vec<TaskId> = state.leave_later(left).iter().map(|task| task.id).collect();
+        assert_eq!((left, state.aside.contains_key(&row.id)), (vec![other.id], already_aside == 0));
+    }
+}
