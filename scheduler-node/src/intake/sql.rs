@@ -21,7 +21,7 @@ use std::{
 };
 
 use common::{
-    ids::{DatabaseName, QueueName, TaskId},
+    ids::{DatabaseName, QueueName, ShardId, TaskId},
     task::{NewTask, TaskState},
     wire::Problem,
 };
@@ -93,6 +93,11 @@ struct PassState {
     avoided: BTreeMap<DatabaseIndex, Instant>,
     /// Rows that the database neither moves nor marks as refused, or that are held, and those behind them.
     aside: BTreeMap<TaskId, Aside>,
+    /// Shards with more such rows than a node keeps in mind. The turns of others leave them out, until another pass
+    /// reads all rows.
+    crowded: BTreeSet<ShardId>,
+    /// Those of them to which this pass has added rows that it does not keep in mind.
+    crowded_now: BTreeSet<ShardId>,
     /// Rows that could not be read alone. No batch has them.
     unread: BTreeMap<TaskId, Unread>,
     /// When rows among `unread` may be read again. `None`: at once.
@@ -102,7 +107,7 @@ struct PassState {
     skips_own: bool,
     /// Whether rows may wait behind those that the last pass read.
     has_more: bool,
-    /// Whether this pass leaves out all of `aside`, however long they have waited.
+    /// Whether this pass leaves out all of `aside`, however long they have waited, and the crowded shards.
     is_turn_of_others: bool,
 }
 
@@ -185,7 +190,7 @@ impl SqlIntake {
         state.let_in_again(Instant::now());
         let read = self.read(state).await?;
         state.skips_own = false;
-        state.has_more = read.has_more();
+        state.note_more(read.has_more());
         let (rows, mut refused, mut unknown) = (&read.rows, read.refused(), Vec::new());
         let mut parts: BTreeMap<Route, Vec<NewTask>> = BTreeMap::new();
         let (judged, _room) = self.desk.judge(rows).await;

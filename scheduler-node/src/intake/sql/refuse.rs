@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// The most rows that are left alone; beyond it the first of them are tried again. Each look sends their ids.
+/// The most rows that are left alone. Each look sends their ids. Beyond it, the shard that has most of them is crowded.
 pub(super) const ASIDE_MOST: usize = 10_000;
 
 /// The most rows that are left alone because their queues cannot be read. The others stay at the head of the inbox.
@@ -49,6 +49,7 @@ impl PassState {
     /// second pass does so, and for one batch: those that have waited longest. So both kinds have their turn, however
     /// slow the passes are.
     pub(super) fn let_in_again(&mut self, now: Instant) {
+        self.crowded_now.clear();
         self.is_turn_of_others = self.has_more && !self.is_turn_of_others;
         if self.is_turn_of_others {
             return;
@@ -57,7 +58,7 @@ impl PassState {
         let over = self.aside.iter().filter(|(_, aside)| aside.until <= now);
         let mut over: Vec<(Instant, TaskId)> = over.map(|(id, aside)| (aside.until, *id)).collect();
         over.sort_unstable();
-        over.truncate(if self.has_more { BATCH } else { ASIDE_MOST });
+        over.truncate(if self.has_more || !self.crowded.is_empty() { BATCH } else { ASIDE_MOST });
         for (_, id) in over {
             self.aside.remove(&id);
         }
@@ -71,7 +72,31 @@ impl PassState {
     fn put_aside(&mut self, rows: impl IntoIterator<Item = (TaskId, Option<OwnedKey>)>, until: Instant) {
         self.aside.extend(rows.into_iter().map(|(id, key)| (id, Aside { until, key })));
         while self.aside.len() > ASIDE_MOST {
-            self.aside.pop_first();
+            self.crowd_out();
+        }
+    }
+
+    /// Forgets the rows of the shard that has most of those aside. They come back at the head of the inbox and fill
+    /// batches, so the turns of others leave out the whole shard. A key has one shard: no later row of theirs goes
+    /// first. A mark from which the others are read would pass rows that this node knows nothing of.
+    fn crowd_out(&mut self) {
+        let mut rows: BTreeMap<ShardId, usize> = BTreeMap::new();
+        for id in self.aside.keys() {
+            *rows.entry(id.shard()).or_default() += 1;
+        }
+        if let Some((shard, _)) = rows.into_iter().max_by_key(|(_, rows)| *rows) {
+            self.aside.retain(|id, _| id.shard() != shard);
+            self.crowded.insert(shard);
+            self.crowded_now.insert(shard);
+        }
+    }
+
+    /// Notes whether rows may wait behind those that the pass has read. If none does, and it was not the turn of
+    /// others, no shard is crowded.
+    pub(super) fn note_more(&mut self, has_more: bool) {
+        self.has_more = has_more;
+        if !has_more && !self.is_turn_of_others {
+            self.crowded.clear();
         }
     }
 
@@ -115,8 +140,9 @@ impl PassState {
     /// Leaves those of `tasks` alone that were submitted after a held row with their key, until that one is tried
     /// again: the last submission has to be the last one applied. They hold the key too: passes let in a batch at a
     /// time, so the held row may be a task before the last of them is tried. A row that could not be read may have any
-    /// key of its shard. Returns the others.
-    pub(super) fn leave_later(&mut self, tasks: Vec<NewTask>) -> Vec<NewTask> {
+    /// key of its shard, and so may those that this pass has crowded out. Returns the others.
+    pub(super) fn leave_later(&mut self, mut tasks: Vec<NewTask>) -> Vec<NewTask> {
+        tasks.retain(|task| task.keyed.is_none() || !self.crowded_now.contains(&task.id.shard()));
         let mut first_held: BTreeMap<&OwnedKey, (TaskId, Instant)> = BTreeMap::new();
         let mut first_unread: BTreeMap<ShardId, (TaskId, Instant)> = BTreeMap::new();
         for (id, aside) in &self.aside {

@@ -101,3 +101,57 @@ fn a_row_that_cannot_be_judged_holds_its_key_also_where_it_is_one_too_many_to_be
         assert_eq!((left, state.aside.contains_key(&row.id)), (vec![other.id], already_aside == 0));
     }
 }
+
+/// Each turn of others would begin with 256 of those for which there is no room aside.
+#[tokio::test]
+async fn more_rows_behind_one_held_key_than_are_left_alone_keep_no_row_of_another_shard_waiting() {
+    let (_counter, test, intake) = owner().await;
+    let mut state = PassState::default();
+    let task = replace(&test, 0).await;
+    intake.collect(&mut state).await.unwrap();
+    let lock = test.lock_row(task).await;
+    replace_often(&test, ASIDE_MOST + 2 * BATCH).await;
+    let submit = "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+                  VALUES (duetime.mint(now(), $1), $1, '{\"queue\": \"orders\"}', now())";
+    let another = (task.shard().number() + 1) % fixture::SHARDS;
+    sqlx::query(submit).bind(i32::from(another)).execute(&test.pool).await.unwrap();
+    let other_is_made = Box::pin(async {
+        while test.live().await < 2 {
+            intake.collect(&mut state).await.unwrap();
+        }
+    });
+    soon("the row of another shard is a task", other_is_made).await;
+    replace(&test, 20_000).await;
+    for _ in 0..2 {
+        intake.collect(&mut state).await.unwrap();
+    }
+    lock.release().await;
+    // The others of these thousands would only take time.
+    let spare = "DELETE FROM duetime.inbox WHERE (request ->> 'payload')::int BETWEEN 300 AND 10000";
+    sqlx::raw_sql(spare).execute(&test.pool).await.unwrap();
+    collect_all(&intake, &mut state, &test).await;
+    let made = test.database.task_read(task).await.unwrap().expect("it is there");
+    assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"20000".as_slice()), 2));
+}
+
+#[test]
+fn the_shard_with_most_of_the_rows_aside_makes_room_and_has_the_turns_that_are_not_of_others() {
+    let (crowded, quiet) = (ShardId::new(5), ShardId::new(6));
+    let held = keyed(crowded, "k");
+    let [quiet_row, later] = [keyed(quiet, "another"), keyed(crowded, "k")];
+    let mut state = PassState { has_more: true, ..PassState::default() };
+    state.leave_held(&[held.clone(), quiet_row.clone()], |_| false);
+    state.leave_alone((0..ASIDE_MOST).map(|_| fixture::fresh_id_of(crowded)), Duration::ZERO);
+    assert!(state.aside.keys().eq([&quiet_row.id]), "{:?}", state.aside);
+    assert_eq!(state.crowded, BTreeSet::from([crowded]));
+    assert!(state.leave_later(vec![later.clone()]).is_empty(), "the held row is not kept in mind");
+    state.let_in_again(Instant::now());
+    state.note_more(false);
+    assert!(state.is_turn_of_others && state.crowded.contains(&crowded), "its rows were left out");
+    state.let_in_again(Instant::now());
+    assert_eq!(state.leave_later(vec![held, later]).len(), 2, "the pass reads them in their order");
+    state.note_more(true);
+    assert!(state.crowded.contains(&crowded));
+    state.note_more(false);
+    assert!(state.crowded.is_empty());
+}
