@@ -55,7 +55,7 @@ impl Page {
 pub struct Among<'a> {
     /// The names of queues, at most some thousand.
     pub names: &'a [QueueName],
-    /// Whether the list also covers queues that are not in `names`, because they were deleted.
+    /// Whether the list also covers queues that are not in `names`: deleted, or unknown to the caller.
     pub others: bool,
 }
 

@@ -3,12 +3,25 @@
 -- Probes task_key_version queue by queue, so that a key costs the same however many tasks there are. `too_many`: a
 -- queue has more rows with the key than its share of $7, so the page is incomplete and the caller has to walk the
 -- queue. Such rows come first, so that the limit leaves one of them: the queue may have a task that is due before the
--- whole page. A queue with unfinished tasks is not deleted, so $11 names all of them, and $12 does not count.
+-- whole page. Another node may have made a queue just now, and a task may have one that no node could make. So beside
+-- the queues $11 it reads those that a hop from name to name finds, at most $12 of them; 0: none. The hop goes along
+-- task_key_version, by its order: tasks without a key cost it nothing.
 -- $13 shards whose rows are no hits, because their place is another database.
-WITH named AS MATERIALIZED (
-    SELECT $1::text AS queue WHERE $1::text IS NOT NULL
+WITH RECURSIVE hop (queue, nth) AS (
+    (SELECT t.queue, 1 FROM duetime.task AS t WHERE $1::text IS NULL AND $12::int > 0 AND t.key IS NOT NULL ORDER BY t.queue, t.key LIMIT 1)
     UNION ALL
-    SELECT unnest($11::text[]) WHERE $1::text IS NULL AND $12::int IS NOT NULL
+    SELECT (SELECT t.queue FROM duetime.task AS t WHERE t.key IS NOT NULL AND t.queue > hop.queue ORDER BY t.queue, t.key LIMIT 1), hop.nth + 1
+      FROM hop
+     WHERE hop.queue IS NOT NULL AND hop.nth < $12::int
+), named AS MATERIALIZED (
+    SELECT $1::text AS queue WHERE $1::text IS NOT NULL
+    UNION
+    SELECT unnest($11::text[]) WHERE $1::text IS NULL
+    UNION
+    -- Only those that have the key: each queue gets a share of the rows to examine.
+    SELECT hop.queue
+      FROM hop
+     CROSS JOIN LATERAL (SELECT FROM duetime.task AS t WHERE t.queue = hop.queue AND t.key = $9::text LIMIT 1) AS one
 ), share AS MATERIALIZED (
     SELECT greatest(1, $7::bigint / greatest(1, count(*))) AS look FROM named
 ), page AS MATERIALIZED (
