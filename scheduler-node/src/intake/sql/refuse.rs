@@ -173,7 +173,8 @@ impl PassState {
 
     /// Leaves rows alone for a moment whose write puts them in doubt, and returns them. Later rows with their keys wait
     /// behind them. Any other failure is to end the pass, and so is this one unless `others_pass`: the server may be at
-    /// fault.
+    /// fault. Rows whose former tasks the archive has no partition for yet are left alone too, and end no pass: the
+    /// archiver makes it in a second or two.
     pub(super) fn leave<I>(
         &mut self,
         left: Vec<(&[I], Error)>,
@@ -182,11 +183,11 @@ impl PassState {
     ) -> (Vec<TaskId>, Option<Error>) {
         let (mut suspects, mut failed) = (Vec::new(), None);
         for (part, error) in left {
-            let is_doubt = error.puts_rows_in_doubt();
-            if is_doubt {
+            let may_be_rows = error.may_concern_some_rows();
+            if may_be_rows {
                 suspects.extend(part.iter().map(&row));
             }
-            if !(is_doubt && others_pass) {
+            if !(may_be_rows && (others_pass || error.lacks_partition())) {
                 failed = Some(error);
             }
         }

@@ -1,4 +1,4 @@
-//! Rows that wait behind one that another transaction holds.
+//! Rows that wait behind one that another transaction holds, or for a partition of the archive.
 
 use common::task::{BusinessKey, OnDuplicate};
 
@@ -154,4 +154,42 @@ fn the_shard_with_most_of_the_rows_aside_makes_room_and_has_the_turns_that_are_n
     assert!(state.crowded.contains(&crowded));
     state.note_more(false);
     assert!(state.crowded.is_empty());
+}
+
+/// As just after the queue got a longer retention: the former version goes into a partition that is not there yet.
+#[tokio::test]
+async fn a_row_whose_former_version_has_no_partition_yet_ends_no_pass_and_is_a_task_once_there_is_one() {
+    let (counter, test, intake) = owner().await;
+    let mut state = PassState::default();
+    let submit = async |version: i64| {
+        let submit = "SELECT duetime.submit('orders', to_jsonb($1::bigint), now() + interval '1 hour', key => 'k',
+                                            options => jsonb_build_object('on_duplicate', 'version', 'version', $1))";
+        let id = sqlx::query_scalar(submit).bind(version).fetch_one(&test.pool).await.unwrap();
+        TaskId::from_uuid(id)
+    };
+    submit(1).await;
+    intake.collect(&mut state).await.unwrap();
+    let keep = |days: i64| {
+        let policy = QueuePolicy { keep_succeeded_ms: days * 86_400_000, ..QueuePolicy::default() };
+        let queue = Queue { policy, ..Queue::with_defaults(QueueName::new("orders")) };
+        counter.books.store(Arc::new(QueueBook::new(2, [queue])));
+    };
+    keep(300);
+    let waits = submit(2).await;
+    intake.collect(&mut state).await.expect("the row waits alone");
+    assert!(state.aside.contains_key(&waits), "{:?}", state.aside);
+    // It comes again, beside others.
+    state.aside.clear();
+    sqlx::raw_sql("SELECT duetime.submit('orders', '3'), duetime.submit('orders', '4', key => 'other')")
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    intake.collect(&mut state).await.expect("the others are tasks");
+    assert!(state.aside.keys().eq([&waits]), "{:?}", state.aside);
+    assert_eq!(test.live().await, 3);
+    // As if the archiver had made the partition.
+    keep(1);
+    collect_all(&intake, &mut state, &test).await;
+    let made = test.database.task_read(waits).await.unwrap().expect("it is there");
+    assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"2".as_slice()), 3));
 }
