@@ -96,6 +96,15 @@ pub(super) fn unsettled(queue: &QueueName) -> Problem {
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
+/// The problem for a new payload while the node cannot read the format of the task's queue, which has changed.
+pub(super) fn unformatted(queue: &QueueName) -> Problem {
+    let detail = format!(
+        "the queues cannot be read, so it is unknown which payloads `{queue}` takes since its last change; nothing was \
+         changed, try again"
+    );
+    Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
+}
+
 /// The problem for a schedule whose queue does not exist and could not be created.
 pub(super) fn uncreated(queue: &QueueName) -> Problem {
     let detail = format!("queue `{queue}` could not be created, so the schedule was not set; try again");
@@ -193,6 +202,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueueRead
             | StoreOp::QueuePage
             | StoreOp::QueueChanges
+            | StoreOp::QueueRules
             | StoreOp::QueueCounts
             | StoreOp::QueueAwaited
             | StoreOp::QueueLook

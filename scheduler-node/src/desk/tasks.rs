@@ -105,7 +105,21 @@ impl Desk {
         let Some(payload) = &change.payload else { return Ok(()) };
         // A task never changes its queue, so the queue read here is still the task's when the change is written.
         let task = self.visible_task(id).await?;
+        self.know_rules(&task).await?;
         Ok(format::check(self.parts().books.load().get(&task.queue).policy.format, payload)?)
+    }
+
+    /// Reads the queues if the format of the task's queue may have changed on another node. The task's own database
+    /// tells that: to read the first one for each new payload would make it a part of all of them.
+    async fn know_rules(&self, task: &TaskRecord) -> Result<(), Problem> {
+        let known = self.parts().books.load().revision();
+        let changed = self.database(task.id)?.queue_rules(&task.queue, known).await?;
+        if let Some(revision) = changed
+            && !self.read_as_of(revision).await
+        {
+            return Err(refusal::unformatted(&task.queue));
+        }
+        Ok(())
     }
 
     /// Cancels a task that is not claimed yet. A repeated request gets the same answer.

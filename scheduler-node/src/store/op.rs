@@ -91,6 +91,7 @@ common::labelled! {
         QueueDelete = "queue_delete",
         QueuePause = "queue_pause",
         QueueTurn = "queue_turn",
+        QueueRules = "queue_rules",
         QueueCounts = "queue_counts",
         QueueAwaited = "queue_awaited",
         QueueLook = "queue_look",

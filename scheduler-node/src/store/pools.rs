@@ -79,7 +79,7 @@ impl StoreOp {
 
             TaskRead | TaskFind | TaskDependencies | TaskList | TaskCensus | TaskOutlook | DeadGroups => PoolKind::Read,
             BulkLook | BulkQueue | BulkCancel | BulkRun | BulkMove | BulkRevive | ExportRead => PoolKind::Read,
-            QueueFind | QueuePage | QueueCounts | TokenList | AuditList | InboxFind => PoolKind::Read,
+            QueueFind | QueuePage | QueueCounts | QueueRules | TokenList | AuditList | InboxFind => PoolKind::Read,
             ScheduleRead | ScheduleNames => PoolKind::Read,
             ServerSettings | ShardRead | QueueUsage | QueueAwaited | QueueLook | MoveList | MoveEndedList
             | DatabaseStandingList | ShardWeights => PoolKind::Read,

@@ -251,6 +251,16 @@ impl Database {
         .await
     }
 
+    /// The revision at which the queue's rules for submissions last changed, if that is later than `known`. Any
+    /// database tells of every change that was answered before.
+    pub async fn queue_rules(&self, name: &QueueName, known: i64) -> Result<Option<i64>, Error> {
+        self.run(StoreOp::QueueRules, |pool| async move {
+            let read = sqlx::query(include_str!("queries/queue_rules.sql")).bind(name.as_str()).bind(known);
+            read.fetch_optional(&pool).await?.map(|row| row.try_get("placed")).transpose()
+        })
+        .await
+    }
+
     /// Whether submissions in SQL or decided fire times of the queue wait in this database to become tasks.
     pub async fn queue_awaited(&self, name: &QueueName) -> Result<bool, Error> {
         self.run(StoreOp::QueueAwaited, |pool| async move {

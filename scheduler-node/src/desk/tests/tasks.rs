@@ -5,13 +5,13 @@ use std::time::Duration;
 use common::{
     access::Scope,
     ids::{Attempt, QueueName, ShardId, TaskId},
-    queue::{QueuePolicy, Settle},
+    queue::{Format, QueuePolicy, Settle},
     task::{TaskState, report::ResultBody, state::CancelOutcome},
     wire::ChangeRequest,
 };
 use sqlx::Connection;
 
-use super::{PLAIN, claim, counter, fresh, request, with_one_of_two_gone};
+use super::{PLAIN, claim, counter, fresh, hide_queues, request, with_one_of_two_gone};
 use crate::{
     coordination::tests::soon,
     store::{
@@ -114,6 +114,28 @@ async fn a_cancel_for_which_the_archive_has_no_partition_yet_may_come_again_and_
         assert!(problem.detail.contains(why), "{problem}");
         assert_eq!(counter.desk.get(id).await.expect("it is there").state, TaskState::Scheduled);
     }
+}
+
+#[tokio::test]
+async fn a_new_payload_has_the_format_that_another_node_set_a_moment_ago() {
+    let (counter, test) = fresh().await;
+    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted").id;
+    let policy = QueuePolicy { format: Format::Celery, ..QueuePolicy::default() };
+    test.database.queue_put(&QueueName::new("a"), &policy, None, 10).await.unwrap().expect("there is room");
+    let no_call = || change(r#"{"payload":[1]}"#);
+
+    hide_queues(&test, true).await;
+    let problem = counter.desk.change(id, no_call()).await.expect_err("the format is unknown");
+    assert_eq!((problem.status, problem.retry_after_s), (503, Some(1)), "{problem}");
+    counter.desk.change(id, change(r#"{"priority":1}"#)).await.expect("it has no part in the format");
+
+    hide_queues(&test, false).await;
+    let problem = counter.desk.change(id, no_call()).await.expect_err("no call of a Celery task");
+    assert_eq!((problem.status, problem.field.as_deref()), (422, Some("payload")), "{problem}");
+
+    hide_queues(&test, true).await;
+    let call = change(r#"{"payload":{"task":"later.mail"}}"#);
+    counter.desk.change(id, call).await.expect("the node has read the change, and reads nothing again");
 }
 
 #[tokio::test]
