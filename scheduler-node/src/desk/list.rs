@@ -57,10 +57,16 @@ impl Queues {
     }
 
     /// The queues of `block`. Queues may have been created or deleted since its cursor was issued; the edges of
-    /// the block stay.
-    fn in_block(block: Block, book: &QueueBook) -> Self {
+    /// the block stay. If very many were created, the block ends with those that the page takes. The next block has the
+    /// others from their first task on, so it may show some again. A block that kept its end would leave out for good
+    /// the tasks that they have after the cursor.
+    fn in_block(mut block: Block, book: &QueueBook) -> Self {
         let names = book.after(&block.after).map(|queue| &queue.name).take_while(|name| block.has(name));
-        let names = names.take(2 * BLOCK).cloned().collect();
+        let mut names: Vec<QueueName> = names.take(2 * BLOCK + 1).cloned().collect();
+        if names.len() > 2 * BLOCK {
+            names.truncate(2 * BLOCK);
+            block.up_to = names.last().map(ToString::to_string);
+        }
         Self { block: Some(block), names }
     }
 
@@ -174,5 +180,26 @@ mod tests {
         assert_eq!(again.block, Some(block.clone()));
         assert!(first.names.iter().all(|name| again.names.contains(name)));
         assert!(again.names.iter().all(|name| block.has(name)));
+    }
+
+    #[test]
+    fn a_block_into_which_very_many_queues_came_leaves_out_none_of_the_old_ones() {
+        let before = book(2 * BLOCK);
+        let block = Queues::of(&ListFilter::default(), &before).block.expect("a block");
+        let more = (0..3 * BLOCK).map(|nth| Queue::with_defaults(QueueName::new(format!("q{:05}.{nth}", nth % 900))));
+        let after = QueueBook::new(2, before.iter().map(|queue| (**queue).clone()).chain(more));
+        let (mut seen, mut filter) = (HashSet::new(), ListFilter::default());
+        let mut queues = Queues::in_block(block, &after);
+        loop {
+            assert!(queues.names.len() <= 2 * BLOCK);
+            assert!(queues.names.iter().all(|name| queues.block.as_ref().is_some_and(|block| block.has(name))));
+            seen.extend(queues.names.iter().cloned());
+            filter.cursor = queues.next(&after);
+            if filter.cursor.is_none() {
+                break;
+            }
+            queues = Queues::of(&filter, &after);
+        }
+        assert_eq!(seen.len(), after.len());
     }
 }
