@@ -364,18 +364,18 @@ impl Database {
     }
 
     /// Takes over, for `hold`, at most `most` decided fire times whose node has not written their tasks in time, and
-    /// whose tasks belong to the shards in `reachable`.
+    /// whose tasks belong to these shards.
     pub async fn fire_take(
         &self,
         hold: Duration,
         most: i64,
-        reachable: &[ShardId],
+        shards: &[ShardId],
     ) -> Result<Vec<Result<FireRecord, sqlx::Error>>, Error> {
-        let reachable = super::numbers(reachable);
+        let shards = super::numbers(shards);
         let from = self.fires_from(Instant::now());
         self.run(StoreOp::FireTake, |pool| async move {
             let query = sqlx::query(include_str!("queries/fire_take.sql"));
-            let query = query.bind(interval(hold)).bind(most).bind(reachable).bind(from.to_utc());
+            let query = query.bind(interval(hold)).bind(most).bind(shards).bind(from.to_utc());
             Ok(query.fetch_all(&pool).await?.iter().map(fire).collect())
         })
         .await

@@ -14,6 +14,7 @@ mod count;
 mod decide;
 mod last_tasks;
 mod make;
+mod refusing;
 mod takes;
 
 use std::{
@@ -32,7 +33,13 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
-use self::{count::Corrections, last_tasks::LastTasks, make::MADE_AT_ONCE, takes::Takes};
+use self::{
+    count::Corrections,
+    last_tasks::LastTasks,
+    make::MADE_AT_ONCE,
+    refusing::{Refusing, TRIED_AT_ONCE},
+    takes::Takes,
+};
 use super::submitter::Submitter;
 use crate::{
     loops::{
@@ -117,6 +124,8 @@ pub struct Firer {
     kept: Arc<Mutex<BTreeSet<Revision>>>,
     last_tasks: LastTasks,
     takes: Arc<Mutex<Takes>>,
+    /// The databases that answer and take no tasks.
+    refusing: Arc<Mutex<Refusing>>,
     /// The decided fire times whose tasks fail alone as with a bug, by the database of the task.
     suspects: Arc<Mutex<BTreeMap<DatabaseIndex, Suspects>>>,
 }
@@ -132,7 +141,8 @@ impl Firer {
         set_aside: SetAside,
     ) -> Self {
         let [making, deciding] = [MADE_AT_ONCE, STATEMENTS_AT_ONCE].map(|most| Arc::new(Semaphore::new(most)));
-        let (waits_again_at, unknown, left_alone, kept, last_tasks, takes, suspects) = Default::default();
+        let (waits_again_at, unknown, left_alone, kept, last_tasks) = Default::default();
+        let (takes, refusing, suspects) = Default::default();
         Self {
             store,
             submitter,
@@ -151,6 +161,7 @@ impl Firer {
             kept,
             last_tasks,
             takes,
+            refusing,
             suspects,
         }
     }
@@ -242,6 +253,8 @@ impl Firer {
         let woken = self.decide_all(due).await;
         let (left, may_be_more_left) = self.take().await?;
         let is_making = self.make(left);
+        let tried = self.take_to_try().await?;
+        self.make(tried);
         let may_be_more_due = is_full(found.len(), READ_AT_ONCE);
         if may_be_more_due && self.finds_others_than(&found) || may_be_more_left && is_making {
             return Ok(Duration::ZERO);
@@ -256,18 +269,39 @@ impl Firer {
     /// Takes decided fire times on that other nodes left, as many as there is room for, unless takes rest. Returns
     /// whether there may be more.
     async fn take(&self) -> Result<(Vec<FireRecord>, bool), Error> {
-        // What this node has no room for, another node may make.
-        let most = i64::try_from(self.making.available_permits()).map_or(READ_AT_ONCE, |room| room.min(READ_AT_ONCE));
-        let (passes_over, began) = (!self.fitness.borrow().unfit.is_empty(), Instant::now());
+        let (most, began) = (self.room_for(READ_AT_ONCE), Instant::now());
+        let passes_over = !self.fitness.borrow().unfit.is_empty() || !self.refusing.lock().is_empty();
         if most == 0 || !self.takes.lock().may_begin(passes_over, began) {
             return Ok((Vec::new(), false));
         }
-        let taken = self.store.home().fire_take(HOLD, most, &self.reachable_shards()).await;
+        let taken = self.store.home().fire_take(HOLD, most, &self.shards_to_take()).await;
         let has_read_all = taken.as_ref().map_or_else(Error::is_out_of_time, |taken| !is_full(taken.len(), most));
         self.takes.lock().ended(passes_over, has_read_all, began.elapsed(), Instant::now());
         let taken = taken?;
         let may_be_more = is_full(taken.len(), most);
         Ok((taken.into_iter().filter_map(|fire| self.readable(fire)).collect(), may_be_more))
+    }
+
+    /// Takes a few fire times on of each database that takes no tasks, once it is time to try it again.
+    async fn take_to_try(&self) -> Result<Vec<FireRecord>, Error> {
+        let to_try = self.refusing.lock().to_try(Instant::now());
+        let mut taken = Vec::new();
+        for database in to_try {
+            let (most, began) = (self.room_for(TRIED_AT_ONCE), Instant::now());
+            let shards = self.fit_shards(|index| index == database);
+            if most == 0 || shards.is_empty() {
+                continue;
+            }
+            let found = self.store.home().fire_take(HOLD, most, &shards).await;
+            self.refusing.lock().tried(database, began.elapsed(), Instant::now());
+            taken.extend(found?.into_iter().filter_map(|fire| self.readable(fire)));
+        }
+        Ok(taken)
+    }
+
+    /// How many fire times to take on, at most `most`. What this node has no room for, another node may make.
+    fn room_for(&self, most: i64) -> i64 {
+        i64::try_from(self.making.available_permits()).map_or(most, |room| room.min(most))
     }
 
     /// Waits until a statement that decides or postpones may begin. It has ended when the permit is dropped. Code that
@@ -287,10 +321,17 @@ impl Firer {
         self.store.of(id.shard()).filter(|database| self.fitness.borrow().is_fit(database.name()))
     }
 
-    /// The shards whose databases answer, as the prober finds.
-    fn reachable_shards(&self) -> Vec<ShardId> {
+    /// The shards whose databases answer, and are not known to take no tasks.
+    fn shards_to_take(&self) -> Vec<ShardId> {
+        let refusing = self.refusing.lock();
+        self.fit_shards(|database| !refusing.has(database))
+    }
+
+    /// The shards of those wanted databases that answer, as the prober finds.
+    fn fit_shards(&self, is_wanted: impl Fn(DatabaseIndex) -> bool) -> Vec<ShardId> {
         let (map, fitness) = (self.store.places().load(), self.fitness.borrow());
-        let fit = self.store.databases().indexed().filter(|(_, database)| fitness.is_fit(database.name()));
+        let is_fit = |database: &Database| fitness.is_fit(database.name());
+        let fit = self.store.databases().indexed().filter(|(index, database)| is_wanted(*index) && is_fit(database));
         fit.flat_map(|(index, _)| map.in_database(index)).collect()
     }
 

@@ -1,6 +1,6 @@
 //! The tasks of decided fire times: they are written, and the fire times forgotten.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use common::{
     ids::{DatabaseIndex, DatabaseName, ScheduleName, TaskId},
@@ -98,6 +98,7 @@ impl Firer {
         };
         let answers = self.submitter.write(fires.into_iter().map(task).collect(), SOURCE).await;
         fail::fail_point!("after_fire_made", |_| std::process::abort());
+        self.note_refusing(decided.iter().map(|(id, _)| *id).zip(&answers));
         let home = self.store.home();
         let (mut done, mut found) = (Vec::with_capacity(decided.len()), Vec::new());
         let (mut passed, mut refused, mut doubts) = (Vec::with_capacity(decided.len()), Vec::new(), Vec::new());
@@ -124,6 +125,26 @@ impl Firer {
         // Each on its own, after the others: an application's transaction may hold the schedule.
         for (decided, schedule, there) in found {
             log_failure(home.fire_found(decided, &schedule, there).await);
+        }
+    }
+
+    /// Notes which databases take tasks and which refuse all of them. What is in doubt may be at fault itself, so it
+    /// shows neither, unless others of its batch passed.
+    fn note_refusing<'a>(&self, answers: impl Iterator<Item = (TaskId, &'a Result<Accepted, SubmitError>)>) {
+        let mut take_tasks: BTreeMap<DatabaseIndex, bool> = BTreeMap::new();
+        for (id, answer) in answers {
+            let takes_tasks = match answer {
+                Ok(_) | Err(SubmitError::Refused(_) | SubmitError::InDoubt { others_pass: true, .. }) => true,
+                Err(SubmitError::InDoubt { others_pass: false, .. }) => continue,
+                Err(_) => false,
+            };
+            if let Some(place) = self.store.places().of(id.shard()) {
+                *take_tasks.entry(place.database).or_default() |= takes_tasks;
+            }
+        }
+        let (mut refusing, now) = (self.refusing.lock(), Instant::now());
+        for (database, takes_tasks) in take_tasks {
+            refusing.note(database, takes_tasks, now);
         }
     }
 

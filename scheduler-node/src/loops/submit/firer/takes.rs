@@ -1,15 +1,15 @@
 //! When this node takes decided fire times on that others have left.
 //!
-//! A take passes over the fire times whose database is away. While it does not find as many others as it may take, it
-//! reads all of them, however many they are. So takes rest then, for nine times as long as they took, and use a tenth
-//! of the time. After takes of more than 0.56 s the rest is 5 s, and they use more of it.
+//! A take passes over the fire times whose database is away, or takes no tasks. While it does not find as many others
+//! as it may take, it reads all of them, however many they are. So takes rest then, for nine times as long as they
+//! took, and use a tenth of the time. After takes of more than 0.56 s the rest is 5 s, and they use more of it.
 
 use std::time::{Duration, Instant};
 
 use common::delay::rest;
 
 /// The longest rest. The fire times of other databases that were left wait for it too.
-const LONGEST_REST: Duration = Duration::from_secs(5);
+pub(super) const LONGEST_REST: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 pub(super) struct Takes {
@@ -17,7 +17,7 @@ pub(super) struct Takes {
 }
 
 impl Takes {
-    /// Whether a take may begin at `now`. `passes_over`: whether a database is away.
+    /// Whether a take may begin at `now`. `passes_over`: whether a database is away, or takes no tasks.
     pub(super) fn may_begin(&self, passes_over: bool, now: Instant) -> bool {
         !passes_over || self.rests_until.is_none_or(|until| until <= now)
     }
