@@ -47,10 +47,10 @@ pub struct MoveRow {
     pub requested_by: String,
     pub requested_at: UnixMicros,
     pub started_at: Option<UnixMicros>,
-    /// `None`: the cut has not ended.
+    /// How long claims stopped at the cut. `None`: it has not ended, or this is not known.
     pub cut: Option<Duration>,
-    /// How long ago the cut ended, by the database's clock.
-    pub since_cut: Option<Duration>,
+    /// Whether the cut has ended.
+    pub has_cut: bool,
     /// The page at which the copy goes on; `None`: from the beginning.
     pub page: Option<PageCursor>,
     pub rows_total: Option<i64>,
@@ -224,7 +224,6 @@ impl MoveRow {
     fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         let step: &str = row.try_get("step")?;
         let page: Option<&str> = row.try_get("page")?;
-        let since_cut_ms: Option<i64> = row.try_get("since_cut_ms")?;
         let cut_ended_at = optional_moment(row, "cut_ended_at")?;
         let cut = optional_moment(row, "cut_began_at")?.zip(cut_ended_at).map(|(began_at, ended_at)| {
             let us = ended_at.micros().saturating_sub(began_at.micros());
@@ -240,7 +239,7 @@ impl MoveRow {
             requested_at: moment(row, "requested_at")?,
             started_at: optional_moment(row, "started_at")?,
             cut,
-            since_cut: since_cut_ms.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))),
+            has_cut: cut_ended_at.is_some(),
             // A page that this version cannot read: the copy begins anew, which only costs time.
             page: page.and_then(|page| serde_json::from_str(page).ok()),
             rows_total: row.try_get("rows_total")?,

@@ -22,6 +22,7 @@ use arc_swap::ArcSwap;
 use common::{
     ids::{DatabaseIndex, DatabaseName, Epoch, NodeId, ShardId},
     shard::{MoveState, MoveStep, ShardStatus, next_step},
+    time::UnixMicros,
 };
 use parking_lot::Mutex;
 use tokio::{
@@ -52,7 +53,8 @@ const SHARDS_AT_ONCE: usize = 2;
 /// of them would only ask it more often.
 const HELD_UP_MOST: usize = 16;
 
-/// What is left in the source is deleted this long after the cut: by then each node's map shows the target.
+/// What is left in the source is deleted this long after the cut: by then each node's map shows the target. The time
+/// counts on this node, from its first sight of the end of the cut: the clock of the first database may be set.
 const CLEAN_AFTER: Duration = Duration::from_secs(5);
 
 /// Moves shards; the module says how.
@@ -72,6 +74,8 @@ struct Shared {
     metrics: Arc<Metrics>,
     /// The moves as they were read last.
     plans: ArcSwap<BTreeMap<ShardId, MoveRow>>,
+    /// When this node has first seen that the cut of a move has ended.
+    cuts_ended: Mutex<BTreeMap<(ShardId, UnixMicros), Instant>>,
     /// One cut at a time: each stops the claims of a shard.
     cuts: Semaphore,
     /// The shards whose moves do not get on.
@@ -98,6 +102,7 @@ impl Mover {
             session,
             metrics,
             plans: ArcSwap::default(),
+            cuts_ended: Mutex::default(),
             cuts: Semaphore::new(1),
             held_up: Mutex::default(),
             writes: AtomicI64::new(0),
@@ -195,10 +200,25 @@ impl Shared {
         }
         match self.databases.home().sql.move_list().await {
             Ok(plans) => {
+                self.note_cuts(&plans);
                 self.plans.store(Arc::new(plans.into_iter().map(|plan| (plan.shard, plan)).collect()));
             }
             Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "could not read the moves"),
         }
+    }
+
+    /// Takes note of the cuts that have ended, and forgets those of moves that have.
+    fn note_cuts(&self, plans: &[MoveRow]) {
+        let mut noted = self.cuts_ended.lock();
+        let (before, now) = (std::mem::take(&mut *noted), Instant::now());
+        let ended = plans.iter().filter(|plan| plan.has_cut).map(|plan| (plan.shard, plan.requested_at));
+        noted.extend(ended.map(|of_move| (of_move, before.get(&of_move).copied().unwrap_or(now))));
+    }
+
+    /// Whether the cut of the move has ended long enough ago to delete what it has left in its source.
+    fn may_clean(&self, plan: &MoveRow) -> bool {
+        let ended = self.cuts_ended.lock().get(&(plan.shard, plan.requested_at)).copied();
+        plan.has_cut && ended.is_some_and(|ended| ended.elapsed() >= CLEAN_AFTER)
     }
 
     /// The move to begin, if there is one and a place for it.
@@ -209,7 +229,7 @@ impl Shared {
     fn next(&self, begun: &Begun) -> Option<MoveRow> {
         let plans = self.plans.load();
         let held_up = self.held_up.lock();
-        let is_ripe = |plan: &MoveRow| plan.since_cut.is_none_or(|since| since >= CLEAN_AFTER);
+        let is_ripe = |plan: &MoveRow| !plan.has_cut || self.may_clean(plan);
         let wanted = plans.values().filter(|plan| begun.may_begin(plan.shard) && is_ripe(plan) && self.owns(plan));
         let wanted: Vec<&MoveRow> = wanted.collect();
         if let Some(closed) = wanted.iter().find(|plan| self.is_closed(plan.shard)) {

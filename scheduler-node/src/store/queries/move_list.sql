@@ -1,7 +1,6 @@
 -- Lists the moves that have not ended, in the order of their shards. Only the first database keeps them. One row a
 -- shard at most.
 SELECT shard, source, target, step, called_off_at, requested_by, requested_at, started_at, cut_began_at, cut_ended_at,
-       (extract(epoch FROM clock_timestamp() - cut_ended_at) * 1000)::bigint AS since_cut_ms, page::text AS page,
-       rows_total, rows_copied, bytes_copied, node, problem, updated_at
+       page::text AS page, rows_total, rows_copied, bytes_copied, node, problem, updated_at
   FROM duetime.move
  ORDER BY shard

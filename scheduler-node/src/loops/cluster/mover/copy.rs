@@ -179,15 +179,13 @@ impl Work {
         if ends.target.owned_shards.own_since(self.shard).is_none() {
             return Ok(Stepped::Ended);
         }
-        let plan = self.plan();
-        match plan.and_then(|plan| plan.since_cut) {
-            None => {
-                self.page = PageCursor::Done;
-                self.note(Some(MovePhase::Cleaning), None).await;
-                return Ok(Stepped::Ended);
-            }
-            Some(since) if since < super::CLEAN_AFTER => return Ok(Stepped::Ended),
-            Some(_) => {}
+        let Some(plan) = self.plan() else { return Ok(Stepped::Ended) };
+        if !plan.has_cut {
+            self.page = PageCursor::Done;
+            self.note(Some(MovePhase::Cleaning), None).await;
+        }
+        if !self.shared.may_clean(&plan) {
+            return Ok(Stepped::Ended);
         }
         if let Some(problem) = ends.target.sql.may_receive_no_shard() {
             return Ok(Stepped::HeldUp(problem));

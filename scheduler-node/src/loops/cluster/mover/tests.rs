@@ -1,5 +1,6 @@
 //! The mover on real databases without etcd.
 
+mod clean;
 mod former;
 mod gates;
 mod heard;
@@ -60,7 +61,7 @@ fn plan(shard: ShardId, target: &str) -> MoveRow {
         requested_at: UnixMicros::new(0),
         started_at: None,
         cut: None,
-        since_cut: None,
+        has_cut: false,
         page: None,
         rows_total: None,
         rows_copied: 0,
