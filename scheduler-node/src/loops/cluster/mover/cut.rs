@@ -96,6 +96,11 @@ impl Work {
         let _ = tokio::time::timeout(IDLE_WITHIN, owned_shards.drained(&[shard])).await;
         // What came while this cut waited for its turn is not left to the time without claims.
         if let Some(stepped) = self.catch_up(ends, epoch).await? {
+            // It may be long until the next cut, and the move can be called off meanwhile. A rest notes that itself.
+            // After a new owner has come, its own notes count.
+            if matches!(stepped, Stepped::On) {
+                self.note(Some(MovePhase::Copying), None).await;
+            }
             return Ok(stepped);
         }
         // The shard may be on its way to another node.

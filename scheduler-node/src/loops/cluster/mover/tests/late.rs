@@ -1,6 +1,7 @@
 //! Cuts that are late.
 
 use super::*;
+use crate::loops::cluster::mover::work::LEAVING_AT_LEAST;
 
 /// A move with a last task to write, which takes the target more time than a first cut has.
 async fn behind_slow_writes() -> (Moving, TaskId) {
@@ -43,4 +44,28 @@ async fn cuts_that_tasks_in_flight_made_late_give_the_last_changes_no_more_time(
     ends.source.owned_shards.end([id]);
     let cut = moving.work.cut_without_claims(&ends, epoch, Instant::now()).await.unwrap();
     assert!(matches!(cut, Cut::Reopened(..)), "its writes had a second and more: {cut:?}");
+}
+
+#[tokio::test]
+async fn a_cut_that_does_not_begin_after_all_lets_its_move_be_called_off() {
+    let mut moving = Moving::new().await;
+    let (source, target) = (moving.tests[0].pool.clone(), moving.tests[1].pool.clone());
+    sqlx::raw_sql(MANY_TASKS).execute(&source).await.unwrap();
+    moving.copy().await;
+    moving.work.leaving_since = Instant::now().checked_sub(LEAVING_AT_LEAST);
+    let (ends, epoch, shared) = (moving.ends.clone(), moving.epoch, Arc::clone(&moving.work.shared));
+    let home = Arc::clone(&moving.ends.source.sql);
+    // Another cut has its turn. Meanwhile the shard changes faster than it is copied.
+    let turn = shared.cuts.acquire().await.unwrap();
+    let changes = async {
+        let noted = async { while home.move_list().await.unwrap()[0].step != MovePhase::Cutting {} };
+        soon("the note of the cut", noted).await;
+        sqlx::raw_sql(SLOW_WRITES).execute(&target).await.unwrap();
+        sqlx::raw_sql("UPDATE duetime.task SET priority = 5 WHERE shard = 0").execute(&source).await.unwrap();
+        drop(turn);
+    };
+    let (stepped, ()) = tokio::join!(Box::pin(moving.work.cut(&ends, epoch)), changes);
+    assert!(matches!(stepped, Ok(Stepped::On)), "{stepped:?}");
+    let (called_off, _) = home.move_call_off(&[SHARD].into_iter().collect()).await.unwrap();
+    assert!(called_off.contains(SHARD));
 }
