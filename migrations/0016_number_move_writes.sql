@@ -3,6 +3,7 @@
 -- off and begun anew under the same epoch then accepted a held-up write of the former one: a cancelled task came back,
 -- the shard lost its place, or the cut came before the copy was complete. A former owner could begin its move long
 -- after the shard had come, and left again. Nodes of 0.2.0 go on calling those forms.
+-- Two functions tell what rows take on their way, so that a page of them is bounded.
 -- Locks: none that another session waits for; functions only.
 --
 -- An epoch has one owner, and that owner numbers its writes in ascending order. A fence row keeps the last one: its
@@ -11,6 +12,23 @@
 -- raises the epoch above `move_epoch`. So a number counts beside its own epoch only. Another epoch says nothing about
 -- it, and the guards of the epochs decide. A write that is sent again has a new number, above those that its sender has
 -- read in both rows. So no number holds a move up, also where a loss has brought an epoch twice.
+
+-- About how many bytes a JSON value has as text. Nothing is read for it but the row: to measure what is compressed,
+-- PostgreSQL decompresses it, and some hundred long histories take longer than a statement may. A compressed value
+-- counts 16 times its stored size, but no more than 250,000 bytes, which 100 attempts with long errors have. If twice
+-- its stored size is more, it counts that. So what repeats itself may be ten times as long.
+CREATE FUNCTION duetime.json_bytes(p_json jsonb) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN pg_column_compression(p_json) IS NULL THEN coalesce(pg_column_size(p_json), 0)
+                ELSE greatest(2 * pg_column_size(p_json), least(16 * pg_column_size(p_json), 250000)) END::bigint
+$$;
+
+-- About how many bytes a row takes on its way to another database. The length of a long text is known without a look at
+-- its parts.
+CREATE FUNCTION duetime.row_bytes(p_payload bytea, p_result text, p_headers jsonb, p_envelope jsonb, p_history jsonb)
+RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT 500 + octet_length(p_payload) + coalesce(octet_length(p_result), 0)
+         + duetime.json_bytes(p_headers) + duetime.json_bytes(p_envelope) + duetime.json_bytes(p_history)
+$$;
 
 -- Begins the move of a shard in its target. `p_epoch` is the epoch of the caller in the source. `p_write` is the number
 -- of the caller's last write: that one and those before it do nothing from here on.

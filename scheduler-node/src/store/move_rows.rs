@@ -18,7 +18,8 @@ use super::{Database, Error, StoreOp, moves::MoveFence};
 /// The most rows of a page: some 10 ms of work in each database.
 const PAGE_ROWS: u16 = 500;
 
-/// The payload bytes beyond which a page takes no further row. On the way a byte takes two to four.
+/// The bytes beyond which neither a page nor a round takes a further row, by the estimate of `duetime.row_bytes`. On
+/// the way a byte takes two to four.
 const PAGE_BYTES: i64 = 2_000_000;
 
 /// The most ids of one wake time that a page reads ahead. PostgreSQL keeps as many in the 4 MB of a sort (`work_mem`)
@@ -108,6 +109,7 @@ impl MoveRows {
 #[derive(Clone, Debug)]
 pub struct MovePage {
     pub rows: MoveRows,
+    /// About the size of the rows.
     pub bytes: i64,
     pub next: PageCursor,
 }
@@ -164,23 +166,39 @@ impl Database {
         days: &[NaiveDate],
         with_rows: bool,
     ) -> Result<MovePage, Error> {
-        let Some(statement) = page_statement(shard, cursor, with_rows) else {
-            return Ok(MovePage { rows: MoveRows::default(), bytes: 0, next: PageCursor::Done });
-        };
-        self.run(StoreOp::MovePage, |pool| async move {
-            let row = statement.fetch_one(&pool).await?;
-            let next = next_page(&row, cursor, days)?;
-            Ok(MovePage { rows: page_rows(&row, cursor)?, bytes: row.try_get("bytes")?, next })
-        })
-        .await
+        let mut pace = self.paces.pages.begin();
+        loop {
+            let Some(statement) = page_statement(shard, cursor, with_rows, pace.divisor()) else {
+                return Ok(MovePage { rows: MoveRows::default(), bytes: 0, next: PageCursor::Done });
+            };
+            let read = self.run(StoreOp::MovePage, |pool| async move {
+                let row = statement.fetch_one(&pool).await?;
+                let next = next_page(&row, cursor, days)?;
+                Ok(MovePage { rows: page_rows(&row, cursor)?, bytes: row.try_get("bytes")?, next })
+            });
+            let page = read.await;
+            if !pace.comes_again(&page) {
+                return page;
+            }
+        }
     }
 
     /// Reads the oldest changes of a leaving shard after the change of this number, and the rows that they are about.
     pub async fn move_changes(&self, shard: ShardId, after: i64) -> Result<MoveChanges, Error> {
+        let mut pace = self.paces.rounds.begin();
+        loop {
+            let changes = self.some_changes(shard, after, ROUND_CHANGES / i64::from(pace.divisor())).await;
+            if !pace.comes_again(&changes) {
+                return changes;
+            }
+        }
+    }
+
+    async fn some_changes(&self, shard: ShardId, after: i64, most: i64) -> Result<MoveChanges, Error> {
         self.run(StoreOp::MoveChanges, |pool| async move {
             let row = sqlx::query(include_str!("queries/move_changes.sql"))
                 .bind(i32::from(shard.number()))
-                .bind(ROUND_CHANGES)
+                .bind(most)
                 .bind(PAGE_BYTES)
                 .bind(after)
                 .fetch_one(&pool)
@@ -305,14 +323,20 @@ impl Database {
     }
 }
 
-/// The statement that reads the page after `cursor`. `None`: there are no more.
-fn page_statement(shard: ShardId, cursor: &PageCursor, with_rows: bool) -> Option<Query<'_, Postgres, PgArguments>> {
-    let (number, rows) = (i32::from(shard.number()), i64::from(PAGE_ROWS));
+/// The statement that reads the page after `cursor`, of a `divisor`-th of the rows. `None`: there are no more.
+fn page_statement(
+    shard: ShardId,
+    cursor: &PageCursor,
+    with_rows: bool,
+    divisor: u16,
+) -> Option<Query<'_, Postgres, PgArguments>> {
+    let most = PAGE_ROWS / divisor;
+    let (number, rows, walk) = (i32::from(shard.number()), i64::from(most), PAGE_WALK / i64::from(divisor));
     let statement = match cursor {
         PageCursor::Tasks { wake_at, id, ahead } => {
             let statement = sqlx::query(include_str!("queries/move_page_tasks.sql")).bind(number);
             let statement = statement.bind(wake_at.to_utc()).bind(id).bind(rows).bind(PAGE_BYTES);
-            let next = ahead.chunks(usize::from(PAGE_ROWS)).next().unwrap_or_default();
+            let next = ahead.chunks(usize::from(most)).next().unwrap_or_default();
             statement.bind(next).bind(AHEAD_IDS)
         }
         PageCursor::Ready { queue, priority, lane, due_at, id } => {
@@ -324,11 +348,11 @@ fn page_statement(shard: ShardId, cursor: &PageCursor, with_rows: bool) -> Optio
             .bind(number)
             .bind(drop_on)
             .bind(id)
-            .bind(PAGE_WALK)
+            .bind(walk)
             .bind(rows)
             .bind(PAGE_BYTES),
         PageCursor::Received { id } => {
-            sqlx::query(include_str!("queries/move_page_received.sql")).bind(number).bind(id).bind(PAGE_WALK)
+            sqlx::query(include_str!("queries/move_page_received.sql")).bind(number).bind(id).bind(walk)
         }
         PageCursor::Done => return None,
     };

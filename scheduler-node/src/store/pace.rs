@@ -33,6 +33,9 @@ pub(super) struct Paces {
     pub(super) dead_groups: Pace,
     /// Of the counts of queues.
     pub(super) counts: Pace,
+    /// Of moves of shards: of their pages, and of their rounds.
+    pub(super) pages: Pace,
+    pub(super) rounds: Pace,
 }
 
 /// The part of its rows that one kind of look examines at present: how many times they are divided by ten.

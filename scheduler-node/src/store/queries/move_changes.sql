@@ -1,15 +1,18 @@
 -- Reads changes of a leaving shard, oldest first, and the rows that they are about, as they are now. One snapshot shows
 -- both, so a row is at least as new as its change.
--- $1 shard; $2 the most changes; $3 the bytes beyond which no further change is read; $4 the number after which to
--- read. Numbers are drawn before their writers commit, so a reader that goes on after a number misses changes unless
--- the shard is closed.
+-- $1 shard; $2 the most changes; $3 the bytes beyond which no further change is read, by duetime.row_bytes; $4 the
+-- number after which to read. Numbers are drawn before their writers commit, so a reader that goes on after a number
+-- misses changes unless the shard is closed.
 -- Returns one row: the numbers of the changes, of each table the ids concerned and the present rows as the text of an
 -- array, and whether these are all changes. Rows of the archive whose retention is over are left out.
 WITH change AS MATERIALIZED (
     SELECT c.number, c.guarded, c.id, c.drop_on
       FROM (SELECT m.number, m.guarded, m.id, m.drop_on,
-                   sum(coalesce((SELECT octet_length(t.payload) FROM duetime.task AS t WHERE m.guarded = 'task' AND t.id = m.id), 0)
-                     + coalesce((SELECT octet_length(a.payload) FROM duetime.archive AS a
+                   sum(coalesce((SELECT duetime.row_bytes(t.payload, NULL, t.headers, t.envelope, t.history)
+                                   FROM duetime.task AS t
+                                  WHERE m.guarded = 'task' AND t.id = m.id), 0)
+                     + coalesce((SELECT duetime.row_bytes(a.payload, a.result, a.headers, a.envelope, a.history)
+                                   FROM duetime.archive AS a
                                   WHERE m.guarded = 'archive' AND a.drop_on = m.drop_on AND a.id = m.id), 0))
                    OVER (ORDER BY m.number) AS bytes
               FROM (SELECT * FROM duetime.move_change WHERE shard = $1 AND number > $4 ORDER BY number LIMIT $2) AS m) AS c

@@ -1,6 +1,7 @@
 //! A shard that moves from one database to another while others write: whatever is committed is in the target
 //! afterwards, and whatever is refused has changed nothing. Races use two connections and a lock.
 
+mod large;
 mod late;
 
 use std::{cell::Cell, sync::Arc};

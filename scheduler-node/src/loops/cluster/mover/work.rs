@@ -414,6 +414,9 @@ fn stuck(fences: &Fences) -> String {
 }
 
 pub(super) fn explained(error: &Error) -> String {
+    if error.is_out_of_time() {
+        return format!("a statement takes too long, or waits for another one ({}: {})", error.op, error.reason());
+    }
     if error.is_contention() {
         return format!("an open transaction holds a lock for too long ({}: {})", error.op, error.reason());
     }
