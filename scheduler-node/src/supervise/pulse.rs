@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use super::LoopKind;
 
 /// Longer than any unit of work: statements end after 5 s, and a drain ends within 10 s. A submission is resolved
-/// within 5 s, and its waiting tasks are looked at for 5 s more. The dispatcher looks at waiting tasks for 40 s.
+/// within 5 s, and its waiting tasks are looked at for 5 s more. The dispatcher looks at waiting tasks for 40 s. A move
+/// of a shard has progress with each page.
 const BOUND: Duration = Duration::from_secs(60);
 
 /// A batch may wait 30 s for the broker's confirms, and then for a settler that has a bound of its own.

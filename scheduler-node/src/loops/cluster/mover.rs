@@ -168,7 +168,9 @@ impl Begun {
         let is_up_to_date =
             |work: &Work| work.own_since == shared.own_since(plan) && work.requested_at == plan.requested_at;
         let rested = rested.filter(is_up_to_date);
-        rested.unwrap_or_else(|| Work::new(Arc::clone(shared), plan, stop.clone()))
+        let mut work = rested.unwrap_or_else(|| Work::new(Arc::clone(shared), plan, stop.clone()));
+        work.unit = Some(at_work());
+        work
     }
 
     fn rest(&mut self, ended: Result<Resting, JoinError>) {

@@ -54,6 +54,7 @@ impl Work {
         let (began, was_behind) = (Instant::now(), self.is_behind);
         let may_go_on = || !was_behind && began.elapsed() < ROUND_EVERY;
         while self.page != PageCursor::Done && may_go_on() && !self.stop.is_cancelled() {
+            self.beat();
             let page_began = Instant::now();
             let page = ends.source.sql.move_page(self.shard, &self.page, &days, true).await?;
             if !page.rows.is_empty() && !self.write(ends, epoch, &page.rows).await? {
@@ -63,6 +64,7 @@ impl Work {
             self.page = page.next;
             fail::fail_point!("after_move_page", |_| std::process::abort());
             self.note_progress().await;
+            self.beat();
             tokio::time::sleep(page_began.elapsed() * PAUSE_PER_PAGE).await;
         }
         self.write_turns(ends).await?;
@@ -81,6 +83,7 @@ impl Work {
     pub(super) async fn round(&mut self, ends: &Ends, epoch: Epoch) -> Result<Round, Error> {
         let began = Instant::now();
         loop {
+            self.beat();
             let changes = ends.source.sql.move_changes(self.shard, 0).await?;
             if !self.write_changes(ends, epoch, &changes).await? {
                 return Ok(Round::Lost);
@@ -106,6 +109,7 @@ impl Work {
         seeded!(CutWithoutLastDelta, return Ok(true));
         let mut after = 0;
         loop {
+            self.beat();
             let changes = ends.source.sql.move_changes(self.shard, after).await?;
             if !self.write_changes(ends, epoch, &changes).await? {
                 return Ok(false);
@@ -143,6 +147,7 @@ impl Work {
     pub(super) async fn forget_changes(&self, ends: &Ends, fence: &MoveFence) -> Result<bool, Error> {
         let mut after = 0;
         while !self.stop.is_cancelled() {
+            self.beat();
             let Some(notes) = ends.source.sql.move_numbers(self.shard, fence, after).await? else {
                 return Ok(false);
             };
@@ -203,6 +208,7 @@ impl Work {
             if self.stop.is_cancelled() {
                 return Ok(Stepped::Ended);
             }
+            self.beat();
             let began = Instant::now();
             let page = ends.source.sql.move_page(self.shard, &cursor, &days, false).await?;
             if !page.rows.is_empty() && !ends.source.sql.move_sweep(self.shard, source.epoch, &page.rows).await? {
@@ -241,6 +247,7 @@ impl Work {
             if self.stop.is_cancelled() {
                 return Ok(false);
             }
+            self.beat();
             let began = Instant::now();
             let page = ends.target.sql.move_page(self.shard, &cursor, days, false).await?;
             if !page.rows.is_empty()

@@ -6,6 +6,7 @@ mod gates;
 mod heard;
 mod late;
 mod steps;
+mod watched;
 
 use std::sync::atomic::Ordering;
 

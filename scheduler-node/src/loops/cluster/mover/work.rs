@@ -22,7 +22,7 @@ use crate::{
         move_rows::PageCursor,
         moves::MoveFence,
     },
-    supervise::at_work,
+    supervise,
     working_set::database::NodeDatabase,
 };
 
@@ -86,6 +86,8 @@ pub(super) struct Work {
     /// The epoch of a close after which the source was told to open again. It may do so late, so the target must not
     /// open under this epoch.
     pub(super) reopening: Option<Epoch>,
+    /// What watches whether it gets on. `None`: it rests.
+    pub(super) unit: Option<supervise::Work>,
     noted: Option<Instant>,
     problem: Option<String>,
     retry: Duration,
@@ -119,6 +121,7 @@ impl Work {
             late_drains: 0,
             late_writes: 0,
             reopening: None,
+            unit: None,
             noted: None,
             problem: None,
             retry: RETRY,
@@ -128,11 +131,8 @@ impl Work {
     /// Works until the move has ended, belongs to another node, or does not get on.
     pub(super) async fn run(mut self) -> Resting {
         while let Some(plan) = self.plan().filter(|_| !self.stop.is_cancelled()) {
-            let stepped = {
-                let _work = at_work();
-                self.step(&plan).await
-            };
-            let problem = match stepped {
+            self.beat();
+            let problem = match self.step(&plan).await {
                 Ok(Stepped::On) => {
                     (self.problem, self.retry) = (None, RETRY);
                     self.shared.held_up.lock().remove(&self.shard);
@@ -154,6 +154,13 @@ impl Work {
         self.shared.plans.load().get(&self.shard).filter(|plan| plan.requested_at == self.requested_at).cloned()
     }
 
+    /// Says that it gets on. A step of many pages does so for each.
+    pub(super) fn beat(&self) {
+        if let Some(unit) = &self.unit {
+            unit.beat();
+        }
+    }
+
     async fn held_up(mut self, problem: String) -> Resting {
         if self.problem.as_ref() != Some(&problem) {
             tracing::warn!(shard = %self.shard, problem, "the move of a shard does not get on; retrying");
@@ -161,6 +168,7 @@ impl Work {
         self.problem = Some(problem);
         self.shared.held_up.lock().insert(self.shard);
         self.note(None, None).await;
+        self.unit = None;
         let until = Instant::now() + self.retry;
         self.retry = (self.retry * 2).min(LONGEST_RETRY);
         Resting { shard: self.shard, until, work: Some(self) }
@@ -349,6 +357,7 @@ impl Work {
 
     pub(super) async fn end(&mut self, ends: &Ends, outcome: MoveOutcome) -> Result<Stepped, Error> {
         fail::fail_point!("before_move_end", |_| std::process::abort());
+        self.beat();
         self.shared.databases.home().sql.move_end(self.shard, self.requested_at, outcome).await?;
         tracing::info!(shard = %self.shard, outcome = outcome.text(), rows = self.rows_copied, "the move of a shard has ended");
         self.shared.look().await;
@@ -374,6 +383,7 @@ impl Work {
     /// `step`: `None`, if it is not known; the page tells it. Returns whether it is noted.
     pub(super) async fn note(&mut self, step: Option<MovePhase>, cut_ms: Option<i64>) -> bool {
         self.noted = Some(Instant::now());
+        self.beat();
         let by_page = if self.page == PageCursor::FIRST { MovePhase::Planned } else { MovePhase::Copying };
         let note = MoveNote {
             step: step.unwrap_or(by_page),
