@@ -124,6 +124,20 @@ BEGIN
 END
 $$;
 
+-- Does the same in turn with the statements that lock a fence: overlapping ones can renew a row's shared lock for ever.
+-- What else there is to wait for comes before the table's lock, because nothing fires while that is held.
+CREATE FUNCTION duetime.move_leave_in_turn(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '75ms' AS $$
+BEGIN
+    IF NOT duetime.gate_guards(p_shard) THEN
+        RETURN false;
+    END IF;
+    UPDATE duetime.meta AS m SET serves = 11 WHERE m.serves < 11;
+    LOCK TABLE duetime.shard IN EXCLUSIVE MODE;
+    RETURN duetime.move_leave(p_shard, p_epoch, p_write);
+END
+$$;
+
 -- Ends all writes to a shard in its source, for the last part of its move: no claim of the caller's epoch commits after
 -- this, and the gate refuses every other writer. It waits for the writers in flight, but gives up soon, because the
 -- tasks of the shard wait meanwhile. Returns the new epoch, or NULL: the caller does not own the shard any more, or a
@@ -140,7 +154,7 @@ BEGIN
 END
 $$;
 
--- Does the same in turn with the statements that lock a fence: overlapping ones can renew a row's shared lock for ever.
+-- Does the same in turn, as move_leave_in_turn does.
 CREATE FUNCTION duetime.move_close_in_turn(p_shard integer, p_epoch bigint, p_write bigint) RETURNS bigint
 LANGUAGE plpgsql SET lock_timeout = '75ms' AS $$
 BEGIN
@@ -163,5 +177,15 @@ BEGIN
     END IF;
     DELETE FROM duetime.move_change AS c WHERE c.shard = p_shard;
     RETURN true;
+END
+$$;
+
+-- Does the same in turn, as move_leave_in_turn does. Most notes of changes are gone by then (forget_changes in
+-- copy.rs).
+CREATE FUNCTION duetime.move_return_in_turn(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '75ms' AS $$
+BEGIN
+    LOCK TABLE duetime.shard IN EXCLUSIVE MODE;
+    RETURN duetime.move_return(p_shard, p_epoch, p_write);
 END
 $$;

@@ -90,7 +90,8 @@ impl Database {
     /// Begins a move in the source. `false`: the gate does not guard the shard, `epoch` is not its epoch any more, or
     /// this write came late. `write` is the number of this write, as in `move_return`, `move_drop` and `move_close`.
     pub async fn move_leave(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
-        self.move_step(StoreOp::MoveLeave, include_str!("queries/move_leave.sql"), shard, epoch, write).await
+        let statements = [include_str!("queries/move_leave.sql"), include_str!("queries/move_leave_in_turn.sql")];
+        self.move_in_turn(StoreOp::MoveLeave, statements, shard, epoch, write).await
     }
 
     /// Begins a move in the target. `seen`: its fence, as the caller has seen it between two looks at the source.
@@ -124,7 +125,24 @@ impl Database {
 
     /// Ends a move that was called off, in the source, whether the shard has left or not.
     pub async fn move_return(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
-        self.move_step(StoreOp::MoveReturn, include_str!("queries/move_return.sql"), shard, epoch, write).await
+        let statements = [include_str!("queries/move_return.sql"), include_str!("queries/move_return_in_turn.sql")];
+        self.move_in_turn(StoreOp::MoveReturn, statements, shard, epoch, write).await
+    }
+
+    /// A step on a fence that claims may hold. Where the first statement waits too long, the second one has its turn
+    /// among them. The first has done nothing then, so its number is free.
+    async fn move_in_turn(
+        &self,
+        op: StoreOp,
+        [plain, in_turn]: [&'static str; 2],
+        shard: ShardId,
+        epoch: Epoch,
+        write: i64,
+    ) -> Result<bool, Error> {
+        match self.move_step(op, plain, shard, epoch, write).await {
+            Err(error) if error.is_contention() => self.move_step(op, in_turn, shard, epoch, write).await,
+            result => result,
+        }
     }
 
     async fn move_step(

@@ -3,6 +3,7 @@
 
 mod large;
 mod late;
+mod turn;
 
 use std::{cell::Cell, sync::Arc};
 
