@@ -91,8 +91,9 @@ async fn a_page_and_a_round_that_run_out_of_their_time_are_read_in_smaller_parts
     for test in [&page, &round] {
         sqlx::raw_sql(SLOW_HISTORIES).execute(&test.pool).await.unwrap();
     }
+    let first = PageCursor::FIRST;
     let (read, changes) = tokio::join!(
-        page.database.move_page(SHARD, &PageCursor::FIRST, &[], false),
+        page.database.move_page(SHARD, &first, &[], false),
         round.database.move_changes(SHARD, 0),
     );
     let (read, changes) = (read.unwrap(), changes.unwrap());
