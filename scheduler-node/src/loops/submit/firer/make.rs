@@ -103,7 +103,7 @@ impl Firer {
         let (mut done, mut found) = (Vec::with_capacity(decided.len()), Vec::new());
         let (mut passed, mut refused, mut doubts) = (Vec::with_capacity(decided.len()), Vec::new(), Vec::new());
         for ((id, schedule), answer) in decided.into_iter().zip(answers) {
-            if answer.is_ok() {
+            if is_written(&answer) {
                 passed.push(id);
             }
             match answer {
@@ -184,11 +184,51 @@ impl Firer {
     }
 }
 
+/// Whether a task was written. An answer to one whose key another task has shows only that the database can be read.
+const fn is_written(answer: &Result<Accepted, SubmitError>) -> bool {
+    match answer {
+        Ok(Accepted::Stored(_)) => true,
+        Ok(Accepted::Keyed(put)) => put.is_written(),
+        Err(_) => false,
+    }
+}
+
 fn log_failure(forgotten: Result<(), Error>) {
     if let Err(error) = forgotten {
         tracing::debug!(
             error = &error as &dyn std::error::Error,
             "could not delete completed fire times; repeating them has no effect"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::task::TaskState;
+
+    use super::*;
+    use crate::store::put::{Put, PutOutcome};
+
+    /// Otherwise one that fails beside it would be set aside after 10 s, although no row could be written.
+    #[test]
+    fn an_answer_that_wrote_nothing_shows_no_task_that_passes() {
+        let at = common::time::UnixMicros::FIRST;
+        let id = TaskId::from_uuid(uuid::Uuid::now_v7());
+        let put = |outcome| {
+            let state = TaskState::Scheduled;
+            is_written(&Ok(Accepted::Keyed(Put {
+                outcome,
+                id,
+                state,
+                due_at: at,
+                created_at: at,
+                version: 0,
+                superseded: 0,
+            })))
+        };
+        assert!(put(PutOutcome::Created) && put(PutOutcome::Replaced));
+        for outcome in [PutOutcome::Existing, PutOutcome::Refused, PutOutcome::Stale] {
+            assert!(!put(outcome), "{outcome:?}");
+        }
     }
 }
