@@ -175,17 +175,18 @@ impl Firer {
     /// Writes decisions of one statement, and makes their tasks at once.
     async fn write_all(&self, turns: Vec<Turn>) -> Vec<Written> {
         let (mut written, mut alone) = (Vec::with_capacity(turns.len()), Vec::new());
+        let may_wait = self.waits_for_holders();
         // One has nothing to gain from a statement that does not wait, unless the wait is likely in vain.
-        if turns.len() > 1 || !self.waits_for_holders() {
+        if turns.len() > 1 || !may_wait {
             let (mut held, failed) = self.write_together(turns, &mut written).await;
             alone.extend(failed);
-            if self.waits_for_holders() && held.len() > 2 {
+            if may_wait && held.len() > 2 {
                 // Mostly one statement of another node holds all of them. The first waits for its end.
                 written.push(self.write(held.remove(0)).await);
                 let (still_held, failed) = self.write_together(held, &mut written).await;
                 alone.extend(failed);
                 held = still_held;
-            } else if self.waits_for_holders() {
+            } else if may_wait {
                 alone.append(&mut held);
             }
             if let Some(first) = held.first() {
