@@ -148,6 +148,33 @@ async fn a_look_has_four_statements_under_way() {
     assert!(made(&metrics) > 16 * 50, "all of them are decided");
 }
 
+/// The statement skips schedules that are held. It waits for what a trigger on one of them waits for.
+#[tokio::test]
+async fn a_schedule_whose_trigger_waits_for_a_lock_keeps_fewer_others_from_being_decided_with_each_look() {
+    let (counter, test) = with_a_hundred_due().await;
+    let trigger = "CREATE TABLE public.foreign_row (id int PRIMARY KEY);
+        INSERT INTO public.foreign_row VALUES (1);
+        CREATE FUNCTION public.wait_for_row() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+        BEGIN
+            IF NEW.name = 's7' THEN
+                PERFORM FROM public.foreign_row FOR UPDATE;
+            END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER wait BEFORE UPDATE ON duetime.schedule FOR EACH ROW EXECUTE FUNCTION public.wait_for_row()";
+    sqlx::raw_sql(trigger).execute(&test.pool).await.unwrap();
+    let mut holder = test.pool.acquire().await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT FROM public.foreign_row FOR UPDATE").execute(&mut *holder).await.unwrap();
+    let (master, metrics) = firer(&counter, true);
+    master.look().await.expect("it answers");
+    assert_eq!(made(&metrics), 50, "one half");
+    // Another node leaves nothing alone yet.
+    let (other, metrics) = firer(&counter, true);
+    other.look().await.expect("it answers");
+    assert_eq!(made(&metrics), 25, "half of the other half");
+    sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+}
+
 /// A node remembers a thousand.
 #[tokio::test]
 async fn schedules_that_a_node_cannot_read_are_postponed_for_all_by_one_statement_only_where_it_cannot_remember_them() {

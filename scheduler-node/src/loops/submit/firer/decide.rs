@@ -5,7 +5,7 @@
 //! What is held still, as by an open transaction, this node leaves alone for a while: waits for each would make the
 //! look last long, and the other schedules wait for its end. After a wait in vain it waits for none for some seconds.
 //! What the database answers with an error is written by a statement of its own, unless it refuses the values of one
-//! schedule.
+//! schedule. What has waited in vain for another lock is tried once more in halves.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -24,7 +24,7 @@ use crate::{
         schedules::{DueSchedule, DueSchedules, Revision, ScheduleRecord, ScheduleTurn, TurnOutcome, Unreadable},
     },
     working_set::{
-        retry::{Refused, try_each},
+        retry::{Refused, Tried, try_each},
         set_aside::{Kept, Kind, why},
     },
 };
@@ -45,6 +45,9 @@ struct Decided {
 
 /// What became of a schedule. An error is the revision of one whose decision failed.
 type Written = Result<Decided, Revision>;
+
+/// What one statement made of each decision.
+type Outcomes<'a> = Vec<(&'a Turn, TurnOutcome)>;
 
 /// A decision, with the ids of the tasks to make.
 #[derive(Debug)]
@@ -204,18 +207,11 @@ impl Firer {
     /// Writes decisions that no other transaction is in the way of. Returns those that are held, and those that failed
     /// with others.
     async fn write_together(&self, turns: Vec<Turn>, written: &mut Vec<Written>) -> (Vec<Turn>, Vec<Turn>) {
-        let home = self.store.home();
-        let tried = try_each(&turns, |part| async move {
-            let asked: Vec<ScheduleTurn<'_>> = part.iter().map(Turn::asked).collect();
-            let _one = self.statement().await;
-            let outcomes = home.schedule_turns(&asked, HOLD).await;
-            outcomes.map(|outcomes| part.iter().zip(outcomes).collect::<Vec<_>>())
-        });
-        let tried = tried.await;
+        let tried = self.try_together(&turns).await;
         if !tried.answers.is_empty() {
             self.note_answer();
         }
-        let outcomes: Vec<(&Turn, TurnOutcome)> = tried.answers.into_iter().flatten().collect();
+        let outcomes: Outcomes<'_> = tried.answers.into_iter().flatten().collect();
         let with =
             |asked: TurnOutcome| outcomes.iter().filter(move |(_, outcome)| *outcome == asked).map(|(turn, _)| *turn);
         self.take_effect(&with(TurnOutcome::Written).collect::<Vec<_>>());
@@ -236,6 +232,32 @@ impl Firer {
         let left =
             turns.into_iter().filter(|turn| held.contains(&turn.record.name) || failed.contains(&turn.record.name));
         left.partition(|turn| held.contains(&turn.record.name))
+    }
+
+    /// Tries decisions together. Where they wait in vain although the statement skips what is held, the lock is mostly
+    /// one that a trigger on one of the schedules waits for. So they are tried once more in halves. Each look leaves
+    /// the half with that schedule alone for a while, and the next one divides it further.
+    async fn try_together<'a>(&self, turns: &'a [Turn]) -> Tried<'a, Turn, Outcomes<'a>> {
+        let mut tried = try_each(turns, |part| self.turn_all(part)).await;
+        let waited = |(part, error): &(&'a [Turn], Error)| part.len() > 1 && error.has_waited_in_vain();
+        let (late, left): (Vec<_>, Vec<_>) = std::mem::take(&mut tried.left).into_iter().partition(waited);
+        tried.left = left;
+        for (part, _) in late {
+            for half in part.chunks(part.len().div_ceil(2)) {
+                let mut again = try_each(half, |part| self.turn_all(part)).await;
+                tried.answers.append(&mut again.answers);
+                tried.refused.append(&mut again.refused);
+                tried.left.append(&mut again.left);
+            }
+        }
+        tried
+    }
+
+    async fn turn_all<'a>(&self, turns: &'a [Turn]) -> Result<Outcomes<'a>, Error> {
+        let asked: Vec<ScheduleTurn<'_>> = turns.iter().map(Turn::asked).collect();
+        let _one = self.statement().await;
+        let outcomes = self.store.home().schedule_turns(&asked, HOLD).await?;
+        Ok(turns.iter().zip(outcomes).collect())
     }
 
     /// Writes a decision, and makes its tasks at once. Waits for a transaction that holds the schedule.
