@@ -102,6 +102,7 @@ common::labelled! {
         ScheduleTurn = "schedule_turn",
         SchedulePostpone = "schedule_postpone",
         ScheduleDue = "schedule_due",
+        ScheduleOverdue = "schedule_overdue",
         ScheduleDelete = "schedule_delete",
         ScheduleCount = "schedule_count",
         ScheduleNames = "schedule_names",

@@ -60,7 +60,7 @@ impl StoreOp {
             TaskSetAside | TaskStanding => PoolKind::Fire,
             TaskHeld | TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge | PresenceRead => PoolKind::Fire,
             QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
-            ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount => PoolKind::Fire,
+            ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleOverdue | ScheduleCount => PoolKind::Fire,
             ScheduleWake | FireTake | FireDone | FireFound => PoolKind::Fire,
 
             TaskSubmit | TaskPut | QueueAdd | PositionMark | WarmWrite => PoolKind::Write,

@@ -316,6 +316,27 @@ impl Database {
         .await
     }
 
+    /// Reads at most `most` schedules that have been due for longer than `during`. They are among those in `undecided`
+    /// and those whose decision depends on a last task of the shards in `unknown`.
+    pub async fn schedule_overdue(
+        &self,
+        during: Duration,
+        most: i64,
+        undecided: &[Revision],
+        unknown: &[ShardId],
+    ) -> Result<Vec<(ScheduleName, Revision)>, Error> {
+        let undecided: Vec<i64> = undecided.iter().map(|revision| revision.0).collect();
+        let unknown = super::numbers(unknown);
+        let from = self.schedules_from(Instant::now());
+        self.run(StoreOp::ScheduleOverdue, |pool| async move {
+            let query = sqlx::query(include_str!("queries/schedule_overdue.sql"));
+            let query = query.bind(interval(during)).bind(most).bind(undecided).bind(from.to_utc()).bind(unknown);
+            let rows = query.fetch_all(&pool).await?;
+            rows.iter().map(|row| Ok((schedule_name(row, "name")?, Revision(row.try_get("revision")?)))).collect()
+        })
+        .await
+    }
+
     /// Deletes a schedule. With `read`, deletes it only if it is still at that revision.
     /// Returns whether it was deleted.
     pub async fn schedule_delete(&self, name: &ScheduleName, read: Option<Revision>) -> Result<bool, Error> {

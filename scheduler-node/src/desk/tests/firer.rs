@@ -233,8 +233,10 @@ async fn schedules_whose_last_tasks_a_node_cannot_ask_for_take_no_place_in_its_l
         sqlx::query(add).bind(last).execute(&tests[0].pool).await.unwrap();
     }
     set_back(&tests[0], 1).await;
-    let behind = "UPDATE duetime.schedule SET wake_at = clock_timestamp() - interval '1 min' WHERE name IN ('s1', 't')";
-    sqlx::query(behind).execute(&tests[0].pool).await.unwrap();
+    // What has been due for 5 s, no node has decided.
+    let lately = "UPDATE duetime.schedule
+                     SET wake_at = clock_timestamp() - CASE WHEN name IN ('s1', 't') THEN 0.5 ELSE 1 END * interval '1 s'";
+    sqlx::query(lately).execute(&tests[0].pool).await.unwrap();
     // The last task of `s1` is decided and not made, so it need not be asked for.
     let id = fixture::fresh_id_of(ShardId::new(64)).uuid();
     let pending = "WITH s AS (UPDATE duetime.schedule SET last_task = $1 WHERE name = 's1' RETURNING *)

@@ -6,6 +6,7 @@ mod collect;
 pub(crate) mod drain;
 mod firer;
 mod firer_decisions;
+mod firer_overdue;
 mod firer_takes;
 mod keys;
 mod limits;

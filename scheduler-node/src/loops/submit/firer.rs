@@ -14,6 +14,7 @@ mod count;
 mod decide;
 mod last_tasks;
 mod make;
+mod overdue;
 mod refusing;
 mod takes;
 
@@ -37,6 +38,7 @@ use self::{
     count::Corrections,
     last_tasks::LastTasks,
     make::MADE_AT_ONCE,
+    overdue::Overdue,
     refusing::{Refusing, TRIED_AT_ONCE},
     takes::Takes,
 };
@@ -123,6 +125,7 @@ pub struct Firer {
     /// The schedules whose decision the database refuses, and that are in the quarantine.
     kept: Arc<Mutex<BTreeSet<Revision>>>,
     last_tasks: LastTasks,
+    overdue: Arc<Mutex<Overdue>>,
     takes: Arc<Mutex<Takes>>,
     /// The databases that answer and take no tasks.
     refusing: Arc<Mutex<Refusing>>,
@@ -142,7 +145,7 @@ impl Firer {
     ) -> Self {
         let [making, deciding] = [MADE_AT_ONCE, STATEMENTS_AT_ONCE].map(|most| Arc::new(Semaphore::new(most)));
         let (waits_again_at, unknown, left_alone, kept, last_tasks) = Default::default();
-        let (takes, refusing, suspects) = Default::default();
+        let (overdue, takes, refusing, suspects) = Default::default();
         Self {
             store,
             submitter,
@@ -160,6 +163,7 @@ impl Firer {
             left_alone,
             kept,
             last_tasks,
+            overdue,
             takes,
             refusing,
             suspects,
@@ -241,9 +245,10 @@ impl Firer {
     /// Decides due schedules, and makes fire times that other nodes left. Returns when to look again.
     pub(crate) async fn look(&self) -> Result<Duration, Error> {
         let _work = at_work();
-        let home = self.store.home();
         let lag = self.lag();
-        let due = home.schedule_due(lag, READ_AT_ONCE, &self.left_alone(), &self.unknown_shards()).await?;
+        let unknown = self.unknown_shards();
+        self.postpone_overdue(&unknown).await;
+        let due = self.store.home().schedule_due(lag, READ_AT_ONCE, &self.left_alone(), &unknown).await?;
         let (now, arrived, next_wake_at) = (due.now, due.arrived, due.next_wake_at);
         let revision = |schedule: &Result<DueSchedule, Unreadable>| match schedule {
             Ok(schedule) => schedule.record.revision,
@@ -336,13 +341,14 @@ impl Firer {
     }
 
     /// Leaves schedules that this node cannot decide to the others for a while: they may reach another database, or be
-    /// of a newer version. Those beyond what this node remembers are postponed for all nodes, by one statement, since
-    /// they would stand in the way of each look.
+    /// of a newer version. Those beyond what this node remembers are postponed for all nodes at once, by one statement,
+    /// since they would stand in the way of each look. The others are after some seconds ([`Self::postpone_overdue`]).
     async fn leave_to_others(&self, schedules: &[(&ScheduleName, Revision)], later: Duration) {
         let room = LEFT_ALONE_MOST.saturating_sub(self.left_alone().len());
         let (remembered, others) = schedules.split_at(room.min(schedules.len()));
         for (_, revision) in remembered {
             self.leave_alone(*revision, later);
+            self.overdue.lock().note(*revision, later);
         }
         if !others.is_empty() {
             self.postpone(others, later).await;

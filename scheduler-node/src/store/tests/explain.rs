@@ -424,6 +424,13 @@ async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment
             "schedule_wake",
             "schedule",
         ),
+        (
+            include_str!("../queries/schedule_overdue.sql"),
+            "interval, bigint, bigint[], timestamptz, int[]",
+            "'1 s', 100, '{7}', now() - interval '1 h', '{64,65}'",
+            "schedule_wake",
+            "schedule",
+        ),
         (include_str!("../queries/fire_take.sql"), "interval, bigint, int[], timestamptz", &taken, "fire_wake", "fire"),
     ];
     for (sql, types, values, index, table) in cases {

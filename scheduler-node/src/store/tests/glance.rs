@@ -157,6 +157,9 @@ async fn looks_after_one_from_the_head_do_not_pass_what_an_open_snapshot_keeps()
     let due = |from: &str| format!("'0 s', 100, '{{}}', {from}, '{{}}'");
     assert!(read(sql, types, due(head)).await > 5 * FEW_PAGES);
     assert!(read(sql, types, due(&marks[SCHEDULES])).await < FEW_PAGES);
+    let sql = include_str!("../queries/schedule_overdue.sql");
+    assert!(read(sql, types, due(head)).await > 5 * FEW_PAGES);
+    assert!(read(sql, types, due(&marks[SCHEDULES])).await < FEW_PAGES);
     let (sql, types) = (include_str!("../queries/fire_take.sql"), "interval, bigint, int[], timestamptz");
     let take = |from: &str| format!("'2 s', 100, {}, {from}", shards());
     assert!(read(sql, types, take(head)).await > 5 * FEW_PAGES);

@@ -1,0 +1,128 @@
+//! The firer beside schedules that no node can decide: they are postponed, and keep none that is due later from firing.
+
+use std::{sync::Arc, time::Duration};
+
+use common::ids::{DatabaseName, ShardId};
+
+use super::{
+    Counter,
+    schedules::{firer, firer_among, hourly, made, name, set_back},
+    with_two_databases,
+};
+use crate::{
+    loops::{
+        submit::firer::Firer,
+        upkeep::prober::{NodeFitness, Unfit},
+    },
+    metrics::Metrics,
+    store::{
+        submit::Sending,
+        tests::{
+            fixture::{self, TestDatabase},
+            new_task,
+        },
+    },
+};
+
+/// The firer of a master that is cut off from `east`.
+fn cut_off(counter: &Counter) -> (Firer, Arc<Metrics>) {
+    let away = (DatabaseName::new("east"), Unfit::away("cut off".to_owned()));
+    firer_among(counter, true, NodeFitness { unfit: [away].into(), ..NodeFitness::default() })
+}
+
+/// `s` and so many more, due for an hour, all with a last task in `east`.
+async fn with_last_tasks_in_east(more: i32) -> (Counter, [TestDatabase; 2]) {
+    let (counter, tests) = with_two_databases().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    let others = "INSERT INTO duetime.schedule (name, rules, payload, since)
+                  SELECT 's' || g, rules, payload, since FROM duetime.schedule, generate_series(1, $1) AS g";
+    sqlx::query(others).bind(more).execute(&tests[0].pool).await.unwrap();
+    let last = "UPDATE duetime.schedule SET last_task = $1";
+    sqlx::query(last).bind(fixture::fresh_id_of(ShardId::new(64)).uuid()).execute(&tests[0].pool).await.unwrap();
+    set_back(&tests[0], 1).await;
+    (counter, tests)
+}
+
+/// How many schedules are not due before this time.
+async fn postponed_for(test: &TestDatabase, seconds: i32) -> i64 {
+    let later = "SELECT count(*) FROM duetime.schedule WHERE wake_at > now() + $1 * interval '1 s'";
+    sqlx::query_scalar(later).bind(seconds).fetch_one(&test.pool).await.unwrap()
+}
+
+/// Otherwise the next looks read past it, and past all that was deleted from the index since it came due.
+#[tokio::test]
+async fn what_no_node_has_decided_for_some_seconds_is_postponed_and_looks_begin_behind_it() {
+    let (counter, tests) = with_last_tasks_in_east(1).await;
+    let lately = "UPDATE duetime.schedule SET wake_at = clock_timestamp() - interval '1 s' WHERE name = 's1'";
+    sqlx::query(lately).execute(&tests[0].pool).await.unwrap();
+    let first = async || {
+        let first = "SELECT name, wake_at > now() - interval '1 min' FROM duetime.schedule ORDER BY wake_at LIMIT 1";
+        sqlx::query_as::<_, (String, bool)>(first).fetch_one(&tests[0].pool).await.unwrap()
+    };
+    assert_eq!(first().await, ("s".to_owned(), false));
+    let (master, metrics) = cut_off(&counter);
+    master.look().await.expect("it answers");
+    assert_eq!(first().await, ("s1".to_owned(), true), "another node may still decide it");
+    let glance = counter.store.home().look().await.expect("it answers");
+    let now = fixture::now(&tests[0].pool).await;
+    assert!(glance.schedule_wake_at.is_some_and(|first| first > now.minus(Duration::from_secs(60))));
+    // A node that reaches the database decides both.
+    let (other, of_other) = firer(&counter, false);
+    let decides_both = async {
+        while made(&of_other) < 2 {
+            other.look().await.expect("it answers");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), decides_both).await.expect("a second later");
+    assert_eq!(made(&metrics), 0);
+}
+
+#[tokio::test]
+async fn of_very_many_that_no_node_can_decide_a_bounded_number_is_written_and_for_longer() {
+    let (counter, tests) = with_last_tasks_in_east(599).await;
+    let (master, _) = cut_off(&counter);
+    master.look().await.expect("it answers");
+    assert_eq!((postponed_for(&tests[0], 5).await, postponed_for(&tests[0], 0).await), (500, 500));
+    let the_others = async {
+        while postponed_for(&tests[0], 0).await <= 500 {
+            master.look().await.expect("it answers");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), the_others).await.expect("half a second later");
+    assert!(postponed_for(&tests[0], 5).await <= 500, "the others are few");
+}
+
+/// Three hundred schedules with unreadable last tasks in `east`, except for each fiftieth if `some_can_be_read`. Behind
+/// them is one without a last task. A look reads a hundred.
+async fn with_unreadable_last_tasks(some_can_be_read: bool) -> (Counter, [TestDatabase; 2]) {
+    let (counter, tests) = with_last_tasks_in_east(300).await;
+    let unreadable = fixture::fresh_id_of(ShardId::new(64));
+    let east = &counter.store.databases()[1];
+    east.task_submit(&[new_task(unreadable)], Sending::First).await.unwrap();
+    sqlx::query(r#"UPDATE duetime.task SET retry = '"unreadable"'"#).execute(&tests[1].pool).await.unwrap();
+    let last = "UPDATE duetime.schedule SET last_task = CASE WHEN name = 's' THEN NULL ELSE $1::uuid END
+                 WHERE name = 's' OR NOT $2 OR nullif(substr(name, 2), '')::int % 50 <> 0";
+    sqlx::query(last).bind(unreadable.uuid()).bind(some_can_be_read).execute(&tests[0].pool).await.unwrap();
+    // In the order of their numbers.
+    let order = "UPDATE duetime.schedule
+                    SET wake_at = now() - interval '1 h' + coalesce(nullif(substr(name, 2), '')::int, 1000) * interval '1 s'";
+    sqlx::query(order).execute(&tests[0].pool).await.unwrap();
+    (counter, tests)
+}
+
+#[tokio::test]
+async fn schedules_whose_last_tasks_cannot_be_read_keep_none_behind_them_from_firing() {
+    let (counter, _tests) = with_unreadable_last_tasks(true).await;
+    let (master, metrics) = firer(&counter, true);
+    let looking = async {
+        // Six with a readable last task, and the one behind them.
+        while made(&metrics) < 7 {
+            master.look().await.expect("it answers");
+            // Each back-off has ended, as after looks that take long.
+            tokio::time::sleep(Duration::from_millis(1_050)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), looking).await.expect("looks get past the others");
+}
