@@ -287,17 +287,20 @@ impl Database {
     }
 
     /// Reads at most `most` schedules that have been due for a decision for longer than `lag`. It passes over those in
-    /// `left_alone`, and those whose decision depends on a last task of the shards in `unknown`.
+    /// `left_alone`, and those whose decision depends on a last task of the shards in `unknown`. `from`: the `wake_at`
+    /// from which it looks; `None`: from the first that there may be.
     pub async fn schedule_due(
         &self,
         lag: Duration,
         most: i64,
         left_alone: &[Revision],
         unknown: &[ShardId],
+        from: Option<UnixMicros>,
     ) -> Result<DueSchedules, Error> {
         let left_alone: Vec<i64> = left_alone.iter().map(|revision| revision.0).collect();
         let unknown = super::numbers(unknown);
-        let from = self.schedules_from(Instant::now());
+        let mark = self.schedules_from(Instant::now());
+        let from = from.map_or(mark, |from| from.max(mark));
         self.run(StoreOp::ScheduleDue, |pool| async move {
             let query =
                 sqlx::query(include_str!("queries/schedule_due.sql")).bind(interval(lag)).bind(most).bind(left_alone);

@@ -13,6 +13,7 @@
 mod count;
 mod decide;
 mod last_tasks;
+mod looks;
 mod make;
 mod overdue;
 mod refusing;
@@ -37,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     count::Corrections,
     last_tasks::LastTasks,
+    looks::Looks,
     make::MADE_AT_ONCE,
     overdue::Overdue,
     refusing::{Refusing, TRIED_AT_ONCE},
@@ -51,7 +53,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error, Store,
-        schedules::{DueSchedule, FireRecord, Revision, Unreadable},
+        schedules::{DueSchedule, DueSchedules, FireRecord, Revision, Unreadable},
     },
     supervise::at_work,
     working_set::{failures::Failures, set_aside::SetAside, suspects::Suspects},
@@ -125,6 +127,7 @@ pub struct Firer {
     /// The schedules whose decision the database refuses, and that are in the quarantine.
     kept: Arc<Mutex<BTreeSet<Revision>>>,
     last_tasks: LastTasks,
+    looks: Arc<Mutex<Looks>>,
     overdue: Arc<Mutex<Overdue>>,
     takes: Arc<Mutex<Takes>>,
     /// The databases that answer and take no tasks.
@@ -145,7 +148,7 @@ impl Firer {
     ) -> Self {
         let [making, deciding] = [MADE_AT_ONCE, STATEMENTS_AT_ONCE].map(|most| Arc::new(Semaphore::new(most)));
         let (waits_again_at, unknown, left_alone, kept, last_tasks) = Default::default();
-        let (overdue, takes, refusing, suspects) = Default::default();
+        let (looks, overdue, takes, refusing, suspects) = Default::default();
         Self {
             store,
             submitter,
@@ -163,6 +166,7 @@ impl Firer {
             left_alone,
             kept,
             last_tasks,
+            looks,
             overdue,
             takes,
             refusing,
@@ -248,7 +252,7 @@ impl Firer {
         let lag = self.lag();
         let unknown = self.unknown_shards();
         self.postpone_overdue(&unknown).await;
-        let due = self.store.home().schedule_due(lag, READ_AT_ONCE, &self.left_alone(), &unknown).await?;
+        let due = self.due(lag, &unknown).await?;
         let (now, arrived, next_wake_at) = (due.now, due.arrived, due.next_wake_at);
         let revision = |schedule: &Result<DueSchedule, Unreadable>| match schedule {
             Ok(schedule) => schedule.record.revision,
@@ -269,6 +273,20 @@ impl Firer {
         }
         let wait = |wake_at: UnixMicros| wake_at.since(now.plus(arrived.elapsed())) + lag;
         Ok(next_wake_at.into_iter().chain(woken).min().map_or(LOOK_EVERY, wait).min(LOOK_EVERY))
+    }
+
+    /// Reads due schedules. `unknown`: the shards whose tasks this node cannot learn of.
+    async fn due(&self, lag: Duration, unknown: &[ShardId]) -> Result<DueSchedules, Error> {
+        let (home, began, passes_over) = (self.store.home(), Instant::now(), !unknown.is_empty());
+        let from = self.looks.lock().from(passes_over, began);
+        let due = home.schedule_due(lag, READ_AT_ONCE, &self.left_alone(), unknown, from).await;
+        if from.is_none() && passes_over {
+            let read = due.as_ref().map(|due| due.schedules.len());
+            let has_read_all = read.map_or_else(Error::is_out_of_time, |read| !is_full(read, READ_AT_ONCE));
+            let took = began.elapsed();
+            self.looks.lock().ended(has_read_all, home.clock().at(began), took, began + took);
+        }
+        due
     }
 
     /// Takes decided fire times on that other nodes left, as many as there is room for, unless takes rest. Returns

@@ -180,7 +180,7 @@ async fn a_schedule_or_a_fire_time_before_the_mark_is_read_after_the_next_look_f
     sqlx::query(fire).bind(fixture::fresh_id().uuid()).execute(&test.pool).await.unwrap();
     let shards: Vec<_> = fixture::all_shards().iter().collect();
     let read = async || {
-        let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[]).await.unwrap();
+        let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[], None).await.unwrap();
         (due.schedules.len(), test.database.fire_take(Duration::ZERO, 10, &shards).await.unwrap().len())
     };
     let glance = test.database.look().await.unwrap();
@@ -191,4 +191,7 @@ async fn a_schedule_or_a_fire_time_before_the_mark_is_read_after_the_next_look_f
     let glance = test.database.look().await.unwrap();
     assert!(glance.schedule_wake_at.is_some() && glance.fire_wake_at.is_some());
     assert_eq!(read().await, (1, 1));
+    let now = fixture::now(&test.pool).await;
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[], Some(now)).await.unwrap();
+    assert!(due.schedules.is_empty(), "a short look begins later");
 }

@@ -230,13 +230,13 @@ async fn two_that_take_on_at_the_same_moment_get_different_fire_times() {
 #[tokio::test]
 async fn what_is_due_is_read_with_the_next_moment_and_others_wait_their_time() {
     let test = database().await;
-    let none = test.database.schedule_due(Duration::ZERO, 10, &[], &[]).await.unwrap();
+    let none = test.database.schedule_due(Duration::ZERO, 10, &[], &[], None).await.unwrap();
     assert!(none.schedules.is_empty() && none.next_wake_at.is_none());
     added(&test, "due").await;
     let soon = added(&test, "soon").await;
     let later = "UPDATE duetime.schedule SET wake_at = clock_timestamp() + interval '1 hour' WHERE name = 'soon'";
     sqlx::query(later).execute(&test.pool).await.unwrap();
-    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[]).await.unwrap();
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[], None).await.unwrap();
     assert_eq!(due.schedules.len(), 1);
     let found = due.schedules[0].as_ref().unwrap();
     assert_eq!((found.record.name.as_str(), found.pending), ("due", false));
@@ -245,12 +245,13 @@ async fn what_is_due_is_read_with_the_next_moment_and_others_wait_their_time() {
     let read = found.record.revision;
     let both = [(&found.record.name, read), (&soon.name, read)];
     assert!(test.database.schedule_postpone(&both, Duration::ZERO).await.unwrap().is_empty(), "none is held");
-    assert!(test.database.schedule_due(Duration::from_secs(60), 10, &[], &[]).await.unwrap().schedules.is_empty());
-    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[]).await.unwrap();
+    let minute = Duration::from_secs(60);
+    assert!(test.database.schedule_due(minute, 10, &[], &[], None).await.unwrap().schedules.is_empty());
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[], None).await.unwrap();
     assert_eq!(due.schedules.len(), 1, "a schedule changed after the read is not postponed");
 
     decide(&test, &due.schedules[0].as_ref().unwrap().record, fixture::fresh_id()).await.expect("decided");
-    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[]).await.unwrap();
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[], None).await.unwrap();
     assert!(due.schedules[0].as_ref().unwrap().pending, "its task is not known to be written");
 }
 
@@ -264,7 +265,7 @@ async fn schedules_that_an_open_transaction_holds_are_not_read_and_their_neighbo
     sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
     sqlx::query("UPDATE duetime.schedule SET payload = '' WHERE name <= 'b'").execute(&mut *holder).await.unwrap();
     let names = async |most| {
-        let due = test.database.schedule_due(Duration::ZERO, most, &[], &[]).await.unwrap();
+        let due = test.database.schedule_due(Duration::ZERO, most, &[], &[], None).await.unwrap();
         due.schedules.into_iter().map(|read| read.unwrap().record.name.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(names(1).await, ["c"], "those that are held take no place");
@@ -281,7 +282,7 @@ async fn one_that_cannot_be_read_does_not_keep_the_others_from_it() {
         .execute(&test.pool)
         .await
         .unwrap();
-    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[]).await.unwrap();
+    let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[], None).await.unwrap();
     let (good, bad): (Vec<_>, Vec<_>) = due.schedules.into_iter().partition(Result::is_ok);
     assert_eq!((good.len(), bad.len()), (1, 1));
 }
