@@ -126,3 +126,27 @@ async fn schedules_whose_last_tasks_cannot_be_read_keep_none_behind_them_from_fi
     };
     tokio::time::timeout(Duration::from_secs(60), looking).await.expect("looks get past the others");
 }
+
+#[tokio::test]
+async fn a_database_that_tells_nothing_of_the_last_tasks_of_a_look_is_not_asked_by_the_next_one() {
+    let (counter, _tests) = with_unreadable_last_tasks(false).await;
+    let (master, metrics) = firer(&counter, true);
+    master.look().await.expect("it answers");
+    assert_eq!(made(&metrics), 0);
+    master.look().await.expect("it answers");
+    assert_eq!(made(&metrics), 1, "the one behind them");
+}
+
+/// As an interrupted move leaves a shard.
+#[tokio::test]
+async fn schedules_whose_last_tasks_are_in_a_closed_shard_take_no_place_in_a_look() {
+    let (counter, tests) = with_last_tasks_in_east(150).await;
+    let behind = "UPDATE duetime.schedule SET last_task = NULL, wake_at = now() - interval '1 min' WHERE name = 's'";
+    sqlx::query(behind).execute(&tests[0].pool).await.unwrap();
+    let close = "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1 WHERE id = 64";
+    sqlx::query(close).execute(&tests[1].pool).await.unwrap();
+    counter.store.places().refresh().await.expect("both answer");
+    let (master, metrics) = firer(&counter, true);
+    master.look().await.expect("it answers");
+    assert_eq!(made(&metrics), 1);
+}

@@ -30,6 +30,10 @@ const HEAR_WITHIN: Duration = Duration::from_secs(1);
 /// make each look wait.
 const SILENT_FOR: Duration = super::POSTPONE;
 
+/// Where a database tells nothing of so many last tasks, as for unreadable blocks, it counts as silent. The search for
+/// those that can be read takes a look's time, and likely ends in the same way for those of the next look.
+const NONE_OF: usize = 16;
+
 /// The reason why the states of last tasks are unknown.
 #[derive(Debug, thiserror::Error)]
 enum LastTaskUnknown {
@@ -83,16 +87,23 @@ impl Firer {
         stream::select(stream::iter(known), asking.collect::<FuturesUnordered<_>>().flat_map(stream::iter))
     }
 
-    /// The shards whose tasks this node cannot learn of now: their database is away from it or silent, or their place
-    /// is unknown.
+    /// The shards whose tasks this node cannot learn of now: their database is away from it or silent, their place is
+    /// unknown, or they are closed there.
     pub(super) fn unknown_shards(&self) -> Vec<ShardId> {
         let (places, fitness) = (self.store.places(), self.fitness.borrow());
         let tells = |name: &DatabaseName| fitness.is_fit(name) && !self.is_silent(name);
         let telling = self.store.databases().indexed().filter(|(_, database)| tells(database.name()));
         let telling: BTreeSet<DatabaseIndex> = telling.map(|(index, _)| index).collect();
         let (map, shard_count) = (places.load(), places.shard_count().unwrap_or(0));
-        let is_known = |shard: &ShardId| map.of(*shard).is_some_and(|place| telling.contains(&place.database));
+        // A shard that is closed for a move, or was left closed by one, fails the statement.
+        let is_known = |shard: &ShardId| {
+            map.of(*shard).is_some_and(|place| place.status.is_open() && telling.contains(&place.database))
+        };
         (0..shard_count).map(ShardId::new).filter(|shard| !is_known(shard)).collect()
+    }
+
+    fn note_silent(&self, database: &DatabaseName) {
+        self.last_tasks.silent.lock().insert(database.clone(), Instant::now() + SILENT_FOR);
     }
 
     fn is_silent(&self, database: &DatabaseName) -> bool {
@@ -129,11 +140,14 @@ impl Firer {
                     }
                     // The prober may not have found yet that it is away.
                     if !is_of_rows && !matches!(&error, LastTaskUnknown::Failed(error) if error.is_moved()) {
-                        self.last_tasks.silent.lock().insert(name.clone(), Instant::now() + SILENT_FOR);
+                        self.note_silent(name);
                         break;
                     }
                 }
             }
+        }
+        if known.is_empty() && schedules.len() >= NONE_OF {
+            self.note_silent(database.name());
         }
         schedules.into_iter().map(|(schedule, last)| (schedule, known.get(&last).copied())).collect()
     }
