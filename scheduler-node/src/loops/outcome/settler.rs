@@ -112,8 +112,26 @@ impl Settlements {
 struct Unwritten {
     /// Those that give way to due messages, the oldest first.
     waiting: Vec<Confirmed>,
-    /// Those that wait no longer.
+    /// Those that something waits for.
+    urgent: Vec<Confirmed>,
+    /// Others that wait no longer, the oldest first.
     due: Vec<Confirmed>,
+    /// When all of them were looked at last for those that something waits for.
+    looked_at: Option<Instant>,
+}
+
+impl Unwritten {
+    /// Whether some of them wait no longer.
+    const fn some_are_due(&self) -> bool {
+        !self.urgent.is_empty() || !self.due.is_empty()
+    }
+
+    /// Removes the next ones to write, as many as one statement takes.
+    fn next(&mut self) -> Vec<Confirmed> {
+        let mut next: Vec<Confirmed> = self.urgent.drain(..self.urgent.len().min(BATCH)).collect();
+        next.extend(self.due.drain(..self.due.len().min(BATCH - next.len())));
+        next
+    }
 }
 
 #[derive(Debug)]
@@ -134,9 +152,9 @@ impl<S: Statements> Settler<S> {
         // Held ones are as bounded as the window, because their tasks stay in flight.
         let (mut held, mut unwritten) = (Vec::new(), Unwritten::default());
         let (mut again, mut is_open) = (held_again(), true);
-        while is_open || !held.is_empty() || !unwritten.due.is_empty() {
+        while is_open || !held.is_empty() || unwritten.some_are_due() {
             let is_wary = !held.is_empty();
-            let (some_wait, some_are_due) = (!unwritten.waiting.is_empty(), !unwritten.due.is_empty());
+            let (some_wait, some_are_due) = (!unwritten.waiting.is_empty(), unwritten.some_are_due());
             let pause = if some_are_due { Duration::ZERO } else { GATHER };
             let (work, batch, is_repeated) = tokio::select! {
                 biased;
@@ -148,8 +166,8 @@ impl<S: Statements> Settler<S> {
                 }
                 first = confirms.recv(), if is_open => match first {
                     Some(first) => {
-                        let batch = self.gather(first, &mut confirms, pause).await;
-                        (at_work(), self.give_way(batch, &mut unwritten), false)
+                        let new = self.gather(first, &mut confirms, pause).await;
+                        (at_work(), self.give_way(new, &mut unwritten), false)
                     }
                     None => {
                         is_open = false;
@@ -178,7 +196,8 @@ impl<S: Statements> Settler<S> {
         }
     }
 
-    /// Gathers the confirms of one write, from the first on, after a pause for more of them.
+    /// Gathers all confirms that have come, from the first on, after a pause for more of them. None is left in the
+    /// channel, where those that something waits for would stand behind the others.
     async fn gather(
         &self,
         first: Vec<Confirmed>,
@@ -188,13 +207,11 @@ impl<S: Statements> Settler<S> {
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        let mut batch = first;
-        while batch.len() < BATCH
-            && let Ok(more) = confirms.try_recv()
-        {
-            batch.extend(more);
+        let mut new = first;
+        while let Ok(more) = confirms.try_recv() {
+            new.extend(more);
         }
-        batch
+        new
     }
 
     /// Writes confirms, and moves those to `held` whose rows another transaction holds. `is_wary`: it asks for such
@@ -216,32 +233,39 @@ impl<S: Statements> Settler<S> {
     }
 
     /// Adds new confirms to those that wait until due messages are sent. Returns the next ones to write, as many as one
-    /// statement takes, so that those that come meanwhile wait for no more. The first are those that something waits
-    /// for.
+    /// statement takes, so that those that come meanwhile wait for no more. Those that something waits for are written
+    /// with the next statement that has room for them. New ones are looked at for that at once. The others may be tens
+    /// of thousands, so they are looked at again in the rhythm of [`GATHER`], however quick the statements are.
     fn give_way(&self, new: Vec<Confirmed>, unwritten: &mut Unwritten) -> Vec<Confirmed> {
-        let Unwritten { waiting, due } = unwritten;
-        waiting.extend(new);
         let (now, owned_shards) = (clock::instant(), &self.databases[self.index].owned_shards);
         let draining = owned_shards.draining();
-        let has_waited = |one: &Confirmed, for_long: Duration| now.saturating_duration_since(one.at) >= for_long;
+        let has_passed = |since: Instant, time: Duration| now.saturating_duration_since(since) >= time;
+        let Unwritten { waiting, urgent, due, looked_at } = &mut *unwritten;
         // A backlog may end and begin anew between two looks. So the oldest confirm tells how long they have waited.
-        let is_long = waiting.first().is_some_and(|first| has_waited(first, LONGEST_WAIT));
+        let is_long = waiting.first().or(new.first()).is_some_and(|first| has_passed(first.at, LONGEST_WAIT));
         let may_wait = !is_long && draining.is_empty() && self.lanes.backlog.delays_writes(now) && self.has_room();
+        if !may_wait && urgent.len() + due.len() + waiting.len() + new.len() <= BATCH {
+            let mut all = std::mem::take(urgent);
+            all.append(due);
+            all.append(waiting);
+            all.extend(new);
+            return all;
+        }
+        let mut again = owned_shards.claimed_again(new.iter().map(|one| one.id));
+        if looked_at.is_none_or(|at| has_passed(at, GATHER)) {
+            *looked_at = Some(now);
+            again.extend(owned_shards.claimed_again(due.iter().chain(waiting.iter()).map(|one| one.id)));
+        }
+        waiting.extend(new);
+        let is_urgent = |one: &mut Confirmed| {
+            !one.gives_way || again.contains(&one.id) || draining.contains(&one.id.shard()) || has_passed(one.at, OLD)
+        };
+        urgent.extend(due.extract_if(.., is_urgent));
+        urgent.extend(waiting.extract_if(.., is_urgent));
         if !may_wait {
             due.append(waiting);
-            if due.len() <= BATCH {
-                return std::mem::take(due);
-            }
         }
-        let again = owned_shards.claimed_again(waiting.iter().chain(due.iter()).map(|one| one.id));
-        let is_urgent = |one: &Confirmed| {
-            !one.gives_way || again.contains(&one.id) || draining.contains(&one.id.shard()) || has_waited(one, OLD)
-        };
-        due.extend(waiting.extract_if(.., |one| is_urgent(one)));
-        let (mut next, others): (Vec<_>, Vec<_>) = std::mem::take(due).into_iter().partition(is_urgent);
-        next.extend(others);
-        *due = next.split_off(next.len().min(BATCH));
-        next
+        unwritten.next()
     }
 
     /// Whether the window has room for more tasks.

@@ -51,7 +51,7 @@ async fn confirms_that_something_waits_for_are_written_with_the_next_statement_h
     // It is young for longer than this test lasts.
     lanes.backlog.note(true, 1, now + LONG);
     let urgent = |nth: usize| vec![Confirmed { gives_way: false, at: now, ..confirmed(ids[nth], SUCCEED) }];
-    let mut unwritten = Unwritten { waiting: strangers(2 * BATCH, now - LONGEST_WAIT), due: Vec::new() };
+    let mut unwritten = Unwritten { waiting: strangers(2 * BATCH, now - LONGEST_WAIT), ..Unwritten::default() };
     let last = unwritten.waiting[2 * BATCH - 1].id;
     for nth in 0..2 {
         let next = settler.give_way(urgent(nth), &mut unwritten);
@@ -64,19 +64,25 @@ async fn confirms_that_something_waits_for_are_written_with_the_next_statement_h
     assert!(settler.give_way(urgent(2), &mut unwritten).iter().all(|one| one.id != ids[2]), "old ones wait for none");
 }
 
-/// The lock holds up the first statement until the confirm that something waits for has come.
+/// The lock holds up the first statement until the confirm that something waits for has come. Most others stand in the
+/// channel before it, many small batches of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_confirm_that_something_waits_for_is_written_before_the_rest_of_those_that_have_waited() {
     let loops = Loops::new().await;
     let [last, urgent, _] = loops.claimed().await;
     let mut hold = loops.test.pool.acquire().await.unwrap();
     sqlx::raw_sql("BEGIN; LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").execute(&mut *hold).await.unwrap();
-    let (settlements, confirms) = Settlements::channel(100);
-    let mut many = strangers(3 * BATCH, clock::instant());
-    many.push(confirmed(last, SUCCEED));
-    settlements.confirmed(many).await;
+    let (settlements, confirms) = Settlements::channel(10 * BATCH);
+    let send_many = async |last: Vec<Confirmed>| {
+        for few in strangers(3 * BATCH, clock::instant()).chunks(BATCH / 100) {
+            settlements.confirmed(few.to_vec()).await;
+        }
+        settlements.confirmed(last).await;
+    };
+    send_many(Vec::new()).await;
     let settling = spawn_child(loops.settler(100, &Arc::default()).run(confirms, CancellationToken::new()));
     loops.test.until_waiting(1).await;
+    send_many(vec![confirmed(last, SUCCEED)]).await;
     settlements.confirmed(vec![Confirmed { gives_way: false, ..confirmed(urgent, SUCCEED) }]).await;
     drop(settlements);
     sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
@@ -94,7 +100,7 @@ async fn confirms_do_not_wait_for_longer_because_a_backlog_ends_and_begins_again
     let settler = loops.settler(100, &lanes);
     lanes.backlog.note(true, 1, clock::instant() + LONG);
     let old = Confirmed { at: clock::instant() - LONGEST_WAIT, ..confirmed(ids[0], SUCCEED) };
-    let mut unwritten = Unwritten { waiting: vec![old], due: Vec::new() };
+    let mut unwritten = Unwritten { waiting: vec![old], ..Unwritten::default() };
     assert_eq!(settler.give_way(vec![confirmed(ids[1], SUCCEED)], &mut unwritten).len(), 2);
     assert!(unwritten.waiting.is_empty());
 }
@@ -113,7 +119,7 @@ async fn confirms_that_wait_are_written_when_a_drain_begins() {
     let release = |owned_shards: &OwnedShards| owned_shards.begin_release(&[shard]);
     let drains: [&dyn Fn(&OwnedShards); 2] = [&cut, &release];
     for drain in drains {
-        let mut unwritten = Unwritten { waiting: vec![confirmed(ids[0], SUCCEED)], due: Vec::new() };
+        let mut unwritten = Unwritten { waiting: vec![confirmed(ids[0], SUCCEED)], ..Unwritten::default() };
         assert!(settler.give_way(Vec::new(), &mut unwritten).is_empty(), "nothing needs the places");
         drain(&owned_shards);
         let elsewhere = |_| confirmed(fixture::fresh_id_of(ShardId::new(1)), SUCCEED);
@@ -140,8 +146,33 @@ async fn a_confirm_gives_way_unless_something_waits_for_it_or_its_task_wakes_aga
     assert_eq!(written(settler.give_way(new, &mut unwritten)), [ids[1]]);
     let now = fixture::now(&loops.test.pool).await;
     loops.database().owned_shards.offer([Entry { wake_at: now, id: ids[2], kind: WakeKind::Claim }]);
+    // As after a pause.
+    unwritten.looked_at = None;
     assert_eq!(written(settler.give_way(Vec::new(), &mut unwritten)), [ids[2]], "it is to be tried again");
     assert_eq!(written(unwritten.waiting), [ids[0]]);
+}
+
+#[tokio::test]
+async fn a_confirm_whose_task_wakes_again_is_written_before_the_rest_of_those_that_wait_no_longer() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let owned_shards = &loops.database().owned_shards;
+    owned_shards.begin(ids);
+    let settler = loops.settler(100, &Arc::default());
+    let now = fixture::now(&loops.test.pool).await;
+    let wakes = |id: TaskId| owned_shards.offer([Entry { wake_at: now, id, kind: WakeKind::Claim }]);
+    let mut unwritten = Unwritten { due: strangers(3 * BATCH, clock::instant()), ..Unwritten::default() };
+    unwritten.due.push(confirmed(ids[0], SUCCEED));
+    wakes(ids[1]);
+    let next = settler.give_way(vec![confirmed(ids[1], SUCCEED)], &mut unwritten);
+    assert_eq!((next.len(), next[0].id), (BATCH, ids[1]), "a new one is looked at as it comes");
+    wakes(ids[0]);
+    unwritten.looked_at = Some(clock::instant() + LONG);
+    assert!(settler.give_way(Vec::new(), &mut unwritten).iter().all(|one| one.id != ids[0]), "not with each statement");
+    // As after a pause.
+    unwritten.looked_at = None;
+    let next = settler.give_way(Vec::new(), &mut unwritten);
+    assert_eq!((next.len(), next[0].id), (BATCH, ids[0]));
 }
 
 #[tokio::test]
