@@ -118,6 +118,10 @@ struct Unwritten {
     due: Vec<Confirmed>,
     /// When all of them were looked at last for those that something waits for.
     looked_at: Option<Instant>,
+    /// Those whose rows another transaction holds.
+    held: Vec<Confirmed>,
+    /// Whether no more come.
+    are_all: bool,
 }
 
 impl Unwritten {
@@ -148,12 +152,20 @@ pub struct Settler<S = Arc<Database>> {
 
 impl<S: Statements> Settler<S> {
     /// Runs until every sender is gone and everything is written, or until `stop` ends the wait.
-    pub async fn run(self, mut confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
-        // Held ones are as bounded as the window, because their tasks stay in flight.
-        let (mut held, mut unwritten) = (Vec::new(), Unwritten::default());
-        let (mut again, mut is_open) = (held_again(), true);
-        while is_open || !held.is_empty() || unwritten.some_are_due() {
-            let is_wary = !held.is_empty();
+    pub async fn run(self, confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
+        self.write_all(Unwritten::default(), confirms, stop).await;
+    }
+
+    /// As [`Self::run`], from these confirms on.
+    async fn write_all(
+        self,
+        mut unwritten: Unwritten,
+        mut confirms: mpsc::Receiver<Vec<Confirmed>>,
+        stop: CancellationToken,
+    ) {
+        let mut again = held_again();
+        while !unwritten.are_all || !unwritten.held.is_empty() || unwritten.some_are_due() {
+            let is_wary = !unwritten.held.is_empty();
             let (some_wait, some_are_due) = (!unwritten.waiting.is_empty(), unwritten.some_are_due());
             let pause = if some_are_due { Duration::ZERO } else { GATHER };
             let (work, batch, is_repeated) = tokio::select! {
@@ -161,16 +173,17 @@ impl<S: Statements> Settler<S> {
                 () = stop.cancelled(), if is_wary || some_wait || some_are_due => return,
                 // What is delayed again goes to the end, so that each has its turn.
                 _ = again.tick(), if is_wary => {
-                    let next: Vec<Confirmed> = held.drain(..held.len().min(BATCH)).collect();
+                    let most = unwritten.held.len().min(BATCH);
+                    let next: Vec<Confirmed> = unwritten.held.drain(..most).collect();
                     (at_work(), next, true)
                 }
-                first = confirms.recv(), if is_open => match first {
+                first = confirms.recv(), if !unwritten.are_all => match first {
                     Some(first) => {
                         let new = self.gather(first, &mut confirms, pause).await;
                         (at_work(), self.give_way(new, &mut unwritten), false)
                     }
                     None => {
-                        is_open = false;
+                        unwritten.are_all = true;
                         unwritten.due.append(&mut unwritten.waiting);
                         (at_work(), self.give_way(Vec::new(), &mut unwritten), false)
                     }
@@ -186,10 +199,11 @@ impl<S: Statements> Settler<S> {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = self.settle_all(batch, &mut held, is_wary, &work) => {}
+                () = self.settle_all(batch, &mut unwritten.held, is_wary, &work) => {}
             }
-            // Each row that a lock delays may take seconds. So new confirms, if some may come, have time of their own.
-            if is_repeated && is_open {
+            // Each row that a lock delays may take seconds. So the others, if there are any or may be, have time of
+            // their own.
+            if is_repeated && (!unwritten.are_all || unwritten.some_are_due()) {
                 let took = clock::instant().saturating_duration_since(began);
                 again.reset_after(took.min(LONGEST_REST).max(again.period()));
             }
@@ -240,7 +254,7 @@ impl<S: Statements> Settler<S> {
         let (now, owned_shards) = (clock::instant(), &self.databases[self.index].owned_shards);
         let draining = owned_shards.draining();
         let has_passed = |since: Instant, time: Duration| now.saturating_duration_since(since) >= time;
-        let Unwritten { waiting, urgent, due, looked_at } = &mut *unwritten;
+        let Unwritten { waiting, urgent, due, looked_at, .. } = &mut *unwritten;
         // A backlog may end and begin anew between two looks. So the oldest confirm tells how long they have waited.
         let is_long = waiting.first().or(new.first()).is_some_and(|first| has_passed(first.at, LONGEST_WAIT));
         let may_wait = !is_long && draining.is_empty() && self.lanes.backlog.delays_writes(now) && self.has_room();

@@ -266,6 +266,29 @@ async fn a_confirm_that_a_locked_partition_delays_leaves_time_for_other_confirms
     assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("succeeded"));
 }
 
+/// Each try of the held one takes longer than the interval between two of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_no_more_come_a_confirm_that_a_locked_partition_delays_leaves_time_for_the_rest() {
+    let loops = Loops::new().await;
+    let [delayed, last, _] = loops.claimed().await;
+    let mut hold = loops.test.pool.acquire().await.unwrap();
+    // Of all partitions: only what ends goes into the archive.
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.archive IN SHARE MODE").execute(&mut *hold).await.unwrap();
+    let held = vec![confirmed(delayed, SUCCEED)];
+    let mut unwritten = Unwritten { held, are_all: true, ..Unwritten::default() };
+    let stranger = |one| Confirmed { verdict: DELIVER, ..one };
+    unwritten.due.extend(strangers(BATCH, clock::instant()).into_iter().map(stranger));
+    unwritten.due.push(confirmed(last, DELIVER));
+    let (settler, confirms) = (loops.settler(100, &Arc::default()), Settlements::channel(1).1);
+    let settling = spawn_child(settler.write_all(unwritten, confirms, CancellationToken::new()));
+    until(|| async { loops.test.state_of(last).await.as_deref() == Some("delivered") }).await;
+    assert_eq!(loops.test.state_of(delayed).await.as_deref(), Some("dispatching"));
+
+    sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    tokio::time::timeout(LONG, settling).await.expect("it ends once all is written").unwrap();
+    assert_eq!(loops.test.state_of(delayed).await.as_deref(), Some("succeeded"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_locked_partition_delays_no_confirm_of_a_task_that_goes_into_another_one() {
     const KEPT_FOR_DAYS: AfterConfirm = AfterConfirm::Succeed { keep_ms: 3 * 24 * 3_600 * 1_000 };
