@@ -7,13 +7,13 @@
 //!
 //! An answer that comes in the time of a statement may still come too late. Its messages may be sent for a while only,
 //! the hold, which counts from the sending of the statement. After it, their rows must be read again, by a statement
-//! that would come as late. So such an answer has run out of its time, too. Statements grow only as long as half of the
-//! hold is left for the way to the broker.
+//! that would come as late. So the statements after it take at most half as many as it brought. Statements grow only as
+//! long as half of the hold is left for the way to the broker.
 //!
 //! In an outage all statements run out of their time, small ones too, and a small one shows the same as a large one. So
-//! it is the bound that is halved, and not the statement's own size. Statements that were under way together halve it
-//! once. After a long outage it may be a single task. But [`FEW`] tasks are hardly ever too many, so quick statements
-//! double it at once until it is as much.
+//! where no answer came, it is the bound that is halved, and not the statement's own size. Statements that were under
+//! way together halve it once. After a long outage it may be a single task. But [`FEW`] tasks are hardly ever too many,
+//! so quick statements double it at once until it is as much.
 //!
 //! Small statements must count. The tasks that are too many may be fewer than half of the bound, and come together
 //! again and again.
@@ -71,6 +71,19 @@ impl PartSize {
         if self.halved_at.is_none_or(|at| began >= at) {
             self.most = (self.most(of) / 2).max(1);
             self.halved_at = Some(now);
+        }
+        self.rests_until = Some(now + REST);
+    }
+
+    /// Records that an answer with the payloads of so many tasks came too late.
+    pub fn came_too_late(&mut self, tasks: usize, now: Instant) {
+        if tasks <= 1 {
+            return;
+        }
+        self.stays |= std::mem::take(&mut self.grew) && tasks <= FEW;
+        // Several such answers that were under way together do so once.
+        if tasks / 2 < self.most {
+            (self.most, self.halved_at) = (tasks / 2, Some(now));
         }
         self.rests_until = Some(now + REST);
     }

@@ -27,7 +27,7 @@ fn answers(statements: u32, each: Duration, hold: Duration, now: Instant) -> Vec
         let took = each * u32::try_from(tasks).unwrap();
         let ended = began + took;
         if PartSize::is_too_late(took, hold) {
-            size.ran_out_of_time(tasks, 500, began, ended);
+            size.came_too_late(tasks, ended);
         } else {
             size.passed(tasks, took, hold, ended);
         }
@@ -49,6 +49,19 @@ fn tasks_whose_answer_comes_too_late_to_be_sent_come_in_halves_and_stay_as_few_a
         assert!(!sizes[halved..].iter().any(late), "they grew until they were too late again: {sizes:?}");
         assert!(sizes.last() >= sizes.get(halved), "{sizes:?}");
     }
+}
+
+#[test]
+fn a_few_tasks_whose_answer_comes_too_late_come_in_halves_at_once_and_answers_under_way_together_count_once() {
+    let (mut size, now) = (PartSize::default(), Instant::now());
+    (0..4).for_each(|_| size.came_too_late(12, now));
+    assert_eq!(size.most(500), 6);
+    size.came_too_late(100, now);
+    assert_eq!(size.most(500), 6, "it was under way before");
+    size.came_too_late(1, now);
+    assert_eq!(size.most(500), 6, "it cannot be divided");
+    size.came_too_late(3, now);
+    assert_eq!(size.most(500), 1);
 }
 
 #[test]

@@ -68,7 +68,7 @@ impl<S: Statements> ClaimHandler<S> {
                     size.passed(tasks, took, self.longest_hold, now);
                 } else if !claimed.deliveries.is_empty() {
                     // An answer without payloads was late because of something else, such as a lock.
-                    size.ran_out_of_time(claimed.deliveries.len(), of, began, now);
+                    size.came_too_late(claimed.deliveries.len(), now);
                 }
             }
             Err(error) if error.is_out_of_time() || (error.is_unanswered() && is_unanswered()) => {
