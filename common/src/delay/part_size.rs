@@ -10,6 +10,10 @@
 //! that would come as late. So the statements after it take at most half as many as it brought. Statements grow only as
 //! long as half of the hold is left for the way to the broker.
 //!
+//! A database may be slow whatever a statement takes, as with commits that take seconds. Then smaller ones only make
+//! fewer tasks leave in time. An answer with so few bytes that they were not what took long shows such a database. It
+//! counts as late only if nothing of it can be sent, and makes statements no smaller than [`FEW`].
+//!
 //! In an outage all statements run out of their time, small ones too, and a small one shows the same as a large one. So
 //! where no answer came, it is the bound that is halved, and not the statement's own size. Statements that were under
 //! way together halve it once. After a long outage it may be a single task. But [`FEW`] tasks are hardly ever too many,
@@ -33,6 +37,10 @@ const REST: Duration = Duration::from_secs(15);
 /// The payloads of so many tasks have some megabytes at most as a rule, and come in time over any way that is fit for a
 /// database. Claims of so many cost more than larger ones, but take thousands of tasks a second.
 const FEW: usize = 16;
+
+/// So many bytes come in a moment over any way that is fit for a database. They are as much as a single task may have
+/// by default.
+const LIGHT_BYTES: i64 = 256 << 10;
 
 /// Slow statements grow by this part: they may take long because of something else than their tasks.
 const SLOWLY: usize = 8;
@@ -75,23 +83,26 @@ impl PartSize {
         self.rests_until = Some(now + REST);
     }
 
-    /// Records that an answer with the payloads of so many tasks came too late.
-    pub fn came_too_late(&mut self, tasks: usize, now: Instant) {
-        if tasks <= 1 {
+    /// Records that an answer with the payloads of so many tasks, of so many bytes, came too late.
+    pub fn came_too_late(&mut self, tasks: usize, bytes: i64, now: Instant) {
+        let fewest = if bytes > LIGHT_BYTES { 1 } else { FEW };
+        if tasks <= fewest {
             return;
         }
         self.stays |= std::mem::take(&mut self.grew) && tasks <= FEW;
         // Several such answers that were under way together do so once.
-        if tasks / 2 < self.most {
-            (self.most, self.halved_at) = (tasks / 2, Some(now));
+        let half = (tasks / 2).max(fewest);
+        if half < self.most {
+            (self.most, self.halved_at) = (half, Some(now));
         }
         self.rests_until = Some(now + REST);
     }
 
-    /// Whether an answer that took so long came too late for its messages, which may be sent until `hold` has passed. A
-    /// quarter of that is left for a burst: what cannot be sent by then is read once more.
-    pub fn is_too_late(took: Duration, hold: Duration) -> bool {
-        took > hold / 4 * 3
+    /// Whether an answer that took so long came too late for its messages, which may be sent until `hold` has passed.
+    /// `bytes`: of their payloads. Where these are many, a quarter of the hold is left for a burst: what cannot be sent
+    /// by then is read once more.
+    pub fn is_too_late(took: Duration, bytes: i64, hold: Duration) -> bool {
+        took > if bytes > LIGHT_BYTES { hold / 4 * 3 } else { hold }
     }
 
     /// Records that a statement of so many tasks passed, and how long it took. One of few says nothing about more.

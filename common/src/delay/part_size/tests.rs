@@ -1,5 +1,8 @@
 use super::*;
 
+/// Payloads that may be what takes long.
+const HEAVY: i64 = LIGHT_BYTES + 1;
+
 /// The time of a statement, and for how long after it messages may be sent.
 const TIME: Duration = Duration::from_secs(5);
 
@@ -26,8 +29,8 @@ fn answers(statements: u32, each: Duration, hold: Duration, now: Instant) -> Vec
         let tasks = size.most(500);
         let took = each * u32::try_from(tasks).unwrap();
         let ended = began + took;
-        if PartSize::is_too_late(took, hold) {
-            size.came_too_late(tasks, ended);
+        if PartSize::is_too_late(took, HEAVY, hold) {
+            size.came_too_late(tasks, HEAVY, ended);
         } else {
             size.passed(tasks, took, hold, ended);
         }
@@ -42,7 +45,7 @@ fn tasks_whose_answer_comes_too_late_to_be_sent_come_in_halves_and_stay_as_few_a
     let now = Instant::now();
     for (hold, each_us) in [(TIME, 13_000), (TIME, 20_000), (TIME * 2 / 5, 3_500), (TIME * 2 / 5, 40_000)] {
         let each = Duration::from_micros(each_us);
-        let late = |tasks: &usize| PartSize::is_too_late(each * u32::try_from(*tasks).unwrap(), hold);
+        let late = |tasks: &usize| PartSize::is_too_late(each * u32::try_from(*tasks).unwrap(), HEAVY, hold);
         let sizes = answers(200, each, hold, now);
         let halved = sizes.iter().take_while(|tasks| late(tasks)).count();
         assert!((1..=6).contains(&halved), "{halved} answers came too late for {hold:?}");
@@ -54,14 +57,29 @@ fn tasks_whose_answer_comes_too_late_to_be_sent_come_in_halves_and_stay_as_few_a
 #[test]
 fn a_few_tasks_whose_answer_comes_too_late_come_in_halves_at_once_and_answers_under_way_together_count_once() {
     let (mut size, now) = (PartSize::default(), Instant::now());
-    (0..4).for_each(|_| size.came_too_late(12, now));
+    (0..4).for_each(|_| size.came_too_late(12, HEAVY, now));
     assert_eq!(size.most(500), 6);
-    size.came_too_late(100, now);
+    size.came_too_late(100, HEAVY, now);
     assert_eq!(size.most(500), 6, "it was under way before");
-    size.came_too_late(1, now);
+    size.came_too_late(1, HEAVY, now);
     assert_eq!(size.most(500), 6, "it cannot be divided");
-    size.came_too_late(3, now);
+    size.came_too_late(3, HEAVY, now);
     assert_eq!(size.most(500), 1);
+}
+
+#[test]
+fn few_bytes_are_late_only_if_none_can_be_sent_and_leave_statements_of_a_few_tasks() {
+    assert!(!PartSize::is_too_late(TIME, LIGHT_BYTES, TIME) && PartSize::is_too_late(TIME, HEAVY, TIME));
+    assert!(PartSize::is_too_late(TIME + Duration::from_millis(1), LIGHT_BYTES, TIME));
+    let (mut size, now) = (PartSize::default(), Instant::now());
+    let mut late = || {
+        size.came_too_late(size.most(500), LIGHT_BYTES, now);
+        size.most(500)
+    };
+    assert_eq!([0; 7].map(|_| late()), [250, 125, 62, 31, FEW, FEW, FEW]);
+    assert_eq!(sizes(&mut size, 2, Duration::from_millis(1), now + REST), [32, 64]);
+    size.came_too_late(12, LIGHT_BYTES, now + REST);
+    assert_eq!(sizes(&mut size, 1, Duration::from_millis(1), now + REST), [128], "so few are not what took long");
 }
 
 #[test]

@@ -60,17 +60,27 @@ async fn after_payloads_that_came_too_late_to_be_sent_statements_have_half_as_ma
     let ids = loops.three(|_| ()).await;
     let database = loops.counter.databases.home().clone();
     let (claims, _dispatches) = loops.claims();
-    let size_after = |claimed: &Claimed| {
+    let claim = database.sql.task_claim(&ids, &loops.fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap();
+    let size_after = |deliveries: Vec<Delivery>, fifths: u32| {
+        let ago = claims.longest_hold / 5 * fifths;
+        let sent_at = claim.sent_at.checked_sub(ago).expect("this machine runs for longer");
+        let (now, held_back, passed) = (claim.now, Vec::new(), Vec::new());
+        let late = Claimed { sent_at, now, deliveries, held_back, passed, refused: false, turned: false };
         let mut size = PartSize::default();
-        claims.note_end(&mut size, 500, 500, claimed.sent_at, Ok(claimed));
+        claims.note_end(&mut size, 500, 500, sent_at, Ok(&late));
         size.most(500)
     };
-    let claim = database.sql.task_claim(&ids, &loops.fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap();
-    assert_eq!(size_after(&claim), 500);
-    let sent_at = claim.sent_at.checked_sub(claims.longest_hold).expect("this machine runs for longer");
-    let late = Claimed { sent_at, ..claim };
-    assert_eq!(size_after(&late), 1);
-    assert_eq!(size_after(&Claimed { deliveries: Vec::new(), ..late }), 500, "no payload made it late");
+    let of = |bytes: usize, tasks: usize| {
+        let mut delivery = claim.deliveries[0].clone();
+        delivery.content.payload = vec![0; bytes];
+        vec![delivery; tasks]
+    };
+    assert_eq!(size_after(of(100 << 10, 6), 0), 500);
+    assert_eq!(size_after(of(100 << 10, 6), 4), 3);
+    assert_eq!(size_after(of(100, 40), 4), 500, "a slow database has them sent in time");
+    assert_eq!(size_after(of(100, 40), 5), 20);
+    assert_eq!(size_after(of(100, 3), 5), 500, "so few would come as late if they were fewer");
+    assert_eq!(size_after(Vec::new(), 5), 500, "no payload made it late");
 }
 
 #[tokio::test]
