@@ -8,7 +8,8 @@
 //! An answer that comes in the time of a statement may still come too late. Its messages may be sent for a while only,
 //! the hold, which counts from the sending of the statement. After it, their rows must be read again, by a statement
 //! that would come as late. So the statements after it take at most half as many as it brought. Statements grow only as
-//! long as half of the hold is left for the way to the broker.
+//! long as half of the hold is left for the way to the broker. Four claims may be under way together. Where they share
+//! a slow way, some that grew by what a single one took may be late once, and are halved again.
 //!
 //! A database may be slow whatever a statement takes, as with commits that take seconds. Then smaller ones only make
 //! fewer tasks leave in time. An answer with so few bytes that they were not what took long shows such a database. It
@@ -27,7 +28,8 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-/// A statement that took less than one part in so many of the hold comes in time with twice as many tasks, too.
+/// A statement that took less than one part in so many of the hold comes in time with twice as many tasks, too. That
+/// is so if no more of them share the way than before.
 const QUICK: u32 = 5;
 
 /// Statements do not grow for so long after one ran out of its time. Its tasks come again meanwhile, and take ten

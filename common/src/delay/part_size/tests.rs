@@ -21,8 +21,8 @@ fn sizes(size: &mut PartSize, statements: usize, each: Duration, now: Instant) -
     (0..statements).map(end).collect()
 }
 
-/// The sizes of statements in a row that have all tasks that they may have, and whose answers come after so long for
-/// each.
+/// The sizes of statements, one at a time, that have all tasks that they may have, and whose answers come after so long
+/// for each.
 fn answers(statements: u32, each: Duration, hold: Duration, now: Instant) -> Vec<usize> {
     let (mut size, mut began) = (PartSize::default(), now);
     let answer = |_| {
