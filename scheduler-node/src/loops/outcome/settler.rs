@@ -58,9 +58,13 @@ const LEFT: usize = 4;
 /// The longest time for which a confirm gives way. Messages that wait for longer are no burst but the usual load.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// After so long a confirm waits for no newer one. Those that something waits for may be as many as the database
+/// Confirms of this age have a part of each statement, as those that something waits for may be as many as the database
 /// writes. A full window takes some four seconds after [`LONGEST_WAIT`].
 const OLD: Duration = Duration::from_secs(10);
+
+/// The part of a statement that old confirms have. A slow database may leave a full window of them, so those that
+/// something waits for have the rest.
+const OLD_PART: usize = BATCH / 4;
 
 /// The longest pause between two passes over confirms that were delayed. It is enough to write what comes meanwhile.
 const LONGEST_REST: Duration = Duration::from_secs(10);
@@ -131,8 +135,11 @@ impl Unwritten {
     }
 
     /// Removes the next ones to write, as many as one statement takes.
-    fn next(&mut self) -> Vec<Confirmed> {
-        let mut next: Vec<Confirmed> = self.urgent.drain(..self.urgent.len().min(BATCH)).collect();
+    fn next(&mut self, now: Instant) -> Vec<Confirmed> {
+        let is_old = |one: &&Confirmed| now.saturating_duration_since(one.at) >= OLD;
+        let old = self.due.iter().take(OLD_PART).take_while(is_old).count();
+        let mut next: Vec<Confirmed> = self.due.drain(..old).collect();
+        next.extend(self.urgent.drain(..self.urgent.len().min(BATCH - old)));
         next.extend(self.due.drain(..self.due.len().min(BATCH - next.len())));
         next
     }
@@ -271,15 +278,14 @@ impl<S: Statements> Settler<S> {
             again.extend(owned_shards.claimed_again(due.iter().chain(waiting.iter()).map(|one| one.id)));
         }
         waiting.extend(new);
-        let is_urgent = |one: &mut Confirmed| {
-            !one.gives_way || again.contains(&one.id) || draining.contains(&one.id.shard()) || has_passed(one.at, OLD)
-        };
+        let is_urgent =
+            |one: &mut Confirmed| !one.gives_way || again.contains(&one.id) || draining.contains(&one.id.shard());
         urgent.extend(due.extract_if(.., is_urgent));
         urgent.extend(waiting.extract_if(.., is_urgent));
         if !may_wait {
             due.append(waiting);
         }
-        unwritten.next()
+        unwritten.next(now)
     }
 
     /// Whether the window has room for more tasks.

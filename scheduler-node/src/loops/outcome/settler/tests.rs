@@ -60,8 +60,12 @@ async fn confirms_that_something_waits_for_are_written_with_the_next_statement_h
     assert!(settler.give_way(strangers(1, now), &mut unwritten).iter().any(|one| one.id == last), "all wait no longer");
     assert_eq!((unwritten.waiting.len(), unwritten.due.len()), (1, 0));
 
+    // More than the database writes, on either side.
+    let many = strangers(2 * BATCH, now).into_iter().map(|one| Confirmed { gives_way: false, ..one });
     let mut unwritten = Unwritten { due: strangers(2 * BATCH, now - OLD), ..Unwritten::default() };
-    assert!(settler.give_way(urgent(2), &mut unwritten).iter().all(|one| one.id != ids[2]), "old ones wait for none");
+    assert!(settler.give_way(urgent(2), &mut unwritten).iter().any(|one| one.id == ids[2]), "old ones leave room");
+    let next = settler.give_way(many.collect(), &mut unwritten);
+    assert_eq!(next.iter().filter(|one| one.at == now).count(), BATCH - OLD_PART, "old ones do not wait for all newer");
 }
 
 /// The lock holds up the first statement until the confirm that something waits for has come. Most others stand in the
