@@ -33,7 +33,7 @@ pub(super) struct Lane {
     last: BTreeMap<DatabaseIndex, (UnixMicros, Instant)>,
     /// Due ones that stand ready for the next batch.
     pub(super) ready: VecDeque<Dispatch>,
-    /// Those of them that waited for an answer to one of its own batches at the last look at it.
+    /// Those of them that waited for the end of one of its own batches, or for free channels, at the last look at it.
     pub(super) held: usize,
     pub(super) batches: usize,
     /// The messages of these batches.

@@ -86,7 +86,7 @@ pub struct Outbox {
     waiting: usize,
     /// The messages of all lanes that stand ready for a batch. While one is due and not in a batch, this is not 0.
     ready: usize,
-    /// Those of them that quiet lanes hold until one of their own batches ends.
+    /// Those of them that quiet lanes hold until one of their own batches ends, or a look finds channels free again.
     held: usize,
     /// The batches of all lanes.
     batches: usize,
@@ -192,8 +192,9 @@ impl Outbox {
         self.window.has_room(self.under_way - self.silent)
     }
 
-    /// Whether a due message waits for a batch. Those of a quiet lane that wait for an answer to one of its own batches
-    /// do not count: nothing that gives way to them makes them leave sooner.
+    /// Whether a due message waits for a batch. Those that a quiet lane holds do not count. They wait for the end of
+    /// one of its own batches, or until all lanes have so few that channels are free again: nothing that gives way to
+    /// them makes them leave sooner.
     pub const fn has_due(&self) -> bool {
         self.ready > self.held
     }

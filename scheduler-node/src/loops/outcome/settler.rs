@@ -45,7 +45,8 @@ use crate::{
     },
 };
 
-/// Confirms are gathered for this long. The write delays no delivery, so fewer, larger statements win.
+/// Confirms are gathered for this long. The write delays no delivery, so fewer, larger statements win. Those that are
+/// left for later are looked at again as often.
 const GATHER: Duration = Duration::from_millis(50);
 
 /// The most confirms of one statement.
@@ -257,6 +258,8 @@ impl<S: Statements> Settler<S> {
     /// statement takes, so that those that come meanwhile wait for no more. Those that something waits for are written
     /// with the next statement that has room for them. New ones are looked at for that at once. The others may be tens
     /// of thousands, so they are looked at again in the rhythm of [`GATHER`], however quick the statements are.
+    ///
+    /// While rows are held, what is returned goes into several statements, in the order of the times of keeping.
     fn give_way(&self, new: Vec<Confirmed>, unwritten: &mut Unwritten) -> Vec<Confirmed> {
         let (now, owned_shards) = (clock::instant(), &self.databases[self.index].owned_shards);
         let draining = owned_shards.draining();

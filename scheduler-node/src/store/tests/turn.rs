@@ -275,9 +275,9 @@ async fn a_confirm_that_is_written_after_a_change_to_reports_counts_from_when_it
     assert_eq!(predate_reports(&test, &ids).await, [true]);
 }
 
-/// The time for which the write of a confirm waits here: far more than a statement's way to the server takes, and less
-/// than the two seconds for which a pool lets it wait.
-const WAIT: Duration = Duration::from_millis(500);
+/// The time for which the write of a confirm waits here: far more than a statement's way to the server takes. It is far
+/// less than the two seconds for which a pool lets it wait, because the change of the queue comes in them too.
+const WAIT: Duration = Duration::from_millis(100);
 
 #[tokio::test]
 async fn a_confirm_whose_write_waits_for_a_connection_counts_from_when_it_came() {
