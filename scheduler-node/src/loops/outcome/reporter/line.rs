@@ -15,7 +15,6 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
@@ -24,7 +23,7 @@ use common::{
     shard::map::ShardMap,
     task::report::ReportStatus,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::{
     AWAY_LONGEST, AttemptEvent, HELD_LONGEST, Reported, Reporter, finished,
@@ -43,7 +42,7 @@ use crate::{
 };
 
 /// Messages of one pass. All of them together need one read and at most three writes in each database.
-const BATCH: usize = 500;
+pub(super) const BATCH: usize = 500;
 
 /// The most reports that wait to be tried again, of one database. They take places in the prefetch, which is mostly 500
 /// for all databases. Those beyond it go back to the broker once in each pause: they may come again as often as
@@ -138,6 +137,8 @@ impl<S: Statements> Reporter<S> {
     ) {
         let (mut batch, mut held) = (Vec::with_capacity(BATCH), Vec::<ReadReport>::new());
         let (mut again, mut failed_alone) = (held_again(), FailedAlone::default());
+        // What came during a pass that met a lock, and whether held reports have met one that lasts.
+        let (mut coming, mut is_delayed) = (Vec::new(), false);
         loop {
             let is_wary = !held.is_empty();
             if batch.is_empty() {
@@ -148,7 +149,7 @@ impl<S: Statements> Reporter<S> {
                         return_surplus(&mut held).await;
                         batch.append(&mut held);
                     }
-                    count = line.recv_many(&mut batch, BATCH) => if count == 0 { return },
+                    any = have_come(&mut line, &mut coming) => if any { batch.append(&mut coming) } else { return },
                 }
             }
             let _work = at_work();
@@ -159,14 +160,21 @@ impl<S: Statements> Reporter<S> {
                 self.hold_back(&mut batch, &mut held).await;
             }
             failed_alone.put_last(&mut batch);
-            let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete)).await;
+            if is_delayed {
+                self.prolong(&self.databases[index], &batch).await;
+            }
+            let met = watch::Sender::new(false);
+            let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete), &met);
+            let pass = self.with_coming(pass, (&mut line, &mut coming), index, (is_delayed, &met)).await;
             failed_alone.note(pass.failed_alone);
             held.extend(pass.held);
+            // A pass over the held ones shows whether it lasts.
+            is_delayed = !held.is_empty() && (*met.borrow() || (is_delayed && !is_repeated));
             // Each time, reports on a closed shard have left the batch.
             batch.extend(pass.again);
             if pass.is_away {
                 self.databases[index].leave_messages();
-                return_old(&mut line, &mut batch, pass.back).await;
+                return_old(&mut line, &mut coming, pass.back).await;
             }
             if is_repeated {
                 // Each report that a lock delays may take seconds. So new reports have at least half of the time.
@@ -211,12 +219,13 @@ impl<S: Statements> Reporter<S> {
         }
     }
 
-    /// Applies a batch and acks what is written.
+    /// Applies a batch and acks what is written. `met` learns when it meets a lock or lacks a partition.
     async fn apply_and_ack(
         &self,
         index: DatabaseIndex,
         mut reports: Vec<ReadReport>,
         (aside, incomplete): (&mpsc::Sender<ToQuarantine>, &mpsc::Sender<ToQuarantine>),
+        met: &watch::Sender<bool>,
     ) -> Pass {
         let database = &self.databases[index];
         let id = |report: &ReadReport| report.id;
@@ -226,10 +235,9 @@ impl<S: Statements> Reporter<S> {
         }
         let (others, known) = reports.split_at(first_suspect);
         let are_held = |part: &[ReadReport]| self.databases.are_held(part.iter().map(id).collect());
-        let is_prolonged = AtomicBool::new(false);
         let write = |part: &[ReadReport]| {
             let events = part.iter().map(|report| (report.id, report.event.clone())).collect();
-            self.apply_or_prolong(database, events, (&reports, &is_prolonged))
+            self.apply_or_prolong(database, events, (&reports, met))
         };
         let (patience, without_partition) = (Some(AWAY_LONGEST), &database.without_partition);
         let done = until_done_or_held(WHAT, others, patience, without_partition, are_held, write).await;
@@ -374,26 +382,35 @@ fn give_back(id: TaskId, message: Incoming) {
     });
 }
 
-/// Fills the batch from the line. Reports that have waited there for [`KEPT_LONGEST`] go back to the broker instead.
-/// So do those on the tasks in `back`, whose earlier reports have just gone back: they would go first otherwise. Those
-/// whose connection is gone come again by themselves, and only take the places of others.
+/// Waits for reports, unless some have come already. Returns whether there are any: the line may have ended.
+async fn have_come(line: &mut mpsc::Receiver<ReadReport>, coming: &mut Vec<ReadReport>) -> bool {
+    !coming.is_empty() || line.recv_many(coming, BATCH).await > 0
+}
+
+/// Fills the next batch from the line, behind what has come already. Reports that have waited for [`KEPT_LONGEST`] go
+/// back to the broker instead. So do those on the tasks in `back`, whose earlier reports have just gone back: they
+/// would go first otherwise. Those whose connection is gone come again by themselves, and only take the places of
+/// others.
 pub(super) async fn return_old(
     line: &mut mpsc::Receiver<ReadReport>,
-    batch: &mut Vec<ReadReport>,
+    coming: &mut Vec<ReadReport>,
     mut back: HashSet<TaskId>,
 ) {
     // What the broker delivers again meanwhile waits for the next call.
     let mut left = line.len();
-    while left > 0
-        && batch.len() < BATCH
-        && let Ok(report) = line.try_recv()
+    let in_line = std::iter::from_fn(|| {
+        left = left.checked_sub(1)?;
+        line.try_recv().ok()
+    });
+    let mut reports = std::mem::take(coming).into_iter().chain(in_line);
+    while coming.len() < BATCH
+        && let Some(report) = reports.next()
     {
-        left -= 1;
         if report.has_waited(KEPT_LONGEST) || back.contains(&report.id) {
             back.insert(report.id);
             report.message.ack.requeue().await;
         } else if !report.message.ack.is_lost() {
-            batch.push(report);
+            coming.push(report);
         }
     }
 }

@@ -4,17 +4,15 @@
 //! goes into, or a retry into none. So where a partition is locked or missing, the deadline could still be written, and
 //! take a rejection for a success, or a success for a failure.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::collections::{BTreeMap, HashMap};
 
 use common::ids::{Attempt, TaskId};
+use tokio::sync::{mpsc, watch};
 
-use super::{AttemptEvent, Reported, Reporter, incoming::ReadReport, write::Writes};
+use super::{AttemptEvent, Reported, Reporter, incoming::ReadReport, line::BATCH, write::Writes};
 use crate::{
     store::{Error, Patience, Statements, settle::StandingRow},
-    working_set::database::NodeDatabase,
+    working_set::database::{DatabaseIndex, NodeDatabase},
 };
 
 /// The time that a deadline gets. Each pass over such reports gives it once more when less than half is left. A pass
@@ -22,24 +20,55 @@ use crate::{
 const PROLONGED_BY_MS: i64 = 240_000;
 
 impl<S: Statements> Reporter<S> {
+    /// Runs a `pass`, to its end. Once `met` says that it is delayed, the deadlines of reports that come meanwhile are
+    /// prolonged, from the beginning if others `are_held` by what delays it: a pass may take a minute. These are
+    /// `coming` then, [`BATCH`] of them at most.
+    pub(super) async fn with_coming<T>(
+        &self,
+        pass: impl Future<Output = T>,
+        (line, coming): (&mut mpsc::Receiver<ReadReport>, &mut Vec<ReadReport>),
+        index: DatabaseIndex,
+        (are_held, met): (bool, &watch::Sender<bool>),
+    ) -> T {
+        let prolonging = async {
+            if !are_held {
+                drop(met.subscribe().wait_for(|is_met| *is_met).await);
+            }
+            loop {
+                let before = coming.len();
+                if before >= BATCH || line.recv_many(coming, BATCH - before).await == 0 {
+                    break std::future::pending::<T>().await;
+                }
+                self.prolong(&self.databases[index], &coming[before..]).await;
+            }
+        };
+        // The pass goes on while deadlines are prolonged. Its end may leave a statement of those undone: the next pass
+        // begins with it.
+        tokio::select! {
+            biased;
+            passed = pass => passed,
+            never = prolonging => never,
+        }
+    }
+
     /// Applies some of the `reports` of a pass. The first time that one meets contention, or has no partition to go to,
     /// the deadlines of all of them are prolonged.
     pub(super) async fn apply_or_prolong(
         &self,
         database: &NodeDatabase<S>,
         some: Vec<(TaskId, AttemptEvent)>,
-        (reports, is_prolonged): (&[ReadReport], &AtomicBool),
+        (reports, met): (&[ReadReport], &watch::Sender<bool>),
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let applied = self.apply_in_place(some, Patience::Short).await;
         let is_delayed = applied.as_ref().is_err_and(|error| error.is_contention() || error.lacks_partition());
-        if is_delayed && !is_prolonged.swap(true, Ordering::Relaxed) {
+        if is_delayed && !met.send_replace(true) {
             self.prolong(database, reports).await;
         }
         applied
     }
 
     /// Prolongs the deadlines of attempts about which there is something to write. After a failure the next pass does.
-    async fn prolong(&self, database: &NodeDatabase<S>, reports: &[ReadReport]) {
+    pub(super) async fn prolong(&self, database: &NodeDatabase<S>, reports: &[ReadReport]) {
         if let Err(error) = self.try_prolong(database, reports).await {
             tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not have deadlines wait for reports");
         }

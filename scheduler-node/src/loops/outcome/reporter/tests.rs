@@ -1,4 +1,5 @@
 mod given_back;
+mod prolonged;
 
 use std::sync::atomic::Ordering;
 
@@ -167,13 +168,11 @@ async fn next_of(bench: &mut bench::Bench, count: usize) -> Vec<Incoming> {
     messages
 }
 
-/// Starts the line of the first database, which has these reports as its first batch. It goes on until the returned
-/// end is dropped.
-async fn start_line(
-    loops: &Loops,
+/// A line that has these reports. It goes on until its first end is dropped.
+async fn line_with(
     bench: &mut bench::Bench,
     reports: &[(TaskId, ReportStatus)],
-) -> mpsc::Sender<incoming::ReadReport> {
+) -> (mpsc::Sender<incoming::ReadReport>, mpsc::Receiver<incoming::ReadReport>) {
     let (hand, (line, end)) = (bench.hand().await, mpsc::channel(reports.len()));
     for (id, status) in reports {
         hand.publish(RESULTS, b"", about(*id)).await;
@@ -183,6 +182,17 @@ async fn start_line(
         let report = incoming::ReadReport { id: *id, event, message, is_kept: false, left_out: None };
         line.send(report).await.expect("the line has room");
     }
+    (line, end)
+}
+
+/// Starts the line of the first database, which has these reports as its first batch. It goes on until the returned
+/// end is dropped.
+async fn start_line(
+    loops: &Loops,
+    bench: &mut bench::Bench,
+    reports: &[(TaskId, ReportStatus)],
+) -> mpsc::Sender<incoming::ReadReport> {
+    let (line, end) = line_with(bench, reports).await;
     let reporter = loops.reporter();
     spawn_child(
         async move { reporter.apply_all(DatabaseIndex::HOME, end, (mpsc::channel(1).0, mpsc::channel(1).0)).await },
@@ -202,32 +212,6 @@ async fn success_beside_a_locked_task(status: ReportStatus, state: &str) -> Loop
     lock.release().await;
     until(|| async { loops.test.state_of(ids[2]).await.as_deref() == Some(state) }).await;
     loops
-}
-
-/// Silence would be a success, whose partition is free.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failure_that_a_locked_partition_delays_comes_before_a_deadline_that_has_passed_meanwhile() {
-    let loops = Loops::new().await;
-    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
-    let policy = QueuePolicy { keep_dead_ms: 3 * 86_400_000, ..QueuePolicy::default() };
-    let orders = Queue { policy, ..Queue::with_defaults(QueueName::new("orders")) };
-    loops.counter.books.store(Arc::new(QueueBook::new(1, [orders])));
-    loops.settle(ids, DELIVER).await;
-    let passed = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
-    sqlx::raw_sql(passed).execute(&loops.test.pool).await.unwrap();
-    let mut hold = loops.lock_what_is_kept_for_three_days().await;
-
-    let _line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Discard)]).await;
-    until(|| async {
-        let waits = sqlx::query_scalar("SELECT wake_at > now() FROM duetime.task WHERE id = $1");
-        waits.bind(ids[0].uuid()).fetch_one(&loops.test.pool).await.unwrap()
-    })
-    .await;
-    let left = loops.reporter().deadlines(DatabaseIndex::HOME, &mut [ids[0]]).await;
-    assert!(left.failed.is_none(), "{left:?}");
-    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("delivered"), "no deadline takes it for a success");
-    sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
-    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("dead") }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

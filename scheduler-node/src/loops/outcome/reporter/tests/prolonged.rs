@@ -1,0 +1,74 @@
+//! Deadlines that wait for reports which a lock or a missing partition of the archive delays.
+
+use super::*;
+
+/// Three delivered tasks of such a queue.
+async fn delivered(policy: QueuePolicy) -> (Loops, [TaskId; 3]) {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let orders = Queue { policy, ..Queue::with_defaults(QueueName::new("orders")) };
+    loops.counter.books.store(Arc::new(QueueBook::new(1, [orders])));
+    loops.settle(ids, DELIVER).await;
+    (loops, ids)
+}
+
+/// Whether the deadline of a delivered task is later than a confirm has it.
+async fn is_prolonged(loops: &Loops, id: TaskId) -> bool {
+    let is_later = sqlx::query_scalar("SELECT wake_at > now() + interval '2 min' FROM duetime.task WHERE id = $1");
+    is_later.bind(id.uuid()).fetch_one(&loops.test.pool).await.unwrap()
+}
+
+/// Silence would be a success, whose partition is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_that_a_locked_partition_delays_comes_before_a_deadline_that_has_passed_meanwhile() {
+    let (loops, ids) = delivered(QueuePolicy { keep_dead_ms: 3 * 86_400_000, ..QueuePolicy::default() }).await;
+    let mut bench = bench::Bench::new().await;
+    let passed = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
+    sqlx::raw_sql(passed).execute(&loops.test.pool).await.unwrap();
+    let mut hold = loops.lock_what_is_kept_for_three_days().await;
+
+    let _line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Discard)]).await;
+    until(|| is_prolonged(&loops, ids[0])).await;
+    let left = loops.reporter().deadlines(DatabaseIndex::HOME, &mut [ids[0]]).await;
+    assert!(left.failed.is_none(), "{left:?}");
+    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("delivered"), "no deadline takes it for a success");
+    sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("dead") }).await;
+}
+
+/// It waits in the line until the pass ends, which may take a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_waits_for_a_report_that_comes_while_a_pass_is_delayed() {
+    for are_held in [false, true] {
+        let (loops, ids) = delivered(QueuePolicy::default()).await;
+        let mut bench = bench::Bench::new().await;
+        let (_line, mut end) = line_with(&mut bench, &[(ids[0], ReportStatus::Discard)]).await;
+        let (mut coming, met) = (Vec::new(), watch::Sender::new(false));
+        let pass = async {
+            // Where others are held, the pass need not meet the lock itself.
+            met.send_replace(!are_held);
+            until(|| is_prolonged(&loops, ids[0])).await;
+        };
+        let coming_too = (&mut end, &mut coming);
+        loops.reporter().with_coming(pass, coming_too, DatabaseIndex::HOME, (are_held, &met)).await;
+        assert_eq!(coming.iter().map(|report| report.id).collect::<Vec<_>>(), [ids[0]], "the next batch");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_that_came_during_a_delayed_pass_are_applied_after_it_and_the_line_goes_on() {
+    let (loops, ids) = delivered(QueuePolicy { keep_dead_ms: 3 * 86_400_000, ..QueuePolicy::default() }).await;
+    let mut bench = bench::Bench::new().await;
+    let mut hold = loops.lock_what_is_kept_for_three_days().await;
+    let line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Discard)]).await;
+    until(|| is_prolonged(&loops, ids[0])).await;
+
+    for id in [ids[1], ids[2]] {
+        let (_, mut end) = line_with(&mut bench, &[(id, ReportStatus::Succeeded)]).await;
+        line.send(end.recv().await.expect("it has one")).await.expect("the line goes on");
+    }
+    for id in [ids[1], ids[2]] {
+        until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
+    }
+    sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+}
