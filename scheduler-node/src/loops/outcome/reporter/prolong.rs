@@ -15,9 +15,10 @@ use crate::{
     working_set::database::{DatabaseIndex, NodeDatabase},
 };
 
-/// The time that a deadline gets. Each pass over such reports gives it once more when less than half is left. A pass
-/// and the pause after it take less than that half.
-const PROLONGED_BY_MS: i64 = 240_000;
+/// The time that a deadline gets. Each pass over such reports gives it once more when less than half is left. Between
+/// two passes over a held report there are up to 180 s: a pass over 100 held ones (some 40 s), a pause of the same
+/// time, and new batches, of which the last may take 70 s. That is less than the half.
+const PROLONGED_BY_MS: i64 = 600_000;
 
 impl<S: Statements> Reporter<S> {
     /// Runs a `pass`, to its end. Once `met` says that it is delayed, the deadlines of reports that come meanwhile are
