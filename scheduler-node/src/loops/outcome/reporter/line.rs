@@ -161,11 +161,11 @@ impl<S: Statements> Reporter<S> {
             }
             failed_alone.put_last(&mut batch);
             if is_delayed {
-                self.prolong(&self.databases[index], &batch).await;
+                self.prolong(&batch).await;
             }
             let met = watch::Sender::new(false);
             let pass = self.apply_and_ack(index, std::mem::take(&mut batch), (&aside, &incomplete), &met);
-            let pass = self.with_coming(pass, (&mut line, &mut coming), index, (is_delayed, &met)).await;
+            let pass = self.with_coming(pass, (&mut line, &mut coming), (is_delayed, &met)).await;
             failed_alone.note(pass.failed_alone);
             held.extend(pass.held);
             // A pass over the held ones shows whether it lasts.
@@ -237,7 +237,7 @@ impl<S: Statements> Reporter<S> {
         let are_held = |part: &[ReadReport]| self.databases.are_held(part.iter().map(id).collect());
         let write = |part: &[ReadReport]| {
             let events = part.iter().map(|report| (report.id, report.event.clone())).collect();
-            self.apply_or_prolong(database, events, (&reports, met))
+            self.apply_or_prolong(events, (&reports, met))
         };
         let (patience, without_partition) = (Some(AWAY_LONGEST), &database.without_partition);
         let done = until_done_or_held(WHAT, others, patience, without_partition, are_held, write).await;
@@ -364,7 +364,7 @@ impl<S: Statements> Reporter<S> {
 }
 
 /// Whether no database takes writes for the report's shard, as far as this node knows.
-fn is_closed(map: &ShardMap, report: &ReadReport) -> bool {
+pub(super) fn is_closed(map: &ShardMap, report: &ReadReport) -> bool {
     map.of(report.id.shard()).is_none_or(|place| !place.status.is_open())
 }
 

@@ -9,10 +9,15 @@ use std::collections::{BTreeMap, HashMap};
 use common::ids::{Attempt, TaskId};
 use tokio::sync::{mpsc, watch};
 
-use super::{AttemptEvent, Reported, Reporter, incoming::ReadReport, line::BATCH, write::Writes};
+use super::{
+    AttemptEvent, Reported, Reporter,
+    incoming::ReadReport,
+    line::{BATCH, is_closed},
+    write::Writes,
+};
 use crate::{
     store::{Error, Patience, Statements, settle::StandingRow},
-    working_set::database::{DatabaseIndex, NodeDatabase},
+    working_set::database::NodeDatabase,
 };
 
 /// The time that a deadline gets. Each pass over such reports gives it once more when less than half is left. Between
@@ -28,7 +33,6 @@ impl<S: Statements> Reporter<S> {
         &self,
         pass: impl Future<Output = T>,
         (line, coming): (&mut mpsc::Receiver<ReadReport>, &mut Vec<ReadReport>),
-        index: DatabaseIndex,
         (are_held, met): (bool, &watch::Sender<bool>),
     ) -> T {
         let prolonging = async {
@@ -40,7 +44,7 @@ impl<S: Statements> Reporter<S> {
                 if before >= BATCH || line.recv_many(coming, BATCH - before).await == 0 {
                     break std::future::pending::<T>().await;
                 }
-                self.prolong(&self.databases[index], &coming[before..]).await;
+                self.prolong(&coming[before..]).await;
             }
         };
         // The pass goes on while deadlines are prolonged. Its end may leave a statement of those undone: the next pass
@@ -56,31 +60,38 @@ impl<S: Statements> Reporter<S> {
     /// the deadlines of all of them are prolonged.
     pub(super) async fn apply_or_prolong(
         &self,
-        database: &NodeDatabase<S>,
         some: Vec<(TaskId, AttemptEvent)>,
         (reports, met): (&[ReadReport], &watch::Sender<bool>),
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let applied = self.apply_in_place(some, Patience::Short).await;
         let is_delayed = applied.as_ref().is_err_and(|error| error.is_contention() || error.lacks_partition());
         if is_delayed && !met.send_replace(true) {
-            self.prolong(database, reports).await;
+            self.prolong(reports).await;
         }
         applied
     }
 
-    /// Prolongs the deadlines of attempts about which there is something to write. After a failure the next pass does.
-    pub(super) async fn prolong(&self, database: &NodeDatabase<S>, reports: &[ReadReport]) {
-        if let Err(error) = self.try_prolong(database, reports).await {
-            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not have deadlines wait for reports");
+    /// Prolongs the deadlines of attempts about which there is something to write, each where its shard is. Those on
+    /// closed shards are left out: nothing ends there, and a database refuses to read them and all others with them.
+    /// After a failure the next pass does it.
+    pub(super) async fn prolong(&self, reports: &[ReadReport]) {
+        let map = self.databases.places().load();
+        let open = reports.iter().filter(|report| !is_closed(&map, report));
+        let (parts, _) = self.databases.divide(open, |report| report.id);
+        for (index, part) in parts {
+            let database = &self.databases[index];
+            if let Err(error) = self.try_prolong(database, &part).await {
+                tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not have deadlines wait for reports");
+            }
         }
     }
 
-    async fn try_prolong(&self, database: &NodeDatabase<S>, reports: &[ReadReport]) -> Result<(), Error> {
+    async fn try_prolong(&self, database: &NodeDatabase<S>, reports: &[&ReadReport]) -> Result<(), Error> {
         let ids: Vec<TaskId> = reports.iter().map(|report| report.id).collect();
         let rows = database.sql.task_standing(&ids).await?;
         let standing: HashMap<TaskId, StandingRow> = rows.into_iter().map(|row| (row.id, row)).collect();
         let mut writes = Writes::default();
-        let attempt_of = |report: &ReadReport| {
+        let attempt_of = |report: &&ReadReport| {
             let row = standing.get(&report.id)?;
             let counts = self.distrust(row, &report.event).is_none() && self.decide(row, &report.event, &mut writes);
             counts.then_some((row.id, row.attempt))

@@ -1,6 +1,10 @@
 //! Deadlines that wait for reports which a lock or a missing partition of the archive delays.
 
 use super::*;
+use crate::{
+    desk::tests::shards::divided,
+    store::{settle::Deliver, tests::fixture::TestDatabase},
+};
 
 /// Three delivered tasks of such a queue.
 async fn delivered(policy: QueuePolicy) -> (Loops, [TaskId; 3]) {
@@ -13,9 +17,9 @@ async fn delivered(policy: QueuePolicy) -> (Loops, [TaskId; 3]) {
 }
 
 /// Whether the deadline of a delivered task is later than a confirm has it.
-async fn is_prolonged(loops: &Loops, id: TaskId) -> bool {
+async fn is_prolonged(test: &TestDatabase, id: TaskId) -> bool {
     let is_later = sqlx::query_scalar("SELECT wake_at > now() + interval '2 min' FROM duetime.task WHERE id = $1");
-    is_later.bind(id.uuid()).fetch_one(&loops.test.pool).await.unwrap()
+    is_later.bind(id.uuid()).fetch_one(&test.pool).await.unwrap()
 }
 
 /// Silence would be a success, whose partition is free.
@@ -28,7 +32,7 @@ async fn a_failure_that_a_locked_partition_delays_comes_before_a_deadline_that_h
     let mut hold = loops.lock_what_is_kept_for_three_days().await;
 
     let _line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Discard)]).await;
-    until(|| is_prolonged(&loops, ids[0])).await;
+    until(|| is_prolonged(&loops.test, ids[0])).await;
     let left = loops.reporter().deadlines(DatabaseIndex::HOME, &mut [ids[0]]).await;
     assert!(left.failed.is_none(), "{left:?}");
     assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("delivered"), "no deadline takes it for a success");
@@ -47,10 +51,9 @@ async fn a_deadline_waits_for_a_report_that_comes_while_a_pass_is_delayed() {
         let pass = async {
             // Where others are held, the pass need not meet the lock itself.
             met.send_replace(!are_held);
-            until(|| is_prolonged(&loops, ids[0])).await;
+            until(|| is_prolonged(&loops.test, ids[0])).await;
         };
-        let coming_too = (&mut end, &mut coming);
-        loops.reporter().with_coming(pass, coming_too, DatabaseIndex::HOME, (are_held, &met)).await;
+        loops.reporter().with_coming(pass, (&mut end, &mut coming), (are_held, &met)).await;
         assert_eq!(coming.iter().map(|report| report.id).collect::<Vec<_>>(), [ids[0]], "the next batch");
     }
 }
@@ -61,7 +64,7 @@ async fn reports_that_came_during_a_delayed_pass_are_applied_after_it_and_the_li
     let mut bench = bench::Bench::new().await;
     let mut hold = loops.lock_what_is_kept_for_three_days().await;
     let line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Discard)]).await;
-    until(|| is_prolonged(&loops, ids[0])).await;
+    until(|| is_prolonged(&loops.test, ids[0])).await;
 
     for id in [ids[1], ids[2]] {
         let (_, mut end) = line_with(&mut bench, &[(id, ReportStatus::Succeeded)]).await;
@@ -71,4 +74,32 @@ async fn reports_that_came_during_a_delayed_pass_are_applied_after_it_and_the_li
         until(|| async { loops.test.state_of(id).await.as_deref() == Some("succeeded") }).await;
     }
     sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+}
+
+/// Each database refuses to read tasks whose shards it does not have, or that are closed, and all others with them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deadlines_wait_for_reports_on_shards_of_several_databases_beside_one_on_a_closed_shard() {
+    const CLOSED: ShardId = ShardId::new(1);
+    let (loops, (counter, tests)) = (Loops::new().await, divided().await);
+    let mut bench = bench::Bench::new().await;
+    let [near, far] = [0, 64].map(|shard| fixture::fresh_id_of(ShardId::new(shard)));
+    for id in [near, far] {
+        let database = &counter.databases.of(id.shard()).expect("its place is known").1.sql;
+        database.task_submit(&[new_task(id)], Sending::First).await.unwrap();
+        let attempt = claim(&counter, id).await;
+        let delivered = Deliver { id, attempt, timeout_ms: 60_000, confirmed_at: clock::instant() };
+        database.task_deliver(&[delivered]).await.unwrap();
+    }
+    let close = "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1 WHERE id = 1";
+    sqlx::raw_sql(close).execute(&tests[0].pool).await.unwrap();
+    counter.databases.places().refresh().await.unwrap();
+
+    let ids = [near, fixture::fresh_id_of(CLOSED), far];
+    let (_line, mut end) = line_with(&mut bench, &ids.map(|id| (id, ReportStatus::Discard))).await;
+    let mut reports = Vec::new();
+    assert_eq!(end.recv_many(&mut reports, ids.len()).await, ids.len());
+    Reporter { databases: counter.databases.clone(), ..loops.reporter() }.prolong(&reports).await;
+    for (id, test) in [near, far].into_iter().zip(&tests) {
+        assert!(is_prolonged(test, id).await);
+    }
 }
