@@ -21,6 +21,14 @@ impl Loops {
         self.counter.books.store(Arc::new(QueueBook::new(1, [orders, longer])));
     }
 
+    /// Makes the partitions of the archive for what ends now and is kept for 300 days.
+    pub(in crate::loops) async fn make_what_is_kept_for_300_days(&self) {
+        let today = clock::now().to_utc().date_naive();
+        // Two days, as midnight may pass.
+        let days: Vec<_> = (301..303).filter_map(|days| today.checked_add_days(chrono::Days::new(days))).collect();
+        self.test.database.partitions_make(&days).await.unwrap();
+    }
+
     /// Locks the partition of the archive for what ends now and is kept for three days, until the connection commits.
     pub(in crate::loops) async fn lock_what_is_kept_for_three_days(
         &self,

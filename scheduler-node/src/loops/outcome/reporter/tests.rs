@@ -227,9 +227,7 @@ async fn a_report_whose_partition_is_not_made_yet_waits_and_other_reports_are_ap
     assert_eq!(loops.test.state_of(ids[1]).await.as_deref(), Some("dispatching"));
     assert!(!loops.database().leaves_messages(), "it takes writes");
 
-    let today = clock::now().to_utc().date_naive();
-    let days: Vec<_> = (301..303).filter_map(|days| today.checked_add_days(chrono::Days::new(days))).collect();
-    loops.test.database.partitions_make(&days).await.unwrap();
+    loops.make_what_is_kept_for_300_days().await;
     until(|| async { loops.test.state_of(ids[1]).await.as_deref() == Some("succeeded") }).await;
     until_unacked(&bench, 0).await;
 }

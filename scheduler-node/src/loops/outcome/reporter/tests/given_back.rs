@@ -3,9 +3,12 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::loops::outcome::reporter::{
-    incoming::ReadReport,
-    line::{self, FailedAlone, HELD_MOST, KEPT_LONGEST},
+use crate::{
+    loops::outcome::reporter::{
+        incoming::ReadReport,
+        line::{self, FailedAlone, HELD_MOST, KEPT_LONGEST},
+    },
+    working_set::retry::DOUBTS_ALONE,
 };
 
 const NEW: Duration = Duration::ZERO;
@@ -133,4 +136,21 @@ async fn reports_on_tasks_that_failed_alone_are_tried_last_also_when_they_come_a
     let mut again = reports(&mut bench, &all).await;
     failed_alone.put_last(&mut again);
     assert_eq!(bodies_of(&again), ["other", "first", "behind the first", "last"]);
+}
+
+/// The first pass leaves it with those that it does not try alone, and later ones begin with others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_behind_many_without_a_partition_is_applied() {
+    let (loops, mut bench) = (Loops::new().await, bench::Bench::new().await);
+    loops.keep_longer();
+    let (mut lacking, mut last) = (Vec::new(), None);
+    while lacking.len() < 2 * DOUBTS_ALONE {
+        let [free, kept_longer, _] = loops.claimed().await;
+        lacking.push(kept_longer);
+        last = Some(free);
+    }
+    let last = last.expect("a task");
+    let all: Vec<_> = lacking.iter().chain([&last]).map(|id| (*id, ReportStatus::Succeeded)).collect();
+    let _line = start_line(&loops, &mut bench, &all).await;
+    until(|| async { loops.test.state_of(last).await.as_deref() == Some("succeeded") }).await;
 }

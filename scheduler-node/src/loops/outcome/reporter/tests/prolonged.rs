@@ -22,21 +22,59 @@ async fn is_prolonged(test: &TestDatabase, id: TaskId) -> bool {
     is_later.bind(id.uuid()).fetch_one(&test.pool).await.unwrap()
 }
 
+/// Has the deadlines of all tasks pass.
+async fn pass_deadlines(loops: &Loops) {
+    let passed = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
+    sqlx::raw_sql(passed).execute(&loops.test.pool).await.unwrap();
+}
+
+async fn assert_that_no_deadline_ends(loops: &Loops, id: TaskId) {
+    let left = loops.reporter().deadlines(DatabaseIndex::HOME, &mut [id]).await;
+    assert!(left.failed.is_none(), "{left:?}");
+    assert_eq!(loops.test.state_of(id).await.as_deref(), Some("delivered"), "its report decides");
+}
+
 /// Silence would be a success, whose partition is free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failure_that_a_locked_partition_delays_comes_before_a_deadline_that_has_passed_meanwhile() {
     let (loops, ids) = delivered(QueuePolicy { keep_dead_ms: 3 * 86_400_000, ..QueuePolicy::default() }).await;
     let mut bench = bench::Bench::new().await;
-    let passed = "UPDATE duetime.task SET wake_at = now() - interval '1 s'";
-    sqlx::raw_sql(passed).execute(&loops.test.pool).await.unwrap();
+    pass_deadlines(&loops).await;
     let mut hold = loops.lock_what_is_kept_for_three_days().await;
 
     let _line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Discard)]).await;
     until(|| is_prolonged(&loops.test, ids[0])).await;
-    let left = loops.reporter().deadlines(DatabaseIndex::HOME, &mut [ids[0]]).await;
-    assert!(left.failed.is_none(), "{left:?}");
-    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("delivered"), "no deadline takes it for a success");
+    assert_that_no_deadline_ends(&loops, ids[0]).await;
     sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("dead") }).await;
+}
+
+/// Silence would be a failure, and the task be tried again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_success_that_a_locked_partition_delays_comes_before_a_deadline_that_has_passed_meanwhile() {
+    let policy = QueuePolicy { settle: Settle::Result, keep_succeeded_ms: 3 * 86_400_000, ..QueuePolicy::default() };
+    let (loops, ids) = delivered(policy).await;
+    let mut bench = bench::Bench::new().await;
+    pass_deadlines(&loops).await;
+    let mut hold = loops.lock_what_is_kept_for_three_days().await;
+
+    let _line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Succeeded)]).await;
+    until(|| is_prolonged(&loops.test, ids[0])).await;
+    assert_that_no_deadline_ends(&loops, ids[0]).await;
+    sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("succeeded") }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_whose_partition_is_not_made_yet_comes_before_a_deadline_that_has_passed_meanwhile() {
+    let (loops, ids) = delivered(QueuePolicy { keep_dead_ms: 300 * 86_400_000, ..QueuePolicy::default() }).await;
+    let mut bench = bench::Bench::new().await;
+    pass_deadlines(&loops).await;
+
+    let _line = start_line(&loops, &mut bench, &[(ids[0], ReportStatus::Discard)]).await;
+    until(|| is_prolonged(&loops.test, ids[0])).await;
+    assert_that_no_deadline_ends(&loops, ids[0]).await;
+    loops.make_what_is_kept_for_300_days().await;
     until(|| async { loops.test.state_of(ids[0]).await.as_deref() == Some("dead") }).await;
 }
 
