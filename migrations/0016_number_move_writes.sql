@@ -125,7 +125,8 @@ END
 $$;
 
 -- Does the same in turn with the statements that lock a fence: overlapping ones can renew a row's shared lock for ever.
--- What else there is to wait for comes before the table's lock, because nothing fires while that is held.
+-- What else there is to wait for comes before the table's lock, because nothing fires while that is held. One open
+-- transaction of an application that wrote a task of any guarded shard makes each try fail, after 75 ms.
 CREATE FUNCTION duetime.move_leave_in_turn(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '75ms' AS $$
 BEGIN
@@ -180,12 +181,16 @@ BEGIN
 END
 $$;
 
--- Does the same in turn, as move_leave_in_turn does. Most notes of changes are gone by then (forget_changes in
--- copy.rs).
+-- Does the same in turn, as move_leave_in_turn does, but for the notes of changes: nothing fires while the table is
+-- locked, and to delete many notes takes long. Notes that stay do no harm. The clean-up of the target deletes them
+-- (clean_target in copy.rs), or the next move takes each for a change and copies its row as it is then.
 CREATE FUNCTION duetime.move_return_in_turn(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '75ms' AS $$
 BEGIN
     LOCK TABLE duetime.shard IN EXCLUSIVE MODE;
-    RETURN duetime.move_return(p_shard, p_epoch, p_write);
+    UPDATE duetime.shard AS s SET status = 'here', move_epoch = p_epoch, move_write = p_write
+     WHERE s.id = p_shard AND s.epoch = p_epoch AND s.status IN ('here', 'leaving')
+       AND (s.move_epoch <> p_epoch OR s.move_write < p_write);
+    RETURN FOUND;
 END
 $$;

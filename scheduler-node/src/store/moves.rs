@@ -123,7 +123,7 @@ impl Database {
         self.move_step(StoreOp::MoveFill, include_str!("queries/move_fill.sql"), shard, epoch, write).await
     }
 
-    /// Ends a move that was called off, in the source, whether the shard has left or not.
+    /// Ends a move that was called off, in the source, whether the shard has left or not. Notes of changes may stay.
     pub async fn move_return(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
         let statements = [include_str!("queries/move_return.sql"), include_str!("queries/move_return_in_turn.sql")];
         self.move_in_turn(StoreOp::MoveReturn, statements, shard, epoch, write).await

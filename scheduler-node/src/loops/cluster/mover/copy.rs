@@ -221,9 +221,11 @@ impl Work {
         self.end(ends, MoveOutcome::Moved).await
     }
 
-    /// Deletes the copy in the target of a move that was called off.
-    pub(super) async fn clean_target(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        if !self.fill_target(ends, epoch).await? {
+    /// Deletes the copy in the target of a move that was called off, and the notes that its return has left in the
+    /// source.
+    pub(super) async fn clean_target(&mut self, ends: &Ends, source: &MoveFence) -> Result<Stepped, Error> {
+        let epoch = source.epoch;
+        if !self.fill_target(ends, epoch).await? || !self.forget_changes(ends, source).await? {
             return Ok(Stepped::Ended);
         }
         // A leave of this move may still be under way. After this it does nothing, nor may the shard leave without a

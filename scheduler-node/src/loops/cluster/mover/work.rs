@@ -234,7 +234,7 @@ impl Work {
             MoveStep::FinishCut => self.finish_cut(&ends, epoch).await,
             MoveStep::Reopen => Ok(if self.undo_cut(&ends, epoch).await? { Stepped::On } else { Stepped::Ended }),
             MoveStep::Return => self.give_back(&ends, &source).await,
-            MoveStep::CleanTarget => self.clean_target(&ends, epoch).await,
+            MoveStep::CleanTarget => self.clean_target(&ends, &source).await,
             MoveStep::CleanSource | MoveStep::EndCalledOff | MoveStep::Stuck => Ok(Stepped::Ended),
         }
     }

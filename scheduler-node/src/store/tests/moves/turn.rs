@@ -57,3 +57,29 @@ async fn claims_that_overlap_starve_neither_the_begin_of_a_move_nor_the_end_of_o
         assert_eq!(Pair::status(&pair.source).await, Some(status));
     }
 }
+
+/// Has each deletion of notes run out of its time, as with very many of them.
+const SLOW_TO_FORGET: &str = "
+    CREATE FUNCTION public.out_of_time() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        RAISE EXCEPTION 'a test ends this statement' USING ERRCODE = 'query_canceled';
+    END $$;
+    CREATE TRIGGER out_of_time BEFORE DELETE ON duetime.move_change FOR EACH ROW EXECUTE FUNCTION public.out_of_time()";
+
+/// Nothing fires while the table is locked.
+#[tokio::test]
+async fn a_return_in_turn_deletes_no_notes_and_the_next_move_takes_them_for_changes() {
+    let (mut pair, ids) = Pair::copied().await;
+    let source = pair.source.pool.clone();
+    sqlx::raw_sql("UPDATE duetime.task SET priority = 5 WHERE shard = 0").execute(&source).await.unwrap();
+    sqlx::raw_sql(SLOW_TO_FORGET).execute(&source).await.unwrap();
+    let returned = pair.source.database.move_return(SHARD, pair.epoch, pair.next_write()).await;
+    assert!(returned.unwrap(), "in turn, after the plain form has run out of its time");
+    assert_eq!(Pair::status(&pair.source).await, Some(ShardStatus::Here));
+    sqlx::raw_sql("DROP TRIGGER out_of_time ON duetime.move_change").execute(&source).await.unwrap();
+    sqlx::query("DELETE FROM duetime.task WHERE id = $1").bind(ids[0].uuid()).execute(&source).await.unwrap();
+    assert!(pair.source.database.move_leave(SHARD, pair.epoch, pair.next_write()).await.unwrap());
+    assert_eq!(pair.source.database.move_changes(SHARD, 0).await.unwrap().numbers.len(), 3, "the notes are left");
+    pair.rounds().await;
+    assert_eq!(rows(&pair.target.pool).await, rows(&source).await);
+}

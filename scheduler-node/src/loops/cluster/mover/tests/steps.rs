@@ -76,6 +76,20 @@ async fn a_shard_with_many_notes_of_changes_is_given_back_page_by_page() {
     assert_eq!((moving.statuses().await, moving.notes().await), ([ShardStatus::Here, ShardStatus::Arriving], 0));
 }
 
+/// The return in turn leaves notes.
+#[tokio::test]
+async fn notes_that_a_return_has_left_go_page_by_page_with_the_copy_in_the_target() {
+    let mut moving = Moving::new().await;
+    moving.work.shared.look().await;
+    moving.copy().await;
+    for sql in [MANY_NOTES, RETURN_OF_FEW_NOTES, "UPDATE duetime.shard SET status = 'here' WHERE id = 0"] {
+        sqlx::raw_sql(sql).execute(&moving.tests[0].pool).await.unwrap();
+    }
+    moving.call_off().await;
+    moving.step().await.unwrap();
+    assert_eq!((moving.statuses().await, moving.notes().await), ([ShardStatus::Here, ShardStatus::Gone], 0));
+}
+
 #[tokio::test]
 async fn notes_of_changes_are_deleted_without_a_look_at_the_rows_that_they_are_about() {
     let mut moving = Moving::new().await;
