@@ -1,5 +1,7 @@
 //! The rows of a shard that moves: the pages of the copy, the changes, and what a move leaves behind.
 
+use std::time::Instant;
+
 use chrono::{DateTime, NaiveDate, Utc};
 use common::{
     ids::{Epoch, ShardId},
@@ -140,6 +142,13 @@ pub struct MoveChanges {
     pub are_all: bool,
 }
 
+/// What a move has read and then writes, or deletes where it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoveRead {
+    Page,
+    Round,
+}
+
 /// Changes of a shard without the rows that they are about.
 #[derive(Clone, Debug)]
 pub struct MoveNumbers {
@@ -168,7 +177,9 @@ impl Database {
     ) -> Result<MovePage, Error> {
         let mut pace = self.paces.pages.begin();
         loop {
-            let Some(statement) = page_statement(shard, cursor, with_rows, pace.divisor()) else {
+            let Some(statement) =
+                page_statement(shard, cursor, with_rows, pace.divisor_before(&self.paces.page_writes))
+            else {
                 return Ok(MovePage { rows: MoveRows::default(), bytes: 0, next: PageCursor::Done });
             };
             let read = self.run(StoreOp::MovePage, |pool| async move {
@@ -187,11 +198,22 @@ impl Database {
     pub async fn move_changes(&self, shard: ShardId, after: i64) -> Result<MoveChanges, Error> {
         let mut pace = self.paces.rounds.begin();
         loop {
-            let changes = self.some_changes(shard, after, ROUND_CHANGES / i64::from(pace.divisor())).await;
+            let divisor = pace.divisor_before(&self.paces.round_writes);
+            let changes = self.some_changes(shard, after, ROUND_CHANGES / i64::from(divisor)).await;
             if !pace.comes_again(&changes) {
                 return changes;
             }
         }
+    }
+
+    /// Takes note of the end of a write that began at `began`, of rows that were read here: after one that ran out of
+    /// its time the next read takes a tenth, and after a quick one ten times as many.
+    pub fn note_move_write<T>(&self, read: MoveRead, began: Instant, written: &Result<T, Error>) {
+        let pace = match read {
+            MoveRead::Page => &self.paces.page_writes,
+            MoveRead::Round => &self.paces.round_writes,
+        };
+        pace.begun(began).comes_again(written);
     }
 
     async fn some_changes(&self, shard: ShardId, after: i64, most: i64) -> Result<MoveChanges, Error> {

@@ -36,6 +36,10 @@ pub(super) struct Paces {
     /// Of moves of shards: of their pages, and of their rounds.
     pub(super) pages: Pace,
     pub(super) rounds: Pace,
+    /// Of the writes that follow these reads, in whichever database they are. A read takes as few rows as its write
+    /// needs.
+    pub(super) page_writes: Pace,
+    pub(super) round_writes: Pace,
 }
 
 /// The part of its rows that one kind of look examines at present: how many times they are divided by ten.
@@ -55,7 +59,17 @@ pub(super) struct PacedLook<'a> {
 
 impl Pace {
     pub(super) fn begin(&self) -> PacedLook<'_> {
-        PacedLook { pace: self, tenths: self.tenths.load(Relaxed), began: clock::instant() }
+        self.begun(clock::instant())
+    }
+
+    /// A look that has begun at `began`.
+    pub(super) fn begun(&self, began: Instant) -> PacedLook<'_> {
+        PacedLook { pace: self, tenths: self.tenths.load(Relaxed), began }
+    }
+
+    /// The number by which the next try divides its rows.
+    fn divisor(&self) -> u16 {
+        10_u16.pow(self.tenths.load(Relaxed))
     }
 }
 
@@ -63,6 +77,11 @@ impl PacedLook<'_> {
     /// The number by which this try divides its rows.
     pub(super) const fn divisor(&self) -> u16 {
         10_u16.pow(self.tenths)
+    }
+
+    /// The same, where what is read here is then written at the pace of `writes`.
+    pub(super) fn divisor_before(&self, writes: &Pace) -> u16 {
+        self.divisor().max(writes.divisor())
     }
 
     /// Takes note of the end of a try. Returns whether the look comes again, with fewer rows.

@@ -13,10 +13,13 @@ use super::{
     Fences,
     work::{Ends, Stepped, Work},
 };
-use crate::store::{
-    Error,
-    move_rows::{MoveChanges, MoveRows, PageCursor},
-    moves::MoveFence,
+use crate::{
+    clock,
+    store::{
+        Error,
+        move_rows::{MoveChanges, MoveRead, MoveRows, PageCursor},
+        moves::MoveFence,
+    },
 };
 
 /// The changes are written this often during the copy, so that they do not pile up. A round ends after
@@ -57,7 +60,7 @@ impl Work {
             self.beat();
             let page_began = Instant::now();
             let page = ends.source.sql.move_page(self.shard, &self.page, &days, true).await?;
-            if !page.rows.is_empty() && !self.write(ends, epoch, &page.rows).await? {
+            if !page.rows.is_empty() && !self.write(ends, epoch, &page.rows, MoveRead::Page).await? {
                 return Ok(Stepped::Ended);
             }
             self.bytes_copied += page.bytes;
@@ -137,7 +140,7 @@ impl Work {
         if changes.numbers.is_empty() {
             return Ok(true);
         }
-        let is_written = self.write(ends, epoch, &changes.rows).await?;
+        let is_written = self.write(ends, epoch, &changes.rows, MoveRead::Round).await?;
         fail::fail_point!("after_move_round", |_| std::process::abort());
         Ok(is_written)
     }
@@ -162,8 +165,11 @@ impl Work {
         Ok(false)
     }
 
-    async fn write(&mut self, ends: &Ends, epoch: Epoch, rows: &MoveRows) -> Result<bool, Error> {
-        let is_written = ends.target.sql.move_write(self.shard, epoch, self.next_write(), rows).await?;
+    async fn write(&mut self, ends: &Ends, epoch: Epoch, rows: &MoveRows, read: MoveRead) -> Result<bool, Error> {
+        let began = clock::instant();
+        let written = ends.target.sql.move_write(self.shard, epoch, self.next_write(), rows).await;
+        ends.source.sql.note_move_write(read, began, &written);
+        let is_written = written?;
         if is_written {
             let count = rows.len();
             self.rows_copied += i64::try_from(count).unwrap_or(0);
@@ -211,8 +217,13 @@ impl Work {
             self.beat();
             let began = Instant::now();
             let page = ends.source.sql.move_page(self.shard, &cursor, &days, false).await?;
-            if !page.rows.is_empty() && !ends.source.sql.move_sweep(self.shard, source.epoch, &page.rows).await? {
-                return Ok(Stepped::Ended);
+            if !page.rows.is_empty() {
+                let sweep_began = clock::instant();
+                let swept = ends.source.sql.move_sweep(self.shard, source.epoch, &page.rows).await;
+                ends.source.sql.note_move_write(MoveRead::Page, sweep_began, &swept);
+                if !swept? {
+                    return Ok(Stepped::Ended);
+                }
             }
             cursor = page.next;
             fail::fail_point!("after_move_sweep", |_| std::process::abort());
@@ -252,10 +263,13 @@ impl Work {
             self.beat();
             let began = Instant::now();
             let page = ends.target.sql.move_page(self.shard, &cursor, days, false).await?;
-            if !page.rows.is_empty()
-                && !ends.target.sql.move_write(self.shard, epoch, self.next_write(), &page.rows).await?
-            {
-                return Ok(false);
+            if !page.rows.is_empty() {
+                let write_began = clock::instant();
+                let written = ends.target.sql.move_write(self.shard, epoch, self.next_write(), &page.rows).await;
+                ends.target.sql.note_move_write(MoveRead::Page, write_began, &written);
+                if !written? {
+                    return Ok(false);
+                }
             }
             cursor = page.next;
             tokio::time::sleep(began.elapsed() * PAUSE_PER_PAGE).await;

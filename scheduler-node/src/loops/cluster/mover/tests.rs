@@ -5,6 +5,7 @@ mod former;
 mod gates;
 mod heard;
 mod late;
+mod slow;
 mod steps;
 mod watched;
 

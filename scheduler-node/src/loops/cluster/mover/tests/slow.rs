@@ -1,0 +1,68 @@
+//! Databases that take too long for the rows of a whole page or round.
+
+use super::*;
+
+/// More tasks than a slow database takes at once, and a page.
+const SOME_TASKS: &str = "
+    INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+    SELECT duetime.mint(now(), 0), 0, 'q', 'scheduled', now() + g * interval '1 s', now(), '', ''
+      FROM generate_series(1, 120) AS g";
+
+/// Has each statement that writes or deletes more than 100 tasks run out of its time.
+const FEW_AT_ONCE: &str = "
+    CREATE FUNCTION public.few_at_once() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF (SELECT count(*) FROM changed) > 100 THEN
+            RAISE EXCEPTION 'a test ends this statement' USING ERRCODE = 'query_canceled';
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER few_come AFTER INSERT ON duetime.task REFERENCING NEW TABLE AS changed
+        FOR EACH STATEMENT EXECUTE FUNCTION public.few_at_once();
+    CREATE TRIGGER few_go AFTER DELETE ON duetime.task REFERENCING OLD TABLE AS changed
+        FOR EACH STATEMENT EXECUTE FUNCTION public.few_at_once()";
+
+/// The tries after which a page and a round are a hundredth, and one more.
+const TRIES: usize = 4;
+
+#[tokio::test]
+async fn what_a_database_does_not_write_in_time_comes_again_in_smaller_parts() {
+    let mut moving = Moving::new().await;
+    let (source, target) = (moving.tests[0].pool.clone(), moving.tests[1].pool.clone());
+    moving.copy().await;
+    sqlx::raw_sql(SOME_TASKS).execute(&source).await.unwrap();
+    sqlx::raw_sql(FEW_AT_ONCE).execute(&target).await.unwrap();
+    let (ends, epoch) = (moving.ends.clone(), moving.epoch);
+    let (mut tries, mut round) = (0, Round::Long);
+    while round != Round::Short {
+        match moving.work.round(&ends, epoch).await {
+            Ok(ended) => round = ended,
+            Err(error) => {
+                assert!(error.is_out_of_time(), "{error:?}");
+                tries += 1;
+                assert!(tries < TRIES, "a round has the same rows again and again");
+            }
+        }
+    }
+    assert!(tries > 0, "the target does not take all changes at once");
+    assert_eq!(moving.tests[1].live().await, 120);
+
+    (moving.work.page, tries) = (PageCursor::FIRST, 0);
+    while moving.work.page != PageCursor::Done {
+        if let Err(error) = moving.work.copy(&ends, epoch).await {
+            assert!(error.is_out_of_time(), "{error:?}");
+            tries += 1;
+            assert!(tries < TRIES, "a page has the same rows again and again");
+        }
+    }
+    assert!(tries > 0, "the target does not take the page at once");
+
+    tries = 0;
+    while let Err(error) = moving.work.empty_target(&ends, epoch, &[]).await {
+        assert!(error.is_out_of_time(), "{error:?}");
+        tries += 1;
+        assert!(tries < TRIES, "the clean-up has the same rows again and again");
+    }
+    assert!(tries > 0, "the target does not delete the page at once");
+    assert_eq!(moving.tests[1].live().await, 0);
+}
