@@ -91,13 +91,14 @@ impl Work {
             return Ok(if is_called_off { Stepped::On } else { problem() });
         }
         let shared = std::sync::Arc::clone(&self.shared);
-        let _turn = shared.cuts.acquire().await.expect("the semaphore is never closed");
+        let turn = shared.cuts.acquire().await.expect("the semaphore is never closed");
         let (shard, owned_shards) = (self.shard, &ends.source.owned_shards);
         let _ = tokio::time::timeout(IDLE_WITHIN, owned_shards.drained(&[shard])).await;
         // What came while this cut waited for its turn is not left to the time without claims.
         if let Some(stepped) = self.catch_up(ends, epoch).await? {
             // It may be long until the next cut, and the move can be called off meanwhile. A rest notes that itself.
-            // After a new owner has come, its own notes count.
+            // After a new owner has come, its own notes count. The first database may be silent, and other cuts wait.
+            drop(turn);
             if matches!(stepped, Stepped::On) {
                 self.note(Some(MovePhase::Copying), None).await;
             }

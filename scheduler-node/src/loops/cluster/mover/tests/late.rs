@@ -55,6 +55,7 @@ async fn a_cut_that_does_not_begin_after_all_lets_its_move_be_called_off() {
     moving.work.leaving_since = Instant::now().checked_sub(LEAVING_AT_LEAST);
     let (ends, epoch, shared) = (moving.ends.clone(), moving.epoch, Arc::clone(&moving.work.shared));
     let home = Arc::clone(&moving.ends.source.sql);
+    let (home_test, mut holder) = (&moving.tests[0], source.acquire().await.unwrap());
     // Another cut has its turn. Meanwhile the shard changes faster than it is copied.
     let turn = shared.cuts.acquire().await.unwrap();
     let changes = async {
@@ -62,7 +63,13 @@ async fn a_cut_that_does_not_begin_after_all_lets_its_move_be_called_off() {
         soon("the note of the cut", noted).await;
         sqlx::raw_sql(SLOW_WRITES).execute(&target).await.unwrap();
         sqlx::raw_sql("UPDATE duetime.task SET priority = 5 WHERE shard = 0").execute(&source).await.unwrap();
+        for sql in ["BEGIN", "SELECT FROM duetime.move FOR UPDATE"] {
+            sqlx::raw_sql(sql).execute(&mut *holder).await.unwrap();
+        }
         drop(turn);
+        home_test.until_waiting(1).await;
+        assert!(shared.cuts.try_acquire().is_ok(), "no other cut waits for the first database");
+        sqlx::raw_sql("COMMIT").execute(&mut *holder).await.unwrap();
     };
     let (stepped, ()) = tokio::join!(Box::pin(moving.work.cut(&ends, epoch)), changes);
     assert!(matches!(stepped, Ok(Stepped::On)), "{stepped:?}");
