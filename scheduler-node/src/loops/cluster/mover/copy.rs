@@ -67,8 +67,7 @@ impl Work {
             self.page = page.next;
             fail::fail_point!("after_move_page", |_| std::process::abort());
             self.note_progress().await;
-            self.beat();
-            tokio::time::sleep(page_began.elapsed() * PAUSE_PER_PAGE).await;
+            self.pause(page_began).await;
         }
         self.write_turns(ends).await?;
         match self.round(ends, epoch).await? {
@@ -80,6 +79,12 @@ impl Work {
             self.note(Some(MovePhase::Copying), None).await;
         }
         Ok(Stepped::On)
+    }
+
+    /// The pause after a page that began at `began`. The page was progress, and both may be long.
+    pub(super) async fn pause(&self, began: Instant) {
+        self.beat();
+        tokio::time::sleep(began.elapsed() * PAUSE_PER_PAGE).await;
     }
 
     /// Writes changes into the target until a read finds few, or for `ROUND_EVERY`.
@@ -227,7 +232,7 @@ impl Work {
             }
             cursor = page.next;
             fail::fail_point!("after_move_sweep", |_| std::process::abort());
-            tokio::time::sleep(began.elapsed() * PAUSE_PER_PAGE).await;
+            self.pause(began).await;
         }
         self.end(ends, MoveOutcome::Moved).await
     }
@@ -272,7 +277,7 @@ impl Work {
                 }
             }
             cursor = page.next;
-            tokio::time::sleep(began.elapsed() * PAUSE_PER_PAGE).await;
+            self.pause(began).await;
         }
         Ok(true)
     }

@@ -6,7 +6,10 @@ use common::{
     ids::{Epoch, ShardId},
     shard::{ShardStatus, move_progress::MovePhase},
 };
-use tokio::time::timeout_at;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout_at,
+};
 
 use super::{
     copy::Round,
@@ -57,6 +60,9 @@ const CALLED_OFF_WITHIN: Duration = Duration::from_millis(450);
 /// While a shard has not been leaving for long enough, the rows are looked at again after this long.
 const LEAVING_LOOK: Duration = Duration::from_millis(500);
 
+/// A cut that waits for its turn says this often that it gets on.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
+
 /// What became of a cut that has stopped the claims.
 #[derive(Debug)]
 pub(super) enum Cut {
@@ -91,7 +97,7 @@ impl Work {
             return Ok(if is_called_off { Stepped::On } else { problem() });
         }
         let shared = std::sync::Arc::clone(&self.shared);
-        let turn = shared.cuts.acquire().await.expect("the semaphore is never closed");
+        let turn = self.turn(&shared.cuts).await;
         let (shard, owned_shards) = (self.shard, &ends.source.owned_shards);
         let _ = tokio::time::timeout(IDLE_WITHIN, owned_shards.drained(&[shard])).await;
         // What came while this cut waited for its turn is not left to the time without claims.
@@ -112,6 +118,18 @@ impl Work {
         owned_shards.stop_claiming(&[shard], Stop::Cut);
         let cut = self.cut_without_claims(ends, epoch, began).await;
         self.end_cut(ends, epoch, began, cut).await
+    }
+
+    /// Waits for the turn of a cut. That is no stall: the cuts before this one are watched themselves.
+    async fn turn<'a>(&self, cuts: &'a Semaphore) -> SemaphorePermit<'a> {
+        let mut beats = tokio::time::interval(BEAT_EVERY);
+        let mut turn = std::pin::pin!(cuts.acquire());
+        loop {
+            tokio::select! {
+                turn = &mut turn => return turn.expect("the semaphore is never closed"),
+                _ = beats.tick() => self.beat(),
+            }
+        }
     }
 
     /// Goes on where a cut that began at `began` has left the shard.
