@@ -206,6 +206,16 @@ impl Database {
         }
     }
 
+    /// Reads them in one try, for a shard that is closed: its tasks wait. After a try that ran out of its time, the
+    /// next read takes a tenth.
+    pub async fn move_last_changes(&self, shard: ShardId, after: i64) -> Result<MoveChanges, Error> {
+        let mut pace = self.paces.rounds.begin();
+        let divisor = pace.divisor_before(&self.paces.round_writes);
+        let changes = self.some_changes(shard, after, ROUND_CHANGES / i64::from(divisor)).await;
+        pace.comes_again(&changes);
+        changes
+    }
+
     /// Takes note of the end of a write that began at `began`, of rows that were read here: after one that ran out of
     /// its time the next read takes a tenth, and after a quick one ten times as many.
     pub fn note_move_write<T>(&self, read: MoveRead, began: Instant, written: &Result<T, Error>) {

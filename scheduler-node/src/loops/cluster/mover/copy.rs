@@ -118,7 +118,7 @@ impl Work {
         let mut after = 0;
         loop {
             self.beat();
-            let changes = ends.source.sql.move_changes(self.shard, after).await?;
+            let changes = ends.source.sql.move_last_changes(self.shard, after).await?;
             if !self.write_changes(ends, epoch, &changes).await? {
                 return Ok(false);
             }

@@ -87,18 +87,31 @@ const SLOW_HISTORIES: &str = "
 
 #[tokio::test]
 async fn a_page_and_a_round_that_run_out_of_their_time_are_read_in_smaller_parts() {
-    let (page, round) = tokio::join!(fixture::database(), fixture::database());
-    for test in [&page, &round] {
+    let (page, round, last) = tokio::join!(fixture::database(), fixture::database(), fixture::database());
+    for test in [&page, &round, &last] {
         sqlx::raw_sql(SLOW_HISTORIES).execute(&test.pool).await.unwrap();
     }
     let first = PageCursor::FIRST;
-    let (read, changes) = tokio::join!(
+    // The tasks of a closed shard wait for each try.
+    let try_by_try = async {
+        for tried in 0..3 {
+            match last.database.move_last_changes(SHARD, 0).await {
+                Ok(changes) => return (tried, changes.numbers.len()),
+                Err(error) => assert!(error.is_out_of_time(), "{error:?}"),
+            }
+        }
+        panic!("it has the same changes again and again");
+    };
+    let (read, changes, (failed, found)) = tokio::join!(
         page.database.move_page(SHARD, &first, &[], false),
         round.database.move_changes(SHARD, 0),
+        try_by_try,
     );
     let (read, changes) = (read.unwrap(), changes.unwrap());
     assert!((1..500).contains(&read.rows.len()), "{} rows", read.rows.len());
     assert!(matches!(read.next, PageCursor::Tasks { .. }), "there are more: {:?}", read.next);
     assert!((1..500).contains(&changes.numbers.len()), "{} changes", changes.numbers.len());
     assert!(!changes.are_all);
+    assert!(failed > 0, "each try is an answer");
+    assert!((1..500).contains(&found), "{found} changes");
 }
