@@ -7,7 +7,7 @@ use common::{
 use sqlx::{Row, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Database, Error, StoreOp, unexpected};
+use super::{Database, Effect, Error, StoreOp, unexpected};
 
 /// The tables that the gate guards.
 const GUARDED: [&str; 3] = ["task", "archive", "received"];
@@ -130,7 +130,8 @@ impl Database {
     }
 
     /// A step on a fence that claims may hold. Where the first statement waits too long, the second one has its turn
-    /// among them. The first has done nothing then, so its number is free.
+    /// among them. Only if the first has done nothing, so that its number is free: the end of a session at its
+    /// `transaction_timeout` may hide a commit.
     async fn move_in_turn(
         &self,
         op: StoreOp,
@@ -140,7 +141,9 @@ impl Database {
         write: i64,
     ) -> Result<bool, Error> {
         match self.move_step(op, plain, shard, epoch, write).await {
-            Err(error) if error.is_contention() => self.move_step(op, in_turn, shard, epoch, write).await,
+            Err(error) if error.is_contention() && error.effect == Effect::None => {
+                self.move_step(op, in_turn, shard, epoch, write).await
+            }
             result => result,
         }
     }

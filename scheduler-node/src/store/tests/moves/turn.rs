@@ -83,3 +83,28 @@ async fn a_return_in_turn_deletes_no_notes_and_the_next_move_takes_them_for_chan
     pair.rounds().await;
     assert_eq!(rows(&pair.target.pool).await, rows(&source).await);
 }
+
+/// Has each change of a fence fail with this SQLSTATE, and counts them.
+const FAILING: &str = "
+    CREATE SEQUENCE public.tries;
+    CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM nextval('public.tries');
+        RAISE EXCEPTION 'a test ends this statement' USING ERRCODE = TG_ARGV[0];
+    END $$;
+    CREATE TRIGGER fail BEFORE UPDATE ON duetime.shard FOR EACH ROW EXECUTE FUNCTION public.fail(";
+
+#[tokio::test]
+async fn a_step_of_unknown_outcome_is_not_sent_again_under_the_same_number() {
+    for (sqlstate, tries) in [("55P03", 2), ("25P04", 1)] {
+        let (pair, _) = Pair::here().await;
+        let pool = pair.source.pool.clone();
+        pair.source.database.move_guard(&[SHARD], false).await.unwrap();
+        let failing = sqlx::AssertSqlSafe(format!("{FAILING}'{sqlstate}')"));
+        sqlx::raw_sql(failing).execute(&pool).await.unwrap();
+        let left = pair.source.database.move_leave(SHARD, pair.epoch, pair.next_write()).await;
+        assert!(left.expect_err("a test ends it").is_contention());
+        let counted: i64 = sqlx::query_scalar("SELECT last_value FROM public.tries").fetch_one(&pool).await.unwrap();
+        assert_eq!(counted, tries, "{sqlstate}");
+    }
+}
