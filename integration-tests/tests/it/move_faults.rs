@@ -34,7 +34,8 @@ const BACK_WITHIN: Duration = Duration::from_secs(60);
 /// another attempt ends it, and counts from its own beginning.
 const CUT_BESIDE_FAULTS_MS: i64 = 60_000;
 
-/// A phase of a move, as a condition on its row. The clean-up begins 5 s after the cut.
+/// A phase of a move, as a condition on its row. The clean-up begins 5 s after the mover has seen the end of the cut,
+/// which its row has a moment before, and with the next look at the moves.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Copy,
@@ -52,7 +53,7 @@ impl Phase {
             Self::Copy => "m.rows_copied > 0 OR m.page->>'part' <> 'tasks'",
             Self::Rounds => "m.page->>'part' = 'done'",
             Self::Cut => "m.step IN ('cutting', 'cleaning')",
-            Self::CleanUp => "m.cut_ended_at < clock_timestamp() - interval '5 s'",
+            Self::CleanUp => "m.cut_ended_at < clock_timestamp() - interval '6 s'",
         }
     }
 }
