@@ -13,21 +13,25 @@
 -- it, and the guards of the epochs decide. A write that is sent again has a new number, above those that its sender has
 -- read in both rows. So no number holds a move up, also where a loss has brought an epoch twice.
 
--- About how many bytes a JSON value has as text. Nothing is read for it but the row: to measure what is compressed,
--- PostgreSQL decompresses it, and some hundred long histories take longer than a statement may. A compressed value
--- counts 16 times its stored size, but no more than 250,000 bytes, which 100 attempts with long errors have. If twice
--- its stored size is more, it counts that. So what repeats itself may be ten times as long.
-CREATE FUNCTION duetime.json_bytes(p_json jsonb) RETURNS bigint LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN pg_column_compression(p_json) IS NULL THEN coalesce(pg_column_size(p_json), 0)
-                ELSE greatest(2 * pg_column_size(p_json), least(16 * pg_column_size(p_json), 250000)) END::bigint
+-- About how many bytes a JSON value or an array has as text. Nothing is read for it but the row: to measure what is
+-- compressed, PostgreSQL decompresses it, and some hundred long histories take longer than a statement may. A value
+-- that is compressed counts 16 times its stored size, but no more than 250,000 bytes, which 100 attempts with long
+-- errors have. If twice its stored size is more, it counts that. So what repeats itself may be ten times as long, and
+-- 16 times where lz4 compresses it.
+CREATE FUNCTION duetime.packed_bytes(p_value anyelement) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN pg_column_compression(p_value) IS NULL THEN coalesce(pg_column_size(p_value), 0)
+                ELSE greatest(2 * pg_column_size(p_value), least(16 * pg_column_size(p_value), 250000)) END::bigint
 $$;
 
 -- About how many bytes a row takes on its way to another database. The length of a long text is known without a look at
 -- its parts.
-CREATE FUNCTION duetime.row_bytes(p_payload bytea, p_result text, p_headers jsonb, p_envelope jsonb, p_history jsonb)
+CREATE FUNCTION duetime.row_bytes(
+    p_payload bytea, p_result text, p_status_msg text, p_headers jsonb, p_envelope jsonb, p_history jsonb,
+    p_depends_on text[], p_depends_met text[])
 RETURNS bigint LANGUAGE sql STABLE AS $$
-    SELECT 500 + octet_length(p_payload) + coalesce(octet_length(p_result), 0)
-         + duetime.json_bytes(p_headers) + duetime.json_bytes(p_envelope) + duetime.json_bytes(p_history)
+    SELECT 500 + octet_length(p_payload) + coalesce(octet_length(p_result), 0) + coalesce(octet_length(p_status_msg), 0)
+         + duetime.packed_bytes(p_headers) + duetime.packed_bytes(p_envelope) + duetime.packed_bytes(p_history)
+         + duetime.packed_bytes(p_depends_on) + duetime.packed_bytes(p_depends_met)
 $$;
 
 -- Begins the move of a shard in its target. `p_epoch` is the epoch of the caller in the source. `p_write` is the number

@@ -8,10 +8,10 @@
 WITH change AS MATERIALIZED (
     SELECT c.number, c.guarded, c.id, c.drop_on
       FROM (SELECT m.number, m.guarded, m.id, m.drop_on,
-                   sum(coalesce((SELECT duetime.row_bytes(t.payload, NULL, t.headers, t.envelope, t.history)
+                   sum(coalesce((SELECT duetime.row_bytes(t.payload, NULL, NULL, t.headers, t.envelope, t.history, t.depends_on, t.depends_met)
                                    FROM duetime.task AS t
                                   WHERE m.guarded = 'task' AND t.id = m.id), 0)
-                     + coalesce((SELECT duetime.row_bytes(a.payload, a.result, a.headers, a.envelope, a.history)
+                     + coalesce((SELECT duetime.row_bytes(a.payload, a.result, a.status_msg, a.headers, a.envelope, a.history, NULL, NULL)
                                    FROM duetime.archive AS a
                                   WHERE m.guarded = 'archive' AND a.drop_on = m.drop_on AND a.id = m.id), 0))
                    OVER (ORDER BY m.number) AS bytes

@@ -9,7 +9,7 @@ WITH walked AS MATERIALIZED (
 ), mine AS MATERIALIZED (
     SELECT w.id FROM walked AS w WHERE duetime.shard_in(w.id) = $1 ORDER BY w.id LIMIT $5 + 1
 ), sized AS MATERIALIZED (
-    SELECT m.id, duetime.row_bytes(a.payload, a.result, a.headers, a.envelope, a.history) AS bytes
+    SELECT m.id, duetime.row_bytes(a.payload, a.result, a.status_msg, a.headers, a.envelope, a.history, NULL, NULL) AS bytes
       FROM (SELECT id FROM mine ORDER BY id LIMIT $5) AS m
       JOIN duetime.archive AS a ON a.drop_on = $2 AND a.id = m.id
 ), kept AS MATERIALIZED (

@@ -23,7 +23,7 @@ WITH RECURSIVE hop (queue, found) AS (
 ), begun AS MATERIALIZED (
     -- A condition of its own, so that the index is entered at the row after which to read.
     SELECT r.queue, r.priority::int AS priority, coalesce('=' || r.partition_key, '-') COLLATE "C" AS lane, r.due_at, r.id,
-           duetime.row_bytes(r.payload, NULL, r.headers, r.envelope, r.history) AS bytes
+           duetime.row_bytes(r.payload, NULL, NULL, r.headers, r.envelope, r.history, r.depends_on, r.depends_met) AS bytes
       FROM duetime.task AS r
      WHERE r.queue = $2 AND r.priority = $3::smallint AND r.shard = $1 AND r.state = 'ready'
        AND (coalesce('=' || r.partition_key, '-') COLLATE "C", r.due_at, r.id) > ($4 COLLATE "C", $5::timestamptz, $6::uuid)
@@ -36,7 +36,7 @@ WITH RECURSIVE hop (queue, found) AS (
       FROM hop AS h
      CROSS JOIN generate_series(1, 5) AS l (priority)
      CROSS JOIN LATERAL (
-           SELECT coalesce('=' || r.partition_key, '-') COLLATE "C" AS lane, r.due_at, r.id, duetime.row_bytes(r.payload, NULL, r.headers, r.envelope, r.history) AS bytes
+           SELECT coalesce('=' || r.partition_key, '-') COLLATE "C" AS lane, r.due_at, r.id, duetime.row_bytes(r.payload, NULL, NULL, r.headers, r.envelope, r.history, r.depends_on, r.depends_met) AS bytes
              FROM duetime.task AS r
             WHERE r.queue = h.queue AND r.priority = l.priority::smallint AND r.shard = $1 AND r.state = 'ready'
             ORDER BY coalesce('=' || r.partition_key, '-') COLLATE "C", r.due_at, r.id

@@ -21,7 +21,7 @@ WITH ahead AS MATERIALIZED (
     UNION ALL
     SELECT $2::timestamptz, asked.id FROM unnest($6::uuid[]) AS asked (id)
 ), sized AS MATERIALIZED (
-    SELECT a.wake_at, a.id, coalesce(duetime.row_bytes(t.payload, NULL, t.headers, t.envelope, t.history), 0) AS bytes
+    SELECT a.wake_at, a.id, coalesce(duetime.row_bytes(t.payload, NULL, NULL, t.headers, t.envelope, t.history, t.depends_on, t.depends_met), 0) AS bytes
       FROM (SELECT wake_at, id FROM ahead ORDER BY wake_at, id LIMIT $4) AS a
       LEFT JOIN duetime.task AS t ON t.id = a.id
 ), kept AS MATERIALIZED (

@@ -51,6 +51,34 @@ async fn long_histories_and_results_fill_a_page_and_a_round() {
     assert_eq!(rows(&pair.target.pool).await, rows(&pair.source.pool).await);
 }
 
+/// Of each table, a row with one long value: a name of 400 bytes for each of 100 tasks, or a message.
+const LONG_VALUES: &str = "
+    UPDATE duetime.task
+       SET depends_on = (SELECT array_agg(repeat(md5(n::text || id::text), 12)) FROM generate_series(1, 100) AS n)
+     WHERE id = (SELECT min(id::text)::uuid FROM duetime.task);
+    UPDATE duetime.task SET depends_met = (SELECT depends_on FROM duetime.task WHERE depends_on IS NOT NULL)
+     WHERE id = (SELECT max(id::text)::uuid FROM duetime.task);
+    INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, status_msg, finished_at, drop_on)
+    SELECT duetime.mint(now(), 0), 0, 'long', 'dead', now(), now(), '', '', repeat('m', 30000), now(), current_date + 2";
+
+#[tokio::test]
+async fn names_of_tasks_to_wait_for_and_the_message_of_a_report_count_in_a_page() {
+    let (pair, _) = Pair::here().await;
+    let source = pair.source.database.clone();
+    pair.begin().await;
+    sqlx::raw_sql(LONG_VALUES).execute(&pair.source.pool).await.unwrap();
+    let days = source.partition_days().await.unwrap();
+    let mut bytes = Vec::new();
+    let mut cursor = PageCursor::FIRST;
+    while cursor != PageCursor::Done {
+        let page = source.move_page(SHARD, &cursor, &days, true).await.unwrap();
+        bytes.push(page.bytes);
+        cursor = page.next;
+    }
+    assert!(bytes.iter().any(|bytes| *bytes > 2 * 30_000), "a page of three tasks, with two long values: {bytes:?}");
+    assert!(bytes.iter().filter(|bytes| **bytes > 30_000).count() > 1, "a page of the archive: {bytes:?}");
+}
+
 /// A task of 0.1.0 may have such a history.
 #[tokio::test]
 async fn a_row_above_the_bound_of_a_page_moves_alone() {
@@ -83,7 +111,8 @@ const SLOW_HISTORIES: &str = "
     CREATE FUNCTION duetime.slowly(history jsonb) RETURNS jsonb LANGUAGE plpgsql STABLE AS
         'BEGIN PERFORM pg_sleep(0.02); RETURN history; END';
     CREATE VIEW duetime.task AS
-        SELECT id, shard, state, wake_at, payload, headers, envelope, duetime.slowly(history) AS history FROM duetime.plain";
+        SELECT id, shard, state, wake_at, payload, headers, envelope, depends_on, depends_met, duetime.slowly(history) AS history
+          FROM duetime.plain";
 
 #[tokio::test]
 async fn a_page_and_a_round_that_run_out_of_their_time_are_read_in_smaller_parts() {
