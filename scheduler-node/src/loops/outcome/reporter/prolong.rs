@@ -39,16 +39,17 @@ impl<S: Statements> Reporter<S> {
             if !are_held {
                 drop(met.subscribe().wait_for(|is_met| *is_met).await);
             }
+            let mut prolonged = 0;
             loop {
-                let before = coming.len();
-                if before >= BATCH || line.recv_many(coming, BATCH - before).await == 0 {
+                self.prolong(&coming[prolonged..]).await;
+                prolonged = coming.len();
+                if prolonged >= BATCH || line.recv_many(coming, BATCH - prolonged).await == 0 {
                     break std::future::pending::<T>().await;
                 }
-                self.prolong(&coming[before..]).await;
             }
         };
-        // The pass goes on while deadlines are prolonged. Its end may leave a statement of those undone: the next pass
-        // begins with it.
+        // The pass goes on while deadlines are prolonged. Its end may leave a statement of those undone: the next
+        // delayed pass begins with all that has come.
         tokio::select! {
             biased;
             passed = pass => passed,
