@@ -93,9 +93,11 @@ struct PassState {
     avoided: BTreeMap<DatabaseIndex, Instant>,
     /// Rows that the database neither moves nor marks as refused, or that are held, and those behind them.
     aside: BTreeMap<TaskId, Aside>,
-    /// Shards with more such rows than a node keeps in mind. The turns of others leave them out, until another pass
-    /// reads all rows.
+    /// Shards with more such rows than a node keeps in mind. The turns of others leave them out. Any other pass reads
+    /// one of them, each in turn, until it reads all rows of that one.
     crowded: BTreeSet<ShardId>,
+    /// The crowded shard that had the last of these turns.
+    crowd_in_turn: Option<ShardId>,
     /// Those of them to which this pass has added rows that it does not keep in mind.
     crowded_now: BTreeSet<ShardId>,
     /// Rows that could not be read alone. No batch has them.
@@ -107,7 +109,7 @@ struct PassState {
     skips_own: bool,
     /// Whether rows may wait behind those that the last pass read.
     has_more: bool,
-    /// Whether this pass leaves out all of `aside`, however long they have waited, and the crowded shards.
+    /// Whether this pass leaves out all of `aside`, however long they have waited, and all crowded shards.
     is_turn_of_others: bool,
 }
 

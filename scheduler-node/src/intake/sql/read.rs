@@ -149,7 +149,7 @@ impl SqlIntake {
                 fitness.is_fit(database.name()) && !is_left_out
             })
             .flat_map(|(index, _)| map.open(index))
-            .filter(|shard| !state.is_turn_of_others || !state.crowded.contains(shard))
+            .filter(|shard| !state.leaves_out(*shard))
             .collect();
         let (mut readable, mut unreadable) = self.read_again(&reachable, state).await?;
         let began = Instant::now();

@@ -54,6 +54,8 @@ impl PassState {
         if self.is_turn_of_others {
             return;
         }
+        let next = self.crowd_in_turn.and_then(|last| self.crowded.iter().find(|shard| **shard > last));
+        self.crowd_in_turn = next.or_else(|| self.crowded.first()).copied();
         self.avoided.retain(|_, since| now.saturating_duration_since(*since) < AVOIDED);
         let over = self.aside.iter().filter(|(_, aside)| aside.until <= now);
         let mut over: Vec<(Instant, TaskId)> = over.map(|(id, aside)| (aside.until, *id)).collect();
@@ -91,13 +93,22 @@ impl PassState {
         }
     }
 
-    /// Notes whether rows may wait behind those that the pass has read. If none does, and it was not the turn of
-    /// others, no shard is crowded.
+    /// Whether this pass reads no row of the shard. Two crowds in one pass would hold each other up: that of a lock
+    /// that has ended would wait behind one that is still held.
+    pub(super) fn leaves_out(&self, shard: ShardId) -> bool {
+        self.crowded.contains(&shard) && (self.is_turn_of_others || self.crowd_in_turn != Some(shard))
+    }
+
+    /// Notes whether rows may wait behind those that the pass has read. If none does, the crowded shard that had this
+    /// turn is crowded no longer. Rows of the others wait.
     pub(super) fn note_more(&mut self, has_more: bool) {
-        self.has_more = has_more;
-        if !has_more && !self.is_turn_of_others {
-            self.crowded.clear();
+        if let Some(shard) = self.crowd_in_turn
+            && !has_more
+            && !self.is_turn_of_others
+        {
+            self.crowded.remove(&shard);
         }
+        self.has_more = has_more || !self.crowded.is_empty();
     }
 
     /// Leaves rows alone for a while that cannot be judged before their queues are read. Later rows with their keys

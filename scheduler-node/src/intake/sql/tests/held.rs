@@ -156,6 +156,32 @@ fn the_shard_with_most_of_the_rows_aside_makes_room_and_has_the_turns_that_are_n
     assert!(state.crowded.is_empty());
 }
 
+/// The lock of one of them may last. The shard of the other then has its turns, and is read with all others again.
+#[test]
+fn each_crowded_shard_has_its_own_turns_and_is_crowded_until_one_of_them_reads_all_its_rows() {
+    let [held, free, quiet] = [5, 6, 7].map(ShardId::new);
+    let mut state = PassState { crowded: BTreeSet::from([held, free]), ..PassState::default() };
+    let mut turns = Vec::new();
+    let read = |state: &mut PassState, free_is_long: bool| {
+        state.let_in_again(Instant::now());
+        assert!(!state.leaves_out(quiet));
+        let read: Vec<ShardId> = [held, free].into_iter().filter(|shard| !state.leaves_out(*shard)).collect();
+        state.note_more(read == [held] || (free_is_long && read == [free]));
+        read
+    };
+    for _ in 0..8 {
+        turns.push(read(&mut state, true));
+    }
+    let [of_held, of_free] = [vec![held], vec![free]];
+    let round = [of_held.clone(), Vec::new(), of_free, Vec::new()];
+    assert_eq!(turns, [round.clone(), round].concat());
+    assert_eq!(state.crowded, BTreeSet::from([held, free]));
+    let turns = [false; 4].map(|is_long| read(&mut state, is_long));
+    // The last one is of others, with the shard that is crowded no longer.
+    assert_eq!(turns, [of_held, Vec::new(), vec![free], vec![free]]);
+    assert!(state.crowded.contains(&held) && state.has_more, "the crowd behind the lock waits");
+}
+
 /// As just after the queue got a longer retention: the former version goes into a partition that is not there yet.
 #[tokio::test]
 async fn a_row_whose_former_version_has_no_partition_yet_ends_no_pass_and_is_a_task_once_there_is_one() {
