@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// The most rows that are left alone. Each look sends their ids. Beyond it, the shard that has most of them is crowded.
+/// The most rows that are left alone. Each look sends their ids. Beyond it, shards are crowded.
 pub(super) const ASIDE_MOST: usize = 10_000;
 
 /// The most rows that are left alone because their queues cannot be read. The others stay at the head of the inbox.
@@ -81,12 +81,17 @@ impl PassState {
     /// Forgets the rows of the shard that has most of those aside. They come back at the head of the inbox and fill
     /// batches, so the turns of others leave out the whole shard. A key has one shard: no later row of theirs goes
     /// first. A mark from which the others are read would pass rows that this node knows nothing of.
+    ///
+    /// A shard that is not crowded yet goes before one that is: else its rows fill the turns of others each time the
+    /// other makes room again. One with less than a batch aside fills none.
     fn crowd_out(&mut self) {
         let mut rows: BTreeMap<ShardId, usize> = BTreeMap::new();
         for id in self.aside.keys() {
             *rows.entry(id.shard()).or_default() += 1;
         }
-        if let Some((shard, _)) = rows.into_iter().max_by_key(|(_, rows)| *rows) {
+        let is_new_crowd = |shard: &ShardId, rows: usize| rows >= BATCH && !self.crowded.contains(shard);
+        let most = rows.into_iter().max_by_key(|(shard, rows)| (is_new_crowd(shard, *rows), *rows));
+        if let Some((shard, _)) = most {
             self.aside.retain(|id, _| id.shard() != shard);
             self.crowded.insert(shard);
             self.crowded_now.insert(shard);

@@ -156,6 +156,24 @@ fn the_shard_with_most_of_the_rows_aside_makes_room_and_has_the_turns_that_are_n
     assert!(state.crowded.is_empty());
 }
 
+/// As where each row has a locked key of its own.
+#[test]
+fn a_second_shard_with_many_rows_aside_makes_room_before_one_that_is_crowded_and_one_with_few_does_not() {
+    let [crowded, second, quiet] = [5, 6, 7].map(ShardId::new);
+    let ids = |shard: ShardId, rows: usize| (0..rows).map(move |_| fixture::fresh_id_of(shard));
+    let mut state = PassState::default();
+    state.leave_alone(ids(crowded, ASIDE_MOST + 1), HELD_AGAIN);
+    assert_eq!(state.crowded, BTreeSet::from([crowded]));
+    state.leave_alone(ids(second, BATCH).chain(ids(quiet, BATCH - 1)), HELD_AGAIN);
+    state.leave_alone(ids(crowded, ASIDE_MOST - 2 * BATCH + 2), HELD_AGAIN);
+    assert_eq!(state.crowded, BTreeSet::from([crowded, second]));
+    let has_aside = |state: &PassState, shard: ShardId| state.aside.keys().any(|id| id.shard() == shard);
+    assert!(has_aside(&state, crowded) && has_aside(&state, quiet) && !has_aside(&state, second));
+    state.leave_alone(ids(crowded, BATCH), HELD_AGAIN);
+    assert_eq!(state.crowded, BTreeSet::from([crowded, second]), "no turn of others is filled by the quiet shard");
+    assert!(!has_aside(&state, crowded) && has_aside(&state, quiet));
+}
+
 /// The lock of one of them may last. The shard of the other then has its turns, and is read with all others again.
 #[test]
 fn each_crowded_shard_has_its_own_turns_and_is_crowded_until_one_of_them_reads_all_its_rows() {
