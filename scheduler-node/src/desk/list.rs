@@ -124,20 +124,27 @@ impl Desk {
     }
 }
 
-/// The problem for a list that cannot be read. One from the oldest task on passes all that have ended, for as long as
-/// an old transaction keeps their index entries.
+/// The problem for a list that cannot be read.
 fn unread(error: Error, filter: &ListFilter) -> Problem {
-    let may_begin_later = error.is_out_of_time() && filter.due_after.is_none() && filter.cursor.is_none();
+    let advice = if error.is_out_of_time() { advice(filter) } else { None };
     let problem = Problem::from(error);
-    if !may_begin_later {
-        return problem;
+    match advice {
+        Some(advice) => Problem { detail: format!("{}, or {advice}", problem.detail), ..problem },
+        None => problem,
     }
-    let detail = format!(
-        "{}, or give `due_after`: while an old transaction is open, a list from the oldest task on passes all that \
-         have ended",
-        problem.detail
-    );
-    Problem { detail, ..problem }
+}
+
+/// What makes a list quicker that ran out of its time. An old transaction keeps the index entries of tasks that have
+/// ended.
+fn advice(filter: &ListFilter) -> Option<&'static str> {
+    if filter.key.is_some() && filter.queue.is_none() {
+        return Some(
+            "name the `queue`: while an old transaction is open, a list by key without it passes tasks that have ended",
+        );
+    }
+    (filter.due_after.is_none() && filter.cursor.is_none()).then_some(
+        "give `due_after`: while an old transaction is open, a list from the oldest task on passes all that have ended",
+    )
 }
 
 #[cfg(test)]
@@ -201,5 +208,20 @@ mod tests {
             queues = Queues::of(&filter, &after);
         }
         assert_eq!(seen.len(), after.len());
+    }
+
+    #[test]
+    fn a_list_that_ran_out_of_time_is_advised_to_name_the_queue_of_its_key_or_to_begin_later() {
+        let of_key = ListFilter { key: Some("k".to_owned()), ..ListFilter::default() };
+        let named = ListFilter { queue: Some(QueueName::new("q")), ..of_key.clone() };
+        let later = ListFilter { due_after: Some(UnixMicros::FIRST), ..ListFilter::default() };
+        let begins = |filter: &ListFilter| advice(filter).and_then(|advice| advice.split(':').next());
+        for filter in [of_key.clone(), ListFilter { due_after: later.due_after, ..of_key }] {
+            assert_eq!(begins(&filter), Some("name the `queue`"));
+        }
+        for filter in [named, ListFilter::default()] {
+            assert_eq!(begins(&filter), Some("give `due_after`"));
+        }
+        assert_eq!(begins(&later), None);
     }
 }

@@ -70,9 +70,45 @@ impl Database {
         let elsewhere = self.elsewhere();
         let mut pages = Vec::with_capacity(2);
         for table in tables(filter.state) {
-            pages.push(self.list_in_time(*table, filter, among, &elsewhere).await?);
+            let by_key = match filter.key {
+                Some(_) => self.list_by_key(*table, filter, among, &elsewhere).await?,
+                None => None,
+            };
+            pages.push(match by_key {
+                Some(page) => page,
+                None => self.list_in_time(*table, filter, among, &elsewhere).await?,
+            });
         }
         Ok(Page::merge(pages, limit_of(filter)))
+    }
+
+    /// Reads a page by the tasks that have the key. `None`: some queue has too many of them, so the list has to walk.
+    /// Beside an old transaction, the hop from queue to queue passes very many tasks that have ended. If it takes too
+    /// long, the statement comes again for the named queues alone.
+    async fn list_by_key(
+        &self,
+        table: Table,
+        filter: &ListFilter,
+        among: &Among<'_>,
+        elsewhere: &[i32],
+    ) -> Result<Option<Page>, Error> {
+        // Only a filter by `error` reads histories, which may be slow. Fewer rows would make no other look quicker.
+        let reads_histories = filter.error.is_some();
+        let mut pace = self.paces.lists[usize::from(reads_histories)].begin();
+        let mut hops = if among.others && filter.queue.is_none() { HOPS } else { 0 };
+        loop {
+            let look = if reads_histories { LOOK / i64::from(pace.divisor()) } else { LOOK };
+            let bounds = Bounds { look, hops, elsewhere };
+            let looked = self
+                .run(StoreOp::TaskList, |pool| async move { by_key(&pool, table, filter, among, bounds).await })
+                .await;
+            let is_late = looked.as_ref().is_err_and(Error::is_out_of_time);
+            let hopped = is_late && std::mem::take(&mut hops) > 0;
+            let has_fewer_rows = reads_histories && pace.comes_again(&looked);
+            if !hopped && !has_fewer_rows {
+                return looked;
+            }
+        }
     }
 
     /// Looks at fewer rows where a look runs out of its time.
@@ -85,9 +121,9 @@ impl Database {
     ) -> Result<Page, Error> {
         let mut pace = self.paces.lists[usize::from(filter.error.is_some())].begin();
         loop {
-            let bounds = Bounds { look: LOOK / i64::from(pace.divisor()), elsewhere };
+            let bounds = Bounds { look: LOOK / i64::from(pace.divisor()), hops: HOPS, elsewhere };
             let looked = self
-                .run(StoreOp::TaskList, |pool| async move { part(&pool, table, filter, among, bounds).await })
+                .run(StoreOp::TaskList, |pool| async move { walk(&pool, table, filter, among, bounds).await })
                 .await;
             if !pace.comes_again(&looked) {
                 return looked;
@@ -136,11 +172,30 @@ const fn tables(state: Option<TaskState>) -> &'static [Table] {
 struct Bounds<'a> {
     /// The most rows that it examines.
     look: i64,
+    /// The most queue names that it finds for itself.
+    hops: i32,
     /// The shards whose tasks it leaves out.
     elsewhere: &'a [i32],
 }
 
-async fn part(
+async fn by_key(
+    pool: &Lender,
+    table: Table,
+    filter: &ListFilter,
+    among: &Among<'_>,
+    bounds: Bounds<'_>,
+) -> Result<Option<Page>, sqlx::Error> {
+    let names: Vec<&str> = among.names.iter().map(QueueName::as_str).collect();
+    let rows = rows(pool, table.by_key(), filter, Some(&names), bounds).await?;
+    for row in &rows {
+        if row.try_get("too_many")? {
+            return Ok(None);
+        }
+    }
+    page_of(&rows, limit_of(filter)).map(Some)
+}
+
+async fn walk(
     pool: &Lender,
     table: Table,
     filter: &ListFilter,
@@ -148,20 +203,7 @@ async fn part(
     bounds: Bounds<'_>,
 ) -> Result<Page, sqlx::Error> {
     let names: Vec<&str> = among.names.iter().map(QueueName::as_str).collect();
-    if filter.key.is_some() {
-        let hops = if among.others { HOPS } else { 0 };
-        // Only a filter by `error` reads histories, which may be slow.
-        let bounds = if filter.error.is_none() { Bounds { look: LOOK, ..bounds } } else { bounds };
-        let rows = rows(pool, table.by_key(), filter, Some(&names), hops, bounds).await?;
-        let mut is_whole = true;
-        for row in &rows {
-            is_whole &= !row.try_get::<bool, _>("too_many")?;
-        }
-        if is_whole {
-            return page_of(&rows, limit_of(filter));
-        }
-    }
-    let rows = rows(pool, table.walk(), filter, (!among.others).then_some(&names), HOPS, bounds).await?;
+    let rows = rows(pool, table.walk(), filter, (!among.others).then_some(&names), bounds).await?;
     page_of(&rows, limit_of(filter))
 }
 
@@ -170,7 +212,6 @@ async fn rows(
     statement: &'static str,
     filter: &ListFilter,
     names: Option<&Vec<&str>>,
-    hops: i32,
     bounds: Bounds<'_>,
 ) -> Result<Vec<PgRow>, sqlx::Error> {
     let (due_at, id) = start_of(filter);
@@ -187,7 +228,7 @@ async fn rows(
         .bind(filter.key.as_deref())
         .bind(filter.error.as_deref())
         .bind(names)
-        .bind(hops)
+        .bind(bounds.hops)
         .bind(bounds.elsewhere)
         .fetch_all(pool)
         .await

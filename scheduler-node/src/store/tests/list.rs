@@ -306,6 +306,34 @@ async fn a_list_by_key_finds_the_tasks_of_queues_that_the_caller_does_not_know()
     }
 }
 
+/// A search of the queue `slow` ends as one that runs out of its time: beside an old transaction it passes very many
+/// tasks that have ended.
+const SLOW_QUEUE: &str = "
+ALTER TABLE duetime.task RENAME TO plain_task;
+CREATE FUNCTION duetime.is_quick(queue text) RETURNS boolean LANGUAGE plpgsql AS
+    $$BEGIN IF queue = 'slow' THEN RAISE SQLSTATE '57014'; END IF; RETURN true; END$$;
+CREATE VIEW duetime.task AS SELECT * FROM duetime.plain_task WHERE duetime.is_quick(queue)";
+
+#[tokio::test]
+async fn a_list_by_key_that_finds_no_other_queues_in_time_has_those_that_the_caller_names() {
+    let test = fixture::database().await;
+    let due_at = fixture::now(&test.pool).await.plus(Duration::from_secs(3_600));
+    let here = keyed(&test, "here", "p", due_at).await;
+    keyed(&test, "slow", "p", due_at).await;
+    sqlx::raw_sql(SLOW_QUEUE).execute(&test.pool).await.unwrap();
+    let names = [QueueName::new("here")];
+    let among = Among { names: &names, others: true };
+    let filter = ListFilter { key: Some("k".into()), ..ListFilter::default() };
+    let page = test.database.task_list(&filter, &among).await.unwrap();
+    assert_eq!((keys(&page), page.next), (vec![(due_at, here)], None));
+    let paced = &test.database.paces.lists[0];
+    assert_eq!(paced.begin().divisor(), 1, "other lists look at as many rows as before");
+    let names = [QueueName::new("slow")];
+    let late = test.database.task_list(&filter, &Among { names: &names, others: true }).await.unwrap_err();
+    assert!(late.is_out_of_time(), "{late:?}");
+    assert_eq!(paced.begin().divisor(), 1, "nor do they where the named ones take too long");
+}
+
 #[tokio::test]
 async fn a_key_finds_its_tasks_among_named_queues_and_one_used_very_often_page_by_page() {
     let test = fixture::database().await;
