@@ -45,7 +45,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error, StoreOp,
-        inbox::{CancelledRow, Collected, LeavingRow},
+        inbox::{CancelledRow, Collected, InboxRow, LeavingRow},
         put::{PutOutcome, Retention},
     },
     supervise::at_work,
@@ -100,6 +100,8 @@ struct PassState {
     crowd_in_turn: Option<ShardId>,
     /// Those of them to which this pass has added rows that it does not keep in mind.
     crowded_now: BTreeSet<ShardId>,
+    /// Whether the last pass that was not of others took rows out of the inbox, as far as it knows.
+    drains: bool,
     /// Rows that could not be read alone. No batch has them.
     unread: BTreeMap<TaskId, Unread>,
     /// When rows among `unread` may be read again. `None`: at once.
@@ -133,6 +135,29 @@ struct HandedOver {
     known: BTreeSet<TaskId>,
     /// The failure of the other rows, after which the pass ends.
     failed: Option<Error>,
+}
+
+impl PassState {
+    /// What the pass that has read `rows` leaves in the inbox. `is_unread`: some of them wait for a read of the queues.
+    fn left(&mut self, rows: &[InboxRow], is_unread: bool) -> Left {
+        // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
+        let head = rows.first().map(|row| row.id);
+        let is_new = head.is_some() && std::mem::replace(&mut self.head, head) != head;
+        if !self.is_turn_of_others {
+            let waits = |id: &TaskId| self.aside.contains_key(id) || self.crowded_now.contains(&id.shard());
+            self.drains = rows.iter().any(|row| !waits(&row.id));
+        } else if head.is_none() && self.has_more && self.drains {
+            // The crowd goes on. While its rows are held, this turn gives the database its rest.
+            return Left::More;
+        }
+        // While queues cannot be read, passes may wait for that. Each finds other rows first.
+        match (is_new && !is_unread, self.has_more) {
+            (false, _) => Left::Nothing,
+            (true, false) if rows.len() < MANY => Left::Fresh,
+            (true, false) => Left::FreshAfterMany,
+            (true, true) => Left::More,
+        }
+    }
 }
 
 impl SqlIntake {
@@ -236,16 +261,7 @@ impl SqlIntake {
             state.skips_own = state.has_more;
             return Err(error);
         }
-        // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
-        let head = rows.first().map(|row| row.id);
-        let is_new = head.is_some() && std::mem::replace(&mut state.head, head) != head;
-        // While queues cannot be read, passes may wait for that. Each finds other rows first.
-        Ok(match (is_new && !is_unread, state.has_more) {
-            (false, _) => Left::Nothing,
-            (true, false) if rows.len() < MANY => Left::Fresh,
-            (true, false) => Left::FreshAfterMany,
-            (true, true) => Left::More,
-        })
+        Ok(state.left(rows, is_unread))
     }
 
     /// Writes tasks to the database of their route. If the inbox is there too, one statement does it; otherwise they

@@ -17,6 +17,18 @@ fn keyed(shard: ShardId, key: &str) -> NewTask {
     changed(new_task(fixture::fresh_id_of(shard)), |task| task.keyed = Some(key))
 }
 
+/// A row of this shard with the key `k`.
+fn inbox_row(shard: ShardId) -> InboxRow {
+    InboxRow {
+        id: fixture::fresh_id_of(shard),
+        request: Some("{\"queue\": \"orders\", \"key\": \"k\"}".to_owned()),
+        submitted_at: common::time::UnixMicros::FIRST,
+        leaving: false,
+        is_last: false,
+        rules_changed: Arc::default(),
+    }
+}
+
 /// A node that owns all shards.
 async fn owner() -> (Counter, TestDatabase, SqlIntake) {
     let (counter, test) = fresh().await;
@@ -81,14 +93,7 @@ async fn the_last_submission_of_a_key_is_applied_last_when_more_than_a_batch_was
 #[test]
 fn a_row_that_cannot_be_judged_holds_its_key_also_where_it_is_one_too_many_to_be_left_alone() {
     let shard = ShardId::new(0);
-    let row = InboxRow {
-        id: fixture::fresh_id_of(shard),
-        request: Some("{\"queue\": \"orders\", \"key\": \"k\"}".to_owned()),
-        submitted_at: common::time::UnixMicros::FIRST,
-        leaving: false,
-        is_last: false,
-        rules_changed: Arc::default(),
-    };
+    let row = inbox_row(shard);
     let (later, other) = (keyed(shard, "k"), keyed(shard, "other"));
     for already_aside in [0, ASIDE_MOST] {
         let mut state = PassState::default();
@@ -172,6 +177,31 @@ fn a_second_shard_with_many_rows_aside_makes_room_before_one_that_is_crowded_and
     state.leave_alone(ids(crowded, BATCH), HELD_AGAIN);
     assert_eq!(state.crowded, BTreeSet::from([crowded, second]), "no turn of others is filled by the quiet shard");
     assert!(!has_aside(&state, crowded) && has_aside(&state, quiet));
+}
+
+/// The rest of a crowd would take a pause for each batch.
+#[test]
+fn an_empty_turn_of_others_beside_a_crowd_waits_only_while_the_rows_of_the_crowd_are_held() {
+    let shard = ShardId::new(5);
+    let mut state = PassState { crowded: BTreeSet::from([shard]), ..PassState::default() };
+    for is_held in [true, false, true] {
+        let rows = [inbox_row(shard)];
+        state.let_in_again(Instant::now());
+        state.note_more(true);
+        if is_held {
+            state.leave_alone([rows[0].id], HELD_AGAIN);
+        }
+        assert_eq!(state.left(&rows, false), Left::More);
+        state.let_in_again(Instant::now());
+        state.note_more(false);
+        assert!(state.is_turn_of_others);
+        assert_eq!(state.left(&[], false), if is_held { Left::Nothing } else { Left::More });
+    }
+    // Without a crowd, nothing is left.
+    state.crowded.clear();
+    (state.drains, state.is_turn_of_others) = (true, true);
+    state.note_more(false);
+    assert_eq!(state.left(&[], false), Left::Nothing);
 }
 
 /// The lock of one of them may last. The shard of the other then has its turns, and is read with all others again.
