@@ -80,7 +80,8 @@ impl PassState {
 
     /// Forgets the rows of the shard that has most of those aside. They come back at the head of the inbox and fill
     /// batches, so the turns of others leave out the whole shard. A key has one shard: no later row of theirs goes
-    /// first. A mark from which the others are read would pass rows that this node knows nothing of.
+    /// first, unless the `placement` of their queue has changed between the two, and with it the shard of the key. A
+    /// mark from which the others are read would pass rows that this node knows nothing of.
     ///
     /// A shard that is not crowded yet goes before one that is: else its rows fill the turns of others each time the
     /// other makes room again. One with less than a batch aside fills none.
