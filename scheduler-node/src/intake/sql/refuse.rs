@@ -72,7 +72,12 @@ impl PassState {
     }
 
     fn put_aside(&mut self, rows: impl IntoIterator<Item = (TaskId, Option<OwnedKey>)>, until: Instant) {
-        self.aside.extend(rows.into_iter().map(|(id, key)| (id, Aside { until, key })));
+        self.put_each_aside(rows.into_iter().map(|(id, key)| (id, Aside { until, key })));
+    }
+
+    /// Makes room once for all of them: to find the largest crowd costs a look at all rows aside.
+    fn put_each_aside(&mut self, rows: impl IntoIterator<Item = (TaskId, Aside)>) {
+        self.aside.extend(rows);
         while self.aside.len() > ASIDE_MOST {
             self.crowd_out();
         }
@@ -178,13 +183,11 @@ impl PassState {
                 before.into_iter().flatten().find(|(id, _)| *id < task.id).copied()
             });
             match before {
-                Some((_, until)) => later.push((task.id, key, until)),
+                Some((_, until)) => later.push((task.id, Aside { until, key })),
                 None => others.push(task),
             }
         }
-        for (id, key, until) in later {
-            self.put_aside([(id, key)], until);
-        }
+        self.put_each_aside(later);
         others
     }
 
