@@ -266,7 +266,7 @@ impl<S: Statements> Settler<S> {
         let has_passed = |since: Instant, time: Duration| now.saturating_duration_since(since) >= time;
         let Unwritten { waiting, urgent, due, looked_at, .. } = &mut *unwritten;
         // A backlog may end and begin anew between two looks. So the oldest confirm tells how long they have waited.
-        let is_long = waiting.first().or(new.first()).is_some_and(|first| has_passed(first.at, LONGEST_WAIT));
+        let is_long = waiting.first().or_else(|| new.first()).is_some_and(|first| has_passed(first.at, LONGEST_WAIT));
         let may_wait = !is_long && draining.is_empty() && self.lanes.backlog.delays_writes(now) && self.has_room();
         if !may_wait && urgent.len() + due.len() + waiting.len() + new.len() <= BATCH {
             let mut all = std::mem::take(urgent);

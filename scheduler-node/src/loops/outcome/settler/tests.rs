@@ -50,12 +50,12 @@ async fn confirms_that_something_waits_for_are_written_with_the_next_statement_h
     let now = clock::instant();
     // It is young for longer than this test lasts.
     lanes.backlog.note(true, 1, now + LONG);
-    let urgent = |nth: usize| vec![Confirmed { gives_way: false, at: now, ..confirmed(ids[nth], SUCCEED) }];
+    let urgent = |id: TaskId| vec![Confirmed { gives_way: false, at: now, ..confirmed(id, SUCCEED) }];
     let mut unwritten = Unwritten { waiting: strangers(2 * BATCH, now - LONGEST_WAIT), ..Unwritten::default() };
     let last = unwritten.waiting[2 * BATCH - 1].id;
-    for nth in 0..2 {
-        let next = settler.give_way(urgent(nth), &mut unwritten);
-        assert_eq!((next.len(), next[0].id), (BATCH, ids[nth]));
+    for id in [ids[0], ids[1]] {
+        let next = settler.give_way(urgent(id), &mut unwritten);
+        assert_eq!((next.len(), next[0].id), (BATCH, id));
     }
     assert!(settler.give_way(strangers(1, now), &mut unwritten).iter().any(|one| one.id == last), "all wait no longer");
     assert_eq!((unwritten.waiting.len(), unwritten.due.len()), (1, 0));
@@ -63,7 +63,7 @@ async fn confirms_that_something_waits_for_are_written_with_the_next_statement_h
     // More than the database writes, on either side.
     let many = strangers(2 * BATCH, now).into_iter().map(|one| Confirmed { gives_way: false, ..one });
     let mut unwritten = Unwritten { due: strangers(2 * BATCH, now - OLD), ..Unwritten::default() };
-    assert!(settler.give_way(urgent(2), &mut unwritten).iter().any(|one| one.id == ids[2]), "old ones leave room");
+    assert!(settler.give_way(urgent(ids[2]), &mut unwritten).iter().any(|one| one.id == ids[2]), "old ones leave room");
     let next = settler.give_way(many.collect(), &mut unwritten);
     assert_eq!(next.iter().filter(|one| one.at == now).count(), BATCH - OLD_PART, "old ones do not wait for all newer");
 }
