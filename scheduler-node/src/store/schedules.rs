@@ -27,6 +27,13 @@ const HELD_WITHIN: Duration = Duration::from_secs(3);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(i64);
 
+#[cfg(test)]
+impl Revision {
+    pub const fn of(number: i64) -> Self {
+        Self(number)
+    }
+}
+
 /// A schedule as stored.
 #[derive(Clone, Debug)]
 pub struct ScheduleRecord {
@@ -319,23 +326,25 @@ impl Database {
         .await
     }
 
-    /// Reads at most `most` schedules that have been due for longer than `during`. They are among those in `undecided`
-    /// and those whose decision depends on a last task of the shards in `unknown`.
+    /// Postpones, on all nodes, at most `most` schedules that have been due for longer than `during`. They are among
+    /// those in `undecided` and those whose decision depends on a last task of the shards in `unknown`. It passes over
+    /// those that other transactions hold. `many_later`: by how much where there are `most`; otherwise by `later`.
     pub async fn schedule_overdue(
         &self,
         during: Duration,
         most: i64,
         undecided: &[Revision],
         unknown: &[ShardId],
-    ) -> Result<Vec<(ScheduleName, Revision)>, Error> {
+        [later, many_later]: [Duration; 2],
+    ) -> Result<(), Error> {
         let undecided: Vec<i64> = undecided.iter().map(|revision| revision.0).collect();
         let unknown = super::numbers(unknown);
         let from = self.schedules_from(Instant::now());
         self.run(StoreOp::ScheduleOverdue, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_overdue.sql"));
             let query = query.bind(interval(during)).bind(most).bind(undecided).bind(from.to_utc()).bind(unknown);
-            let rows = query.fetch_all(&pool).await?;
-            rows.iter().map(|row| Ok((schedule_name(row, "name")?, Revision(row.try_get("revision")?)))).collect()
+            query.bind(interval(later)).bind(interval(many_later)).execute(&pool).await?;
+            Ok(())
         })
         .await
     }

@@ -249,10 +249,22 @@ impl Firer {
     /// Decides due schedules, and makes fire times that other nodes left. Returns when to look again.
     pub(crate) async fn look(&self) -> Result<Duration, Error> {
         let _work = at_work();
-        let lag = self.lag();
+        self.overdue.lock().look_begins(Instant::now());
         let unknown = self.unknown_shards();
-        self.postpone_overdue(&unknown).await;
-        let due = self.due(lag, &unknown).await?;
+        let looked = self.decide_due(&unknown).await;
+        // What runs out of its time does so because of the schedules that it reads past.
+        let is_answered = looked.as_ref().err().is_none_or(Error::is_out_of_time);
+        if is_answered {
+            // The look comes first: what a node can decide again, it decides.
+            self.postpone_overdue(&unknown).await;
+        }
+        self.overdue.lock().look_ended(is_answered, Instant::now());
+        looked
+    }
+
+    async fn decide_due(&self, unknown: &[ShardId]) -> Result<Duration, Error> {
+        let lag = self.lag();
+        let due = self.due(lag, unknown).await?;
         let (now, arrived, next_wake_at) = (due.now, due.arrived, due.next_wake_at);
         let revision = |schedule: &Result<DueSchedule, Unreadable>| match schedule {
             Ok(schedule) => schedule.record.revision,
@@ -382,6 +394,18 @@ impl Firer {
         for revision in left {
             self.leave_alone(revision, later);
         }
+    }
+
+    /// Acts as if this node had looked for some seconds, without a gap.
+    #[cfg(test)]
+    pub(crate) fn has_looked(&self) {
+        self.overdue.lock().has_looked();
+    }
+
+    /// Acts as if this node had read a schedule and could not decide it.
+    #[cfg(test)]
+    pub(crate) fn note_undecided(&self, revision: Revision) {
+        self.overdue.lock().note(revision, POSTPONE);
     }
 
     /// Keeps this node from looking at a schedule for a while, unless it changes.

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use common::{ids::TaskId, time::UnixMicros};
+use common::{
+    ids::{ShardId, TaskId},
+    time::UnixMicros,
+};
 
 use super::{
     explain::plan,
@@ -59,6 +62,22 @@ async fn of_many_that_are_postponed_the_one_that_a_transaction_holds_is_told_and
     let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[], None).await.unwrap();
     let due: Vec<_> = due.schedules.into_iter().map(|read| read.unwrap().record.name).collect();
     assert_eq!(due, [read[1].name.clone()]);
+}
+
+/// Otherwise each node would sort all of them, twice a second.
+#[tokio::test]
+async fn of_very_many_that_are_overdue_the_first_are_found_by_their_moment() {
+    let test = database().await;
+    let fill = "INSERT INTO duetime.schedule (name, rules, payload, since, wake_at, last_task)
+                SELECT 's' || g, '{}', '', now(), now() - interval '1 h' + g * interval '1 ms', $1
+                  FROM generate_series(1, 20000) AS g ORDER BY random()";
+    sqlx::query(fill).bind(fixture::fresh_id_of(ShardId::new(64)).uuid()).execute(&test.pool).await.unwrap();
+    sqlx::query("ANALYZE duetime.schedule").execute(&test.pool).await.unwrap();
+    let mut connection = fixture::planned(&test.pool).await;
+    let types = "interval, bigint, bigint[], timestamptz, int[], interval, interval";
+    let values = "'5 s', 500, '{7}', '-infinity', '{64,65}', '1 s', '5 s'";
+    let plan = plan(&mut connection, include_str!("../queries/schedule_overdue.sql"), types, values).await;
+    assert!(plan.contains("schedule_wake") && !plan.contains("Bitmap") && !plan.contains("Sort"), "{plan}");
 }
 
 #[tokio::test]

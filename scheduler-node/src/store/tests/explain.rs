@@ -426,8 +426,8 @@ async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment
         ),
         (
             include_str!("../queries/schedule_overdue.sql"),
-            "interval, bigint, bigint[], timestamptz, int[]",
-            "'1 s', 100, '{7}', now() - interval '1 h', '{64,65}'",
+            "interval, bigint, bigint[], timestamptz, int[], interval, interval",
+            "'1 s', 100, '{7}', now() - interval '1 h', '{64,65}', '1 s', '5 s'",
             "schedule_wake",
             "schedule",
         ),

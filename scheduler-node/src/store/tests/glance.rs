@@ -158,8 +158,10 @@ async fn looks_after_one_from_the_head_do_not_pass_what_an_open_snapshot_keeps()
     assert!(read(sql, types, due(head)).await > 5 * FEW_PAGES);
     assert!(read(sql, types, due(&marks[SCHEDULES])).await < FEW_PAGES);
     let sql = include_str!("../queries/schedule_overdue.sql");
-    assert!(read(sql, types, due(head)).await > 5 * FEW_PAGES);
-    assert!(read(sql, types, due(&marks[SCHEDULES])).await < FEW_PAGES);
+    let types = "interval, bigint, bigint[], timestamptz, int[], interval, interval";
+    let overdue = |from: &str| format!("{}, '1 s', '5 s'", due(from));
+    assert!(read(sql, types, overdue(head)).await > 5 * FEW_PAGES);
+    assert!(read(sql, types, overdue(&marks[SCHEDULES])).await < FEW_PAGES);
     let (sql, types) = (include_str!("../queries/fire_take.sql"), "interval, bigint, int[], timestamptz");
     let take = |from: &str| format!("'2 s', 100, {}, {from}", shards());
     assert!(read(sql, types, take(head)).await > 5 * FEW_PAGES);

@@ -3,6 +3,9 @@
 //! A node leaves what it cannot decide in the row as it came due, so that another one finds it there. What has stayed
 //! for some seconds, no node has decided. It would come before all that is due later, and looks would read past it and
 //! past all index entries that fire times have left since. So it is postponed in the row, a bounded number a second.
+//!
+//! While the first database was away, no node could decide anything, and right after a start this node does not know
+//! yet which databases it reaches. So it postpones only after it has looked for some seconds without a gap.
 
 use std::{
     collections::VecDeque,
@@ -11,17 +14,21 @@ use std::{
 
 use common::{delay::rest, ids::ShardId};
 
-use super::{Firer, LEFT_ALONE_MOST, POSTPONE, is_full};
-use crate::{store::schedules::Revision, working_set::retry::try_each};
+use super::{Firer, LEFT_ALONE_MOST, POSTPONE};
+use crate::store::schedules::Revision;
 
 /// What has been due for this long, no node could decide. The others look after half a second.
 const OVERDUE_AFTER: Duration = Duration::from_secs(5);
 
+/// A longer pause between two looks is a gap. Mostly it is half a second.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
 /// The most schedules that are postponed together.
 const POSTPONED_AT_ONCE: i64 = 500;
 
-/// The back-off where there are more than that: with the number of them, looks and writes would get more and more.
-const POSTPONE_MANY: Duration = Duration::from_secs(10);
+/// The back-off where there are as many: with the number of them, looks and writes would get more and more. It is half
+/// the smallest `catch_up_ms`.
+const POSTPONE_MANY: Duration = Duration::from_secs(5);
 
 /// The shortest interval at which a node postpones. It writes a thousand of them a second at the most.
 const EVERY: Duration = Duration::from_millis(500);
@@ -33,23 +40,45 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 pub(super) struct Overdue {
     /// The schedules that this node read and could not decide, and until when it remembers each.
     undecided: VecDeque<(Revision, Instant)>,
+    /// The end of the last look, if the first database answered.
+    looked_at: Option<Instant>,
     rests_until: Option<Instant>,
 }
 
 impl Overdue {
+    /// Notes that a look begins. After a gap nothing is postponed for as long as a schedule has to be due.
+    pub(super) fn look_begins(&mut self, now: Instant) {
+        if self.looked_at.is_none_or(|at| at + LONGEST_PAUSE < now) {
+            self.rests_until = Some(now + OVERDUE_AFTER);
+        }
+    }
+
+    /// Notes the end of a look.
+    pub(super) fn look_ended(&mut self, is_answered: bool, now: Instant) {
+        self.looked_at = is_answered.then_some(now);
+    }
+
     /// Notes a schedule that this node could not decide and leaves alone for so long.
     pub(super) fn note(&mut self, revision: Revision, left_alone_for: Duration) {
+        self.undecided.retain(|(noted, _)| *noted != revision);
         self.undecided.push_back((revision, Instant::now() + left_alone_for + REMEMBERED_FOR));
         if self.undecided.len() > LEFT_ALONE_MOST {
             self.undecided.pop_front();
         }
     }
 
-    /// The schedules that this node could not decide. `None`: it has just postponed some.
+    /// The schedules that this node could not decide. `None`: it has just postponed some, or has not looked for long
+    /// enough.
     fn undecided(&mut self, now: Instant) -> Option<Vec<Revision>> {
         self.undecided.retain(|(_, until)| *until > now);
         let may_begin = self.rests_until.is_none_or(|until| until <= now);
         may_begin.then(|| self.undecided.iter().map(|(revision, _)| *revision).collect())
+    }
+
+    /// Acts as if this node had looked for some seconds.
+    #[cfg(test)]
+    pub(super) fn has_looked(&mut self) {
+        (self.looked_at, self.rests_until) = (Some(Instant::now()), None);
     }
 }
 
@@ -62,27 +91,49 @@ impl Firer {
         if undecided.is_empty() && unknown.is_empty() {
             return;
         }
-        self.postpone_those(&undecided, unknown).await;
+        let one = self.statement().await;
+        // Others leave this to the master.
+        let (home, during) = (self.store.home(), OVERDUE_AFTER + self.lag());
+        let later = [POSTPONE, POSTPONE_MANY];
+        let postponed = home.schedule_overdue(during, POSTPONED_AT_ONCE, &undecided, unknown, later).await;
+        drop(one);
+        if let Err(error) = postponed {
+            let error = &error as &dyn std::error::Error;
+            tracing::debug!(error, "schedules that no node decides could not be postponed; retrying");
+        }
         self.overdue.lock().rests_until = Some(Instant::now() + rest(began.elapsed()).max(EVERY));
     }
+}
 
-    async fn postpone_those(&self, undecided: &[Revision], unknown: &[ShardId]) {
-        let _one = self.statement().await;
-        let home = self.store.home();
-        // Others leave this to the master.
-        let during = OVERDUE_AFTER + self.lag();
-        // Where the first database does not answer, the look says so.
-        let Ok(overdue) = home.schedule_overdue(during, POSTPONED_AT_ONCE, undecided, unknown).await else { return };
-        let later = if is_full(overdue.len(), POSTPONED_AT_ONCE) { POSTPONE_MANY } else { POSTPONE };
-        // One that another transaction holds, or whose write is refused, stays as it is, and keeps no other back.
-        let tried = try_each(&overdue, |part| async move {
-            let read: Vec<_> = part.iter().map(|(name, revision)| (name, *revision)).collect();
-            home.schedule_postpone(&read, later).await
-        });
-        let tried = tried.await;
-        if let Some((part, error)) = tried.left.first() {
-            let (schedules, error) = (part.len(), error as &dyn std::error::Error);
-            tracing::debug!(schedules, error, "schedules that no node decides could not be postponed; retrying");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_are_postponed_only_after_some_seconds_of_looks_without_a_gap() {
+        let (mut overdue, began) = (Overdue::default(), Instant::now());
+        let may_begin = |overdue: &mut Overdue, at: Instant| overdue.undecided(at).is_some();
+        let mut look = |from: Instant, is_answered: bool| {
+            overdue.look_begins(from);
+            overdue.look_ended(is_answered, from);
+            may_begin(&mut overdue, from)
+        };
+        let seconds = |count: u64| began + Duration::from_secs(count);
+        // Each node has just started.
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|at| look(seconds(at), true)), [false, false, false, false, false, true]);
+        // The first database did not answer.
+        assert!(look(seconds(6), false));
+        assert_eq!([7, 9, 11, 12].map(|at| look(seconds(at), true)), [false, false, false, true]);
+        // The node stood still, or knew the first database to be away.
+        assert_eq!([15, 17, 19, 20].map(|at| look(seconds(at), true)), [false, false, false, true]);
+    }
+
+    #[test]
+    fn a_schedule_that_is_undecided_again_is_remembered_once() {
+        let mut overdue = Overdue::default();
+        for revision in [1, 2, 1] {
+            overdue.note(Revision::of(revision), Duration::from_secs(1));
         }
+        assert_eq!(overdue.undecided(Instant::now()), Some([2, 1].map(Revision::of).to_vec()));
     }
 }
