@@ -137,6 +137,8 @@ pub struct DueSchedules {
     pub arrived: Instant,
     /// The time at which the next schedule is due.
     pub next_wake_at: Option<UnixMicros>,
+    /// When the first of `schedules` came due.
+    pub first_wake_at: Option<UnixMicros>,
 }
 
 impl ScheduleRecord {
@@ -315,13 +317,14 @@ impl Database {
             let arrived = Instant::now();
             let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
             let (now, next_wake_at) = (super::moment(first, "now")?, super::optional_moment(first, "next_wake_at")?);
+            let first_wake_at = super::optional_moment(first, "wake_at")?;
             let mut schedules = Vec::with_capacity(rows.len());
             for row in &rows {
                 if row.try_get::<Option<&str>, _>("name")?.is_some() {
                     schedules.push(due(row)?);
                 }
             }
-            Ok(DueSchedules { schedules, now, arrived, next_wake_at })
+            Ok(DueSchedules { schedules, now, arrived, next_wake_at, first_wake_at })
         })
         .await
     }

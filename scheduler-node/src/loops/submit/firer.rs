@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     count::Corrections,
     last_tasks::LastTasks,
-    looks::Looks,
+    looks::{Looks, Read},
     make::MADE_AT_ONCE,
     overdue::Overdue,
     refusing::{Refusing, TRIED_AT_ONCE},
@@ -289,14 +289,19 @@ impl Firer {
 
     /// Reads due schedules. `unknown`: the shards whose tasks this node cannot learn of.
     async fn due(&self, lag: Duration, unknown: &[ShardId]) -> Result<DueSchedules, Error> {
-        let (home, began, passes_over) = (self.store.home(), Instant::now(), !unknown.is_empty());
-        let from = self.looks.lock().from(passes_over, began);
+        let (home, began) = (self.store.home(), Instant::now());
+        let from = self.looks.lock().from(!unknown.is_empty(), began);
         let due = home.schedule_due(lag, READ_AT_ONCE, &self.left_alone(), unknown, from).await;
-        if from.is_none() && passes_over {
-            let read = due.as_ref().map(|due| due.schedules.len());
-            let has_read_all = read.map_or_else(Error::is_out_of_time, |read| !is_full(read, READ_AT_ONCE));
+        let read = match &due {
+            Ok(due) => {
+                due.first_wake_at.filter(|_| is_full(due.schedules.len(), READ_AT_ONCE)).map_or(Read::All, Read::Full)
+            }
+            Err(error) if error.is_out_of_time() => Read::OutOfTime,
+            Err(_) => return due,
+        };
+        if let Some(began_at) = home.clock().at(began) {
             let took = began.elapsed();
-            self.looks.lock().ended(has_read_all, home.clock().at(began), took, began + took);
+            self.looks.lock().ended(from, read, began_at, took, began + took);
         }
         due
     }

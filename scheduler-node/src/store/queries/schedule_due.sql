@@ -14,8 +14,8 @@ SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
                  WHERE wake_at > statement_timestamp() - $1
                  ORDER BY wake_at
                  LIMIT 1) AS wake_at) AS next
-  LEFT JOIN (SELECT s.name, s.revision, s.rules, s.payload, s.next_at, s.since, s.paused_at, s.buffered_at, s.last_fire_at, s.last_task,
-                    s.created_at, s.updated_at, EXISTS (SELECT FROM duetime.fire AS f WHERE f.id = s.last_task) AS pending
+  LEFT JOIN (SELECT s.name, s.revision, s.wake_at, s.rules, s.payload, s.next_at, s.since, s.paused_at, s.buffered_at, s.last_fire_at,
+                    s.last_task, s.created_at, s.updated_at, EXISTS (SELECT FROM duetime.fire AS f WHERE f.id = s.last_task) AS pending
                FROM duetime.schedule AS s
               WHERE s.wake_at >= $4 AND s.wake_at <= statement_timestamp() - $1
                 AND s.revision <> ALL ($3::bigint[])

@@ -60,6 +60,7 @@ async fn of_many_that_are_postponed_the_one_that_a_transaction_holds_is_told_and
     assert_eq!(held, [read[1].revision]);
     sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
     let due = test.database.schedule_due(Duration::ZERO, 10, &[], &[], None).await.unwrap();
+    assert!(due.first_wake_at.is_some_and(|first| first < due.now));
     let due: Vec<_> = due.schedules.into_iter().map(|read| read.unwrap().record.name).collect();
     assert_eq!(due, [read[1].name.clone()]);
 }
