@@ -311,7 +311,7 @@ where
     tried
 }
 
-fn halves<I>(part: &[I]) -> [&[I]; 2] {
+pub fn halves<I>(part: &[I]) -> [&[I]; 2] {
     let (before, after) = part.split_at(part.len() / 2);
     [before, after]
 }

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use common::wire::ScheduleRequest;
+use sqlx::{Postgres, pool::PoolConnection};
 
 use super::{
     Counter, fresh,
@@ -148,9 +149,8 @@ async fn a_look_has_four_statements_under_way() {
     assert!(made(&metrics) > 16 * 50, "all of them are decided");
 }
 
-/// The statement skips schedules that are held. It waits for what a trigger on one of them waits for.
-#[tokio::test]
-async fn a_schedule_whose_trigger_waits_for_a_lock_keeps_fewer_others_from_being_decided_with_each_look() {
+/// A hundred due schedules. A trigger on `s7` waits for a row that the transaction holds.
+async fn with_a_trigger_that_waits() -> (Counter, TestDatabase, PoolConnection<Postgres>) {
     let (counter, test) = with_a_hundred_due().await;
     let trigger = "CREATE TABLE public.foreign_row (id int PRIMARY KEY);
         INSERT INTO public.foreign_row VALUES (1);
@@ -165,14 +165,38 @@ async fn a_schedule_whose_trigger_waits_for_a_lock_keeps_fewer_others_from_being
     sqlx::raw_sql(trigger).execute(&test.pool).await.unwrap();
     let mut holder = test.pool.acquire().await.unwrap();
     sqlx::raw_sql("BEGIN; SELECT FROM public.foreign_row FOR UPDATE").execute(&mut *holder).await.unwrap();
+    (counter, test, holder)
+}
+
+/// The statement skips schedules that are held. It waits for what a trigger on one of them waits for.
+#[tokio::test]
+async fn a_schedule_whose_trigger_waits_for_a_lock_keeps_fewer_others_from_being_decided_with_each_look() {
+    let (counter, _test, mut holder) = with_a_trigger_that_waits().await;
     let (master, metrics) = firer(&counter, true);
     master.look().await.expect("it answers");
     assert_eq!(made(&metrics), 50, "one half");
+    assert_eq!(master.left_alone_for(Duration::from_secs(2)), 50, "otherwise each look would wait");
     // Another node leaves nothing alone yet.
     let (other, metrics) = firer(&counter, true);
     other.look().await.expect("it answers");
     assert_eq!(made(&metrics), 25, "half of the other half");
     sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
+}
+
+#[tokio::test]
+async fn after_a_wait_for_what_a_trigger_waits_for_a_look_waits_for_no_schedule_that_is_held() {
+    let (counter, test, mut holder) = with_a_trigger_that_waits().await;
+    let mut other_holder = test.pool.acquire().await.unwrap();
+    // They are in the other half.
+    let hold = "BEGIN; SELECT FROM duetime.schedule WHERE name IN ('s80', 's81', 's82') FOR SHARE";
+    sqlx::raw_sql(hold).execute(&mut *other_holder).await.unwrap();
+    let (master, metrics) = firer(&counter, true);
+    master.look().await.expect("it answers");
+    assert_eq!(made(&metrics), 47);
+    assert_eq!(master.left_alone_for(Duration::from_secs(2)), 50, "none of the three was waited for");
+    for holder in [&mut holder, &mut other_holder] {
+        sqlx::query("ROLLBACK").execute(&mut **holder).await.unwrap();
+    }
 }
 
 /// A node remembers a thousand.

@@ -89,7 +89,8 @@ const READ_AT_ONCE: i64 = 100;
 const STATEMENTS_AT_ONCE: usize = 4;
 
 /// How long statements wait for no transaction that holds a schedule, after one has waited in vain (`lock_timeout`). A
-/// look lasts as long as such a wait, and the other schedules wait for the next look.
+/// look lasts as long as such a wait, and the other schedules wait for the next look. For as long, this node leaves the
+/// schedules of that statement alone.
 const NO_WAIT_FOR: Duration = Duration::from_secs(5);
 
 /// What this version cannot read is news in the log again when none has come for this long. An unreadable schedule
@@ -420,6 +421,13 @@ impl Firer {
         if left_alone.len() > LEFT_ALONE_MOST {
             left_alone.pop_front();
         }
+    }
+
+    /// How many schedules this node leaves alone for longer than that.
+    #[cfg(test)]
+    pub(crate) fn left_alone_for(&self, during: Duration) -> usize {
+        let end = Instant::now() + during;
+        self.left_alone.lock().iter().filter(|(_, until)| *until > end).count()
     }
 
     /// Whether the next look finds others than these, which the last one found. If all of them failed and no more are

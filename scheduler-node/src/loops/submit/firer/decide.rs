@@ -7,7 +7,10 @@
 //! What the database answers with an error is written by a statement of its own, unless it refuses the values of one
 //! schedule. What has waited in vain for another lock is tried once more in halves.
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use common::{
     ids::{ScheduleName, TaskId},
@@ -24,7 +27,7 @@ use crate::{
         schedules::{DueSchedule, DueSchedules, Revision, ScheduleRecord, ScheduleTurn, TurnOutcome, Unreadable},
     },
     working_set::{
-        retry::{Refused, Tried, try_each},
+        retry::{Refused, Tried, halves, try_each},
         set_aside::{Kept, Kind, why},
     },
 };
@@ -43,8 +46,9 @@ struct Decided {
     missed: u64,
 }
 
-/// What became of a schedule. An error is the revision of one whose decision failed.
-type Written = Result<Decided, Revision>;
+/// What became of a schedule. An error is the revision of one whose decision failed, and how long this node leaves it
+/// alone.
+type Written = Result<Decided, (Revision, Duration)>;
 
 /// What one statement made of each decision.
 type Outcomes<'a> = Vec<(&'a Turn, TurnOutcome)>;
@@ -106,8 +110,8 @@ impl Firer {
         }
         // The next look reads those behind them. The back-off begins only now: failures may be slow, and the first
         // ones would stand in the way again.
-        for revision in written.iter().filter_map(|written| written.as_ref().err()) {
-            self.leave_alone(*revision, POSTPONE);
+        for (revision, during) in written.iter().filter_map(|written| written.as_ref().err()) {
+            self.leave_alone(*revision, *during);
         }
         self.leave_undecided(&undecided).await;
         let missed: Vec<&Decided> = written.iter().flatten().filter(|decided| decided.missed > 0).collect();
@@ -183,6 +187,8 @@ impl Firer {
         if turns.len() > 1 || !may_wait {
             let (mut held, failed) = self.write_together(turns, &mut written).await;
             alone.extend(failed);
+            // Some of them may have waited in vain meanwhile, for a lock that a trigger waits for.
+            let may_wait = self.waits_for_holders();
             if may_wait && held.len() > 2 {
                 // Mostly one statement of another node holds all of them. The first waits for its end.
                 written.push(self.write(held.remove(0)).await);
@@ -195,7 +201,7 @@ impl Firer {
             if let Some(first) = held.first() {
                 tracing::debug!(schedules = held.len(), first = %first.record.name, "transactions hold schedules; retrying");
             }
-            written.extend(held.iter().map(|turn| Err(turn.record.revision)));
+            written.extend(held.iter().map(|turn| Err((turn.record.revision, POSTPONE))));
         } else {
             alone = turns;
         }
@@ -236,14 +242,15 @@ impl Firer {
 
     /// Tries decisions together. Where they wait in vain although the statement skips what is held, the lock is mostly
     /// one that a trigger on one of the schedules waits for. So they are tried once more in halves. Each look leaves
-    /// the half with that schedule alone for a while, and the next one divides it further.
+    /// the half with that schedule alone for some seconds. Where no others are due by then, the next one divides it
+    /// further.
     async fn try_together<'a>(&self, turns: &'a [Turn]) -> Tried<'a, Turn, Outcomes<'a>> {
         let mut tried = try_each(turns, |part| self.turn_all(part)).await;
         let waited = |(part, error): &(&'a [Turn], Error)| part.len() > 1 && error.has_waited_in_vain();
         let (late, left): (Vec<_>, Vec<_>) = std::mem::take(&mut tried.left).into_iter().partition(waited);
         tried.left = left;
         for (part, _) in late {
-            for half in part.chunks(part.len().div_ceil(2)) {
+            for half in halves(part) {
                 let mut again = try_each(half, |part| self.turn_all(part)).await;
                 tried.answers.append(&mut again.answers);
                 tried.refused.append(&mut again.refused);
@@ -310,18 +317,20 @@ impl Firer {
     }
 
     /// Notes that a decision failed. If the statement was committed, a node takes the fire times on after the hold, and
-    /// the schedule has another revision; otherwise it is still due.
-    fn failed(&self, turn: &Turn, error: &Error) -> Revision {
-        if error.has_waited_in_vain() {
+    /// the schedule has another revision; otherwise it is still due. What has waited in vain would have each look wait.
+    fn failed(&self, turn: &Turn, error: &Error) -> (Revision, Duration) {
+        let has_waited = error.has_waited_in_vain();
+        if has_waited {
             *self.waits_again_at.lock() = Some(Instant::now() + NO_WAIT_FOR);
         }
         if self.unknown.begin() {
             tracing::warn!(schedule = %turn.record.name, error = error as &dyn std::error::Error, "outcome of a schedule decision unknown; retrying, together with any other decision that fails");
         }
-        turn.record.revision
+        (turn.record.revision, if has_waited { NO_WAIT_FOR } else { POSTPONE })
     }
 
-    /// Whether a statement may wait for a transaction that holds a schedule. None does just after a wait in vain.
+    /// Whether statements may wait for transactions that hold schedules. Just after a wait in vain none does, except
+    /// one for a single schedule that failed together with others, by another error.
     fn waits_for_holders(&self) -> bool {
         self.waits_again_at.lock().is_none_or(|at| at <= Instant::now())
     }
