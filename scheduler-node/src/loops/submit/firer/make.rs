@@ -6,6 +6,7 @@ use common::{
     ids::{DatabaseIndex, DatabaseName, ScheduleName, TaskId},
     schedule::Fire,
     task::NewTask,
+    time::UnixMicros,
 };
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -14,6 +15,7 @@ use crate::{
     loops::submit::submitter::{Accepted, SubmitError},
     store::{
         Error, StoreOp,
+        put::PutOutcome,
         schedules::{FireRecord, ScheduleRecord},
     },
     supervise::{at_work, spawn_child},
@@ -96,16 +98,23 @@ impl Firer {
             id,
             task: rules.task_of(&schedule, payload, fire),
         };
+        let began = Instant::now();
         let answers = self.submitter.write(fires.into_iter().map(task).collect(), SOURCE).await;
         fail::fail_point!("after_fire_made", |_| std::process::abort());
-        self.note_refusing(decided.iter().map(|(id, _)| *id).zip(&answers));
+        let passed: Vec<TaskId> = decided
+            .iter()
+            .map(|(id, _)| *id)
+            .zip(&answers)
+            .filter_map(|(id, answer)| {
+                let began_at = self.store.of(id.shard()).and_then(|database| database.clock().at(began));
+                is_written(answer, began_at).then_some(id)
+            })
+            .collect();
+        self.note_refusing(decided.iter().map(|(id, _)| *id).zip(&answers), &passed);
         let home = self.store.home();
         let (mut done, mut found) = (Vec::with_capacity(decided.len()), Vec::new());
-        let (mut passed, mut refused, mut doubts) = (Vec::with_capacity(decided.len()), Vec::new(), Vec::new());
+        let (mut refused, mut doubts) = (Vec::new(), Vec::new());
         for ((id, schedule), answer) in decided.into_iter().zip(answers) {
-            if is_written(&answer) {
-                passed.push(id);
-            }
             match answer {
                 // The schedule was deleted and put again, or the clock was set back, and the fire time had its task.
                 Ok(Accepted::Keyed(put)) if put.id != id => found.push((id, schedule, put.id)),
@@ -128,14 +137,20 @@ impl Firer {
         }
     }
 
-    /// Notes which databases take tasks and which refuse all of them. What is in doubt may be at fault itself, so it
-    /// shows neither, unless others of its batch passed.
-    fn note_refusing<'a>(&self, answers: impl Iterator<Item = (TaskId, &'a Result<Accepted, SubmitError>)>) {
+    /// Notes which databases take tasks and which refuse all of them. `passed`: the tasks that were written. What is in
+    /// doubt may be at fault itself, so it shows neither, unless others of its batch passed. Nor does an answer that
+    /// wrote nothing.
+    fn note_refusing<'a>(
+        &self,
+        answers: impl Iterator<Item = (TaskId, &'a Result<Accepted, SubmitError>)>,
+        passed: &[TaskId],
+    ) {
         let mut take_tasks: BTreeMap<DatabaseIndex, bool> = BTreeMap::new();
         for (id, answer) in answers {
             let takes_tasks = match answer {
-                Ok(_) | Err(SubmitError::Refused(_) | SubmitError::InDoubt { others_pass: true, .. }) => true,
-                Err(SubmitError::InDoubt { others_pass: false, .. }) => continue,
+                Err(SubmitError::Refused(_) | SubmitError::InDoubt { others_pass: true, .. }) => true,
+                Ok(_) if passed.contains(&id) => true,
+                Ok(_) | Err(SubmitError::InDoubt { others_pass: false, .. }) => continue,
                 Err(_) => false,
             };
             if let Some(place) = self.store.places().of(id.shard()) {
@@ -184,10 +199,15 @@ impl Firer {
     }
 }
 
-/// Whether a task was written. An answer to one whose key another task has shows only that the database can be read.
-const fn is_written(answer: &Result<Accepted, SubmitError>) -> bool {
+/// Whether a task was written. An answer to one that was there, or whose key another task has, shows only that the
+/// database can be read. `began_at`: when the sending began on the database's clock, at the earliest.
+fn is_written(answer: &Result<Accepted, SubmitError>, began_at: Option<UnixMicros>) -> bool {
     match answer {
         Ok(Accepted::Stored(_)) => true,
+        // A task that is sent again was there before: its fire time comes again after the hold.
+        Ok(Accepted::Keyed(put)) if put.outcome == PutOutcome::Created => {
+            began_at.is_some_and(|began_at| put.created_at >= began_at)
+        }
         Ok(Accepted::Keyed(put)) => put.is_written(),
         Err(_) => false,
     }
@@ -204,31 +224,27 @@ fn log_failure(forgotten: Result<(), Error>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use common::task::TaskState;
 
     use super::*;
-    use crate::store::put::{Put, PutOutcome};
+    use crate::store::put::Put;
 
     /// Otherwise one that fails beside it would be set aside after 10 s, although no row could be written.
     #[test]
     fn an_answer_that_wrote_nothing_shows_no_task_that_passes() {
-        let at = common::time::UnixMicros::FIRST;
+        let [before, began_at] = [1, 2].map(|seconds| UnixMicros::FIRST.plus(Duration::from_secs(seconds)));
         let id = TaskId::from_uuid(uuid::Uuid::now_v7());
-        let put = |outcome| {
+        let put = |outcome, created_at| {
             let state = TaskState::Scheduled;
-            is_written(&Ok(Accepted::Keyed(Put {
-                outcome,
-                id,
-                state,
-                due_at: at,
-                created_at: at,
-                version: 0,
-                superseded: 0,
-            })))
+            let put = Put { outcome, id, state, due_at: created_at, created_at, version: 0, superseded: 0 };
+            is_written(&Ok(Accepted::Keyed(put)), Some(began_at))
         };
-        assert!(put(PutOutcome::Created) && put(PutOutcome::Replaced));
+        assert!(put(PutOutcome::Created, began_at) && put(PutOutcome::Replaced, before));
+        assert!(!put(PutOutcome::Created, before), "it was sent again");
         for outcome in [PutOutcome::Existing, PutOutcome::Refused, PutOutcome::Stale] {
-            assert!(!put(outcome), "{outcome:?}");
+            assert!(!put(outcome, began_at), "{outcome:?}");
         }
     }
 }
