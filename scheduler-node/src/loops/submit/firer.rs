@@ -325,7 +325,7 @@ impl Firer {
 
     /// Takes a few fire times on of each database that takes no tasks, once it is time to try it again.
     async fn take_to_try(&self) -> Result<Vec<FireRecord>, Error> {
-        let to_try = self.refusing.lock().to_try(Instant::now());
+        let to_try = self.refusing.lock().due_for_a_try(Instant::now());
         let mut taken = Vec::new();
         for database in to_try {
             let (most, began) = (self.room_for(TRIED_AT_ONCE), Instant::now());

@@ -52,7 +52,7 @@ impl Refusing {
     }
 
     /// The databases to try at `now`.
-    pub(super) fn to_try(&mut self, now: Instant) -> Vec<DatabaseIndex> {
+    pub(super) fn due_for_a_try(&mut self, now: Instant) -> Vec<DatabaseIndex> {
         self.0.retain(|_, refusal| now < refusal.last_at + FORGOTTEN_AFTER);
         self.0.iter().filter(|(_, refusal)| refusal.try_at <= now).map(|(database, _)| *database).collect()
     }
@@ -80,20 +80,20 @@ mod tests {
         }
         refusing.note(other, true, now);
         assert!(refusing.has(one) && !refusing.has(other));
-        assert!(refusing.to_try(now + TRY_EVERY - QUICK).is_empty());
-        assert_eq!(refusing.to_try(now + TRY_EVERY), [one], "a further refusal does not put it off");
+        assert!(refusing.due_for_a_try(now + TRY_EVERY - QUICK).is_empty());
+        assert_eq!(refusing.due_for_a_try(now + TRY_EVERY), [one], "a further refusal does not put it off");
         refusing.tried(one, QUICK, now + TRY_EVERY);
-        assert!(refusing.to_try(now + TRY_EVERY).is_empty());
-        assert_eq!(refusing.to_try(now + 2 * TRY_EVERY), [one]);
+        assert!(refusing.due_for_a_try(now + TRY_EVERY).is_empty());
+        assert_eq!(refusing.due_for_a_try(now + 2 * TRY_EVERY), [one]);
         refusing.tried(one, Duration::from_secs(60), now);
-        assert!(refusing.to_try(now + LONGEST_REST - QUICK).is_empty());
-        assert_eq!(refusing.to_try(now + LONGEST_REST), [one]);
+        assert!(refusing.due_for_a_try(now + LONGEST_REST - QUICK).is_empty());
+        assert_eq!(refusing.due_for_a_try(now + LONGEST_REST), [one]);
         refusing.note(one, true, now);
         assert!(refusing.is_empty());
 
         refusing.note(one, false, now);
-        refusing.to_try(now + FORGOTTEN_AFTER - QUICK);
+        refusing.due_for_a_try(now + FORGOTTEN_AFTER - QUICK);
         assert!(refusing.has(one));
-        assert!(refusing.to_try(now + FORGOTTEN_AFTER).is_empty() && refusing.is_empty());
+        assert!(refusing.due_for_a_try(now + FORGOTTEN_AFTER).is_empty() && refusing.is_empty());
     }
 }
