@@ -21,8 +21,9 @@ use crate::{
     scenario, traffic, until,
 };
 
-/// Holds a move up for a moment in each of its phases, so that a fault meets it there. A small shard has some 20 pages.
-const SLOWLY: &str = "after_move_page=sleep(15);after_move_close=sleep(60);after_move_sweep=sleep(15)";
+/// Holds a move up for a moment in each of its phases, so that a fault meets it there. A small shard has some 20 pages,
+/// and the pause after each is as long again. So the clean-up takes some 4 s.
+const SLOWLY: &str = "after_move_page=sleep(15);after_move_close=sleep(60);after_move_sweep=sleep(100)";
 
 /// The shards of one ask. Two nodes move two each at the same time.
 const SHARDS: i64 = 4;
@@ -35,7 +36,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(60);
 const CUT_BESIDE_FAULTS_MS: i64 = 60_000;
 
 /// A phase of a move, as a condition on its row. The clean-up begins 5 s after the mover has seen the end of the cut,
-/// which its row has a moment before, and with the next look at the moves.
+/// which its row has a moment before, and with the next look at the moves: that is 5 to 6 s after `cut_ended_at`.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Copy,
