@@ -94,6 +94,9 @@ const FAILING: &str = "
     END $$;
     CREATE TRIGGER fail BEFORE UPDATE ON duetime.shard FOR EACH ROW EXECUTE FUNCTION public.fail(";
 
+/// How many have failed. A sequence that has given no number yet has the `last_value` of one that has given the first.
+const COUNTED: &str = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM public.tries";
+
 #[tokio::test]
 async fn a_step_of_unknown_outcome_is_not_sent_again_under_the_same_number() {
     for (sqlstate, tries) in [("55P03", 2), ("25P04", 1)] {
@@ -104,7 +107,7 @@ async fn a_step_of_unknown_outcome_is_not_sent_again_under_the_same_number() {
         sqlx::raw_sql(failing).execute(&pool).await.unwrap();
         let left = pair.source.database.move_leave(SHARD, pair.epoch, pair.next_write()).await;
         assert!(left.expect_err("a test ends it").is_contention());
-        let counted: i64 = sqlx::query_scalar("SELECT last_value FROM public.tries").fetch_one(&pool).await.unwrap();
+        let counted: i64 = sqlx::query_scalar(COUNTED).fetch_one(&pool).await.unwrap();
         assert_eq!(counted, tries, "{sqlstate}");
     }
 }
