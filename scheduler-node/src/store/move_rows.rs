@@ -15,7 +15,7 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use super::{Database, Error, StoreOp, moves::MoveFence};
+use super::{Database, Error, StoreOp, moves::MoveFence, pace::Pace};
 
 /// The most rows of a page: some 10 ms of work in each database.
 const PAGE_ROWS: u16 = 500;
@@ -149,6 +149,26 @@ pub enum MoveRead {
     Round,
 }
 
+/// The paces of one move's writes, in whichever database they are: a read takes as few rows as its write needs. Each
+/// move has its own. Another one from the same source may write quickly while a write of this one is late.
+#[derive(Debug, Default)]
+pub struct WritePaces {
+    pages: Pace,
+    rounds: Pace,
+}
+
+impl WritePaces {
+    /// Takes note of the end of a write that began at `began`: after one that ran out of its time the next read takes
+    /// a tenth, and after a quick one ten times as many.
+    pub fn note<T>(&self, read: MoveRead, began: Instant, written: &Result<T, Error>) {
+        let pace = match read {
+            MoveRead::Page => &self.pages,
+            MoveRead::Round => &self.rounds,
+        };
+        pace.begun(began).comes_again(written);
+    }
+}
+
 /// Changes of a shard without the rows that they are about.
 #[derive(Clone, Debug)]
 pub struct MoveNumbers {
@@ -174,12 +194,12 @@ impl Database {
         cursor: &PageCursor,
         days: &[NaiveDate],
         with_rows: bool,
+        writes: &WritePaces,
     ) -> Result<MovePage, Error> {
         let mut pace = self.paces.pages.begin();
         loop {
-            let Some(statement) =
-                page_statement(shard, cursor, with_rows, pace.divisor_before(&self.paces.page_writes))
-            else {
+            let divisor = pace.divisor_before(&writes.pages);
+            let Some(statement) = page_statement(shard, cursor, with_rows, divisor) else {
                 return Ok(MovePage { rows: MoveRows::default(), bytes: 0, next: PageCursor::Done });
             };
             let read = self.run(StoreOp::MovePage, |pool| async move {
@@ -195,10 +215,10 @@ impl Database {
     }
 
     /// Reads the oldest changes of a leaving shard after the change of this number, and the rows that they are about.
-    pub async fn move_changes(&self, shard: ShardId, after: i64) -> Result<MoveChanges, Error> {
+    pub async fn move_changes(&self, shard: ShardId, after: i64, writes: &WritePaces) -> Result<MoveChanges, Error> {
         let mut pace = self.paces.rounds.begin();
         loop {
-            let divisor = pace.divisor_before(&self.paces.round_writes);
+            let divisor = pace.divisor_before(&writes.rounds);
             let changes = self.some_changes(shard, after, ROUND_CHANGES / i64::from(divisor)).await;
             if !pace.comes_again(&changes) {
                 return changes;
@@ -208,22 +228,17 @@ impl Database {
 
     /// Reads them in one try, for a shard that is closed: its tasks wait. After a try that ran out of its time, the
     /// next read takes a tenth.
-    pub async fn move_last_changes(&self, shard: ShardId, after: i64) -> Result<MoveChanges, Error> {
+    pub async fn move_last_changes(
+        &self,
+        shard: ShardId,
+        after: i64,
+        writes: &WritePaces,
+    ) -> Result<MoveChanges, Error> {
         let mut pace = self.paces.rounds.begin();
-        let divisor = pace.divisor_before(&self.paces.round_writes);
+        let divisor = pace.divisor_before(&writes.rounds);
         let changes = self.some_changes(shard, after, ROUND_CHANGES / i64::from(divisor)).await;
         pace.comes_again(&changes);
         changes
-    }
-
-    /// Takes note of the end of a write that began at `began`, of rows that were read here: after one that ran out of
-    /// its time the next read takes a tenth, and after a quick one ten times as many.
-    pub fn note_move_write<T>(&self, read: MoveRead, began: Instant, written: &Result<T, Error>) {
-        let pace = match read {
-            MoveRead::Page => &self.paces.page_writes,
-            MoveRead::Round => &self.paces.round_writes,
-        };
-        pace.begun(began).comes_again(written);
     }
 
     async fn some_changes(&self, shard: ShardId, after: i64, most: i64) -> Result<MoveChanges, Error> {

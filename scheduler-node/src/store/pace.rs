@@ -36,10 +36,6 @@ pub(super) struct Paces {
     /// Of moves of shards: of their pages, and of their rounds.
     pub(super) pages: Pace,
     pub(super) rounds: Pace,
-    /// Of the writes that follow these reads, in whichever database they are. A read takes as few rows as its write
-    /// needs.
-    pub(super) page_writes: Pace,
-    pub(super) round_writes: Pace,
 }
 
 /// The part of its rows that one kind of look examines at present: how many times they are divided by ten.

@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use super::{fixture, list_plans::Plan};
 use crate::store::{
-    bulk::CANCEL_NEW as BULK_CANCEL_NEW, change::CANCEL_NEW, move_rows::PageCursor, settle::FINISH_NEW,
+    bulk::CANCEL_NEW as BULK_CANCEL_NEW, change::CANCEL_NEW, move_rows, settle::FINISH_NEW,
     shared_change::CANCEL_NEW as SHARED_CANCEL_NEW, submit::SUBMIT_NEW,
 };
 
@@ -463,19 +463,19 @@ async fn tasks_of_one_moment_are_read_a_few_times_by_all_pages_together() {
          SELECT gen_random_uuid(), 7, 'q', 'scheduled', '2030-01-01', '2030-01-01', '', '' FROM generate_series(1, {rows})"
     );
     test.pool.execute(AssertSqlSafe(fill)).await.unwrap();
-    let mut connection = fixture::planned(&test.pool).await;
+    let (mut connection, writes) = (fixture::planned(&test.pool).await, move_rows::WritePaces::default());
     let (sql, types) = (
         include_str!("../queries/move_page_tasks.sql"),
         "int, timestamptz, uuid, bigint, bigint, uuid[], bigint, boolean",
     );
-    let (mut cursor, mut found, mut touched) = (PageCursor::FIRST, 0, 0);
-    while let PageCursor::Tasks { wake_at, id, ahead } = &cursor {
+    let (mut cursor, mut found, mut touched) = (move_rows::PageCursor::FIRST, 0, 0);
+    while let move_rows::PageCursor::Tasks { wake_at, id, ahead } = &cursor {
         let next = ahead.iter().take(500).map(ToString::to_string).collect::<Vec<_>>().join(",");
         let wake_at = format!("'epoch'::timestamptz + {} * interval '1 us'", wake_at.micros());
         let values = format!("7, {wake_at}, '{id}', 500, 2000000, '{{{next}}}', 20000, false");
         let plan = Plan::of(&mut connection, "force_generic_plan", sql, types, &values).await;
         touched += plan.rows_touched();
-        let page = test.database.move_page(ShardId::new(7), &cursor, &[], false).await.unwrap();
+        let page = test.database.move_page(ShardId::new(7), &cursor, &[], false, &writes).await.unwrap();
         (cursor, found) = (page.next, found + page.rows.len());
     }
     assert_eq!(found, rows);

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     store::{
         Fault, PoolKind,
-        move_rows::{MoveRows, PageCursor},
+        move_rows::{MoveRows, PageCursor, WritePaces},
         moves::CloseWait,
     },
     supervise::spawn_child,
@@ -100,7 +100,8 @@ impl Pair {
         let days = self.source.database.partition_days().await.unwrap();
         let mut cursor = PageCursor::FIRST;
         while cursor != PageCursor::Done {
-            let page = self.source.database.move_page(SHARD, &cursor, &days, true).await.unwrap();
+            let page =
+                self.source.database.move_page(SHARD, &cursor, &days, true, &WritePaces::default()).await.unwrap();
             assert!(self.write(&page.rows).await);
             cursor = page.next;
         }
@@ -112,7 +113,7 @@ impl Pair {
 
     async fn rounds(&mut self) {
         loop {
-            let changes = self.source.database.move_changes(SHARD, 0).await.unwrap();
+            let changes = self.source.database.move_changes(SHARD, 0, &WritePaces::default()).await.unwrap();
             if changes.numbers.is_empty() {
                 return;
             }
@@ -140,8 +141,8 @@ impl Pair {
     /// Ends the move as one that was called off.
     async fn end(&mut self) {
         assert!(self.source.database.move_return(SHARD, self.epoch, self.next_write()).await.unwrap());
-        let page = self.target.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap();
-        assert!(self.write(&page.rows).await);
+        let rows = first_page(&self.target, false).await;
+        assert!(self.write(&rows).await);
         assert!(self.target.database.move_drop(SHARD, self.epoch, self.next_write()).await.unwrap());
     }
 
@@ -168,6 +169,12 @@ async fn rows(pool: &PgPool) -> Vec<String> {
     .fetch_all(pool)
     .await
     .unwrap()
+}
+
+/// The rows of the first page of the shard.
+async fn first_page(test: &TestDatabase, with_rows: bool) -> MoveRows {
+    let writes = WritePaces::default();
+    test.database.move_page(SHARD, &PageCursor::FIRST, &[], with_rows, &writes).await.unwrap().rows
 }
 
 async fn begun(pool: &PgPool) -> PoolConnection<Postgres> {
@@ -281,7 +288,7 @@ async fn the_gate_is_made_once_all_writers_have_ended_and_not_before() {
 async fn a_change_between_the_read_of_a_round_and_its_end_comes_with_the_next_round() {
     let (mut pair, ids) = Pair::copied().await;
     write(&pair.source.pool, WRITERS[4].0, ids[0]).await.unwrap();
-    let read = pair.source.database.move_changes(SHARD, 0).await.unwrap();
+    let read = pair.source.database.move_changes(SHARD, 0, &WritePaces::default()).await.unwrap();
     write(&pair.source.pool, WRITERS[3].0, ids[0]).await.unwrap();
     assert!(pair.write(&read.rows).await);
     pair.source.database.move_forget(SHARD, &read.numbers).await.unwrap();
@@ -297,8 +304,8 @@ async fn a_key_that_passed_to_another_task_during_the_copy_does_not_stop_it() {
                 VALUES (duetime.mint(now(), 0), 0, 'q', 'scheduled', $1::timestamptz, now(), '', '', 'k')";
     sqlx::query(make).bind("2026-01-01").execute(&pair.source.pool).await.unwrap();
     pair.begin().await;
-    let first = pair.source.database.move_page(SHARD, &PageCursor::FIRST, &[], true).await.unwrap();
-    assert!(pair.write(&first.rows).await);
+    let first = first_page(&pair.source, true).await;
+    assert!(pair.write(&first).await);
     sqlx::query("DELETE FROM duetime.task WHERE key = 'k'").execute(&pair.source.pool).await.unwrap();
     sqlx::query(make).bind("2027-01-01").execute(&pair.source.pool).await.unwrap();
     pair.copy().await;
@@ -309,7 +316,7 @@ async fn a_key_that_passed_to_another_task_during_the_copy_does_not_stop_it() {
 #[tokio::test]
 async fn an_owner_of_an_older_epoch_and_a_write_that_comes_late_change_nothing_in_the_target() {
     let (mut pair, ids) = Pair::copied().await;
-    let stale = pair.source.database.move_page(SHARD, &PageCursor::FIRST, &[], true).await.unwrap().rows;
+    let stale = first_page(&pair.source, true).await;
     write(&pair.source.pool, WRITERS[3].0, ids[0]).await.unwrap();
     pair.rounds().await;
     let now = rows(&pair.target.pool).await;
@@ -337,7 +344,7 @@ async fn a_write_of_a_move_that_was_called_off_changes_nothing_in_the_next_one()
 /// Found by the model of cuts: the same owner moves the shard again, and so under the same epoch.
 async fn write_late(begins_late: bool) {
     let (mut pair, ids) = Pair::copied().await;
-    let held_up = pair.source.database.move_page(SHARD, &PageCursor::FIRST, &[], true).await.unwrap().rows;
+    let held_up = first_page(&pair.source, true).await;
     let number = pair.next_write();
     write(&pair.source.pool, WRITERS[2].0, ids[0]).await.unwrap();
     pair.end().await;
@@ -358,7 +365,7 @@ async fn a_shard_that_goes_and_comes_back_has_rising_epochs_and_keeps_its_rows()
     let before = rows(&pair.source.pool).await;
     let (closed, opened) = pair.cut().await;
     assert!(pair.epoch < closed && closed < opened);
-    let left = pair.source.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap().rows;
+    let left = first_page(&pair.source, false).await;
     // What is left behind goes, and the shard comes back.
     assert!(pair.source.database.move_sweep(SHARD, closed, &left).await.unwrap());
     assert!(rows(&pair.source.pool).await.is_empty());
@@ -393,7 +400,7 @@ async fn a_cut_that_is_given_up_opens_the_source_again_and_a_move_that_is_called
     write(&pair.source.pool, WRITERS[4].0, ids[0]).await.unwrap();
     assert!(pair.target.database.move_fill(SHARD, reopened, pair.writes.get()).await.unwrap());
     pair.end().await;
-    assert!(pair.source.database.move_changes(SHARD, 0).await.unwrap().numbers.is_empty());
+    assert!(pair.source.database.move_changes(SHARD, 0, &WritePaces::default()).await.unwrap().numbers.is_empty());
     assert!(rows(&pair.target.pool).await.is_empty());
     assert_eq!(Pair::status(&pair.target).await, Some(ShardStatus::Gone));
     pair.source.database.move_guard(&[], true).await.unwrap();
@@ -425,7 +432,7 @@ async fn the_last_changes_are_read_part_by_part_while_their_notes_stay() {
     let closed = pair.close().await.expect("it leaves");
     let mut after = 0;
     for part in 1..=ids.len() {
-        let changes = source.move_changes(SHARD, after).await.unwrap();
+        let changes = source.move_changes(SHARD, after, &WritePaces::default()).await.unwrap();
         assert_eq!((changes.numbers.len(), changes.are_all), (1, part == ids.len()), "part {part}");
         assert!(pair.write(&changes.rows).await);
         after = changes.numbers[0];
@@ -442,7 +449,7 @@ async fn the_bytes_of_a_page_of_notes_are_also_those_of_their_answers() {
                 SELECT duetime.mint(now(), $1), '(replaced)', to_jsonb(repeat('a', 1000)) FROM generate_series(1, 3)";
     sqlx::query(fill).bind(i32::from(SHARD.number())).execute(&test.pool).await.unwrap();
     let cursor = PageCursor::Received { id: uuid::Uuid::nil() };
-    let page = test.database.move_page(SHARD, &cursor, &[], true).await.unwrap();
+    let page = test.database.move_page(SHARD, &cursor, &[], true, &WritePaces::default()).await.unwrap();
     assert_eq!(page.rows.len(), 3);
     assert!((3_000..4_000).contains(&page.bytes), "{}", page.bytes);
 }

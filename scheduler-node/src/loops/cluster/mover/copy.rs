@@ -59,7 +59,7 @@ impl Work {
         while self.page != PageCursor::Done && may_go_on() && !self.stop.is_cancelled() {
             self.beat();
             let page_began = Instant::now();
-            let page = ends.source.sql.move_page(self.shard, &self.page, &days, true).await?;
+            let page = ends.source.sql.move_page(self.shard, &self.page, &days, true, &self.write_paces).await?;
             if !page.rows.is_empty() && !self.write(ends, epoch, &page.rows, MoveRead::Page).await? {
                 return Ok(Stepped::Ended);
             }
@@ -92,7 +92,7 @@ impl Work {
         let began = Instant::now();
         loop {
             self.beat();
-            let changes = ends.source.sql.move_changes(self.shard, 0).await?;
+            let changes = ends.source.sql.move_changes(self.shard, 0, &self.write_paces).await?;
             if !self.write_changes(ends, epoch, &changes).await? {
                 return Ok(Round::Lost);
             }
@@ -118,7 +118,7 @@ impl Work {
         let mut after = 0;
         loop {
             self.beat();
-            let changes = ends.source.sql.move_last_changes(self.shard, after).await?;
+            let changes = ends.source.sql.move_last_changes(self.shard, after, &self.write_paces).await?;
             if !self.write_changes(ends, epoch, &changes).await? {
                 return Ok(false);
             }
@@ -173,7 +173,7 @@ impl Work {
     async fn write(&mut self, ends: &Ends, epoch: Epoch, rows: &MoveRows, read: MoveRead) -> Result<bool, Error> {
         let began = clock::instant();
         let written = ends.target.sql.move_write(self.shard, epoch, self.next_write(), rows).await;
-        ends.source.sql.note_move_write(read, began, &written);
+        self.write_paces.note(read, began, &written);
         let is_written = written?;
         if is_written {
             let count = rows.len();
@@ -221,11 +221,11 @@ impl Work {
             }
             self.beat();
             let began = Instant::now();
-            let page = ends.source.sql.move_page(self.shard, &cursor, &days, false).await?;
+            let page = ends.source.sql.move_page(self.shard, &cursor, &days, false, &self.write_paces).await?;
             if !page.rows.is_empty() {
                 let sweep_began = clock::instant();
                 let swept = ends.source.sql.move_sweep(self.shard, source.epoch, &page.rows).await;
-                ends.source.sql.note_move_write(MoveRead::Page, sweep_began, &swept);
+                self.write_paces.note(MoveRead::Page, sweep_began, &swept);
                 if !swept? {
                     return Ok(Stepped::Ended);
                 }
@@ -267,11 +267,11 @@ impl Work {
             }
             self.beat();
             let began = Instant::now();
-            let page = ends.target.sql.move_page(self.shard, &cursor, days, false).await?;
+            let page = ends.target.sql.move_page(self.shard, &cursor, days, false, &self.write_paces).await?;
             if !page.rows.is_empty() {
                 let write_began = clock::instant();
                 let written = ends.target.sql.move_write(self.shard, epoch, self.next_write(), &page.rows).await;
-                ends.target.sql.note_move_write(MoveRead::Page, write_began, &written);
+                self.write_paces.note(MoveRead::Page, write_began, &written);
                 if !written? {
                     return Ok(false);
                 }

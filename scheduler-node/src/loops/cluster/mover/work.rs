@@ -19,7 +19,7 @@ use crate::{
     store::{
         Error,
         move_requests::{MoveNote, MoveRow},
-        move_rows::PageCursor,
+        move_rows::{PageCursor, WritePaces},
         moves::MoveFence,
     },
     supervise,
@@ -71,6 +71,8 @@ pub(super) struct Work {
     pub(super) rows_total: Option<i64>,
     pub(super) rows_copied: i64,
     pub(super) bytes_copied: i64,
+    /// They outlive its rests: a write that was late comes again with fewer rows.
+    pub(super) write_paces: WritePaces,
     /// Whether the last round has left changes over.
     pub(super) is_behind: bool,
     /// The rounds in a row that have left changes over.
@@ -115,6 +117,7 @@ impl Work {
             rows_total: None,
             rows_copied: plan.rows_copied,
             bytes_copied: plan.bytes_copied,
+            write_paces: WritePaces::default(),
             is_behind: false,
             long_rounds: 0,
             leaving_since: None,

@@ -30,7 +30,7 @@ async fn long_histories_and_results_fill_a_page_and_a_round() {
     let days = source.partition_days().await.unwrap();
     let mut cursor = PageCursor::FIRST;
     while cursor != PageCursor::Done {
-        let page = source.move_page(SHARD, &cursor, &days, true).await.unwrap();
+        let page = source.move_page(SHARD, &cursor, &days, true, &WritePaces::default()).await.unwrap();
         assert!(page.rows.len() < MOST, "{cursor:?}: {} rows", page.rows.len());
         assert!(pair.write(&page.rows).await);
         cursor = page.next;
@@ -38,7 +38,7 @@ async fn long_histories_and_results_fill_a_page_and_a_round() {
     sqlx::raw_sql(LONG).execute(&pair.source.pool).await.unwrap();
     let mut rounds = 0;
     loop {
-        let changes = source.move_changes(SHARD, 0).await.unwrap();
+        let changes = source.move_changes(SHARD, 0, &WritePaces::default()).await.unwrap();
         if changes.numbers.is_empty() {
             break;
         }
@@ -71,7 +71,7 @@ async fn names_of_tasks_to_wait_for_and_the_message_of_a_report_count_in_a_page(
     let mut bytes = Vec::new();
     let mut cursor = PageCursor::FIRST;
     while cursor != PageCursor::Done {
-        let page = source.move_page(SHARD, &cursor, &days, true).await.unwrap();
+        let page = source.move_page(SHARD, &cursor, &days, true, &WritePaces::default()).await.unwrap();
         bytes.push(page.bytes);
         cursor = page.next;
     }
@@ -92,7 +92,7 @@ async fn a_row_above_the_bound_of_a_page_moves_alone() {
     pair.begin().await;
     let (mut cursor, mut pages) = (PageCursor::FIRST, 0);
     while matches!(cursor, PageCursor::Tasks { .. }) {
-        let page = pair.source.database.move_page(SHARD, &cursor, &[], true).await.unwrap();
+        let page = pair.source.database.move_page(SHARD, &cursor, &[], true, &WritePaces::default()).await.unwrap();
         assert!(page.rows.len() <= 1, "{} rows", page.rows.len());
         pages += page.rows.len();
         assert!(pair.write(&page.rows).await);
@@ -120,11 +120,11 @@ async fn a_page_and_a_round_that_run_out_of_their_time_are_read_in_smaller_parts
     for test in [&page, &round, &last] {
         sqlx::raw_sql(SLOW_HISTORIES).execute(&test.pool).await.unwrap();
     }
-    let first = PageCursor::FIRST;
+    let (first, writes) = (PageCursor::FIRST, WritePaces::default());
     // The tasks of a closed shard wait for each try.
     let try_by_try = async {
         for tried in 0..3 {
-            match last.database.move_last_changes(SHARD, 0).await {
+            match last.database.move_last_changes(SHARD, 0, &WritePaces::default()).await {
                 Ok(changes) => return (tried, changes.numbers.len()),
                 Err(error) => assert!(error.is_out_of_time(), "{error:?}"),
             }
@@ -132,8 +132,8 @@ async fn a_page_and_a_round_that_run_out_of_their_time_are_read_in_smaller_parts
         panic!("it has the same changes again and again");
     };
     let (read, changes, (failed, found)) = tokio::join!(
-        page.database.move_page(SHARD, &first, &[], false),
-        round.database.move_changes(SHARD, 0),
+        page.database.move_page(SHARD, &first, &[], false, &writes),
+        round.database.move_changes(SHARD, 0, &writes),
         try_by_try,
     );
     let (read, changes) = (read.unwrap(), changes.unwrap());

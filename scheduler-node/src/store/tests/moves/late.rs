@@ -110,7 +110,11 @@ async fn what_comes_late_of_a_move_that_was_called_off_does_nothing_to_the_next_
     pair.copy().await;
     write(&pair.source.pool, WRITERS[4].0, ids[0]).await.unwrap();
     assert!(!source.move_return(SHARD, pair.epoch, give_back).await.unwrap());
-    assert_eq!(source.move_changes(SHARD, 0).await.unwrap().numbers.len(), 1, "the note of the change stays");
+    assert_eq!(
+        source.move_changes(SHARD, 0, &WritePaces::default()).await.unwrap().numbers.len(),
+        1,
+        "the note of the change stays"
+    );
 
     let closed = pair.close().await.expect("the owner closes it");
     let is_dropped = target.move_drop(SHARD, pair.epoch, end).await.unwrap();

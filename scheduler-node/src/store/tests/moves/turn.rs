@@ -79,7 +79,11 @@ async fn a_return_in_turn_deletes_no_notes_and_the_next_move_takes_them_for_chan
     sqlx::raw_sql("DROP TRIGGER out_of_time ON duetime.move_change").execute(&source).await.unwrap();
     sqlx::query("DELETE FROM duetime.task WHERE id = $1").bind(ids[0].uuid()).execute(&source).await.unwrap();
     assert!(pair.source.database.move_leave(SHARD, pair.epoch, pair.next_write()).await.unwrap());
-    assert_eq!(pair.source.database.move_changes(SHARD, 0).await.unwrap().numbers.len(), 3, "the notes are left");
+    assert_eq!(
+        pair.source.database.move_changes(SHARD, 0, &WritePaces::default()).await.unwrap().numbers.len(),
+        3,
+        "the notes are left"
+    );
     pair.rounds().await;
     assert_eq!(rows(&pair.target.pool).await, rows(&source).await);
 }

@@ -1,6 +1,7 @@
 //! Databases that take too long for the rows of a whole page or round.
 
 use super::*;
+use crate::store::move_rows::WritePaces;
 
 /// More tasks than a slow database takes at once, and a page.
 const SOME_TASKS: &str = "
@@ -57,7 +58,7 @@ async fn what_a_database_does_not_write_in_time_comes_again_in_smaller_parts() {
     }
     assert!(tries > 0, "the target does not take the page at once");
 
-    tries = 0;
+    (moving.work.write_paces, tries) = (WritePaces::default(), 0);
     while let Err(error) = moving.work.empty_target(&ends, epoch, &[]).await {
         assert!(error.is_out_of_time(), "{error:?}");
         tries += 1;
@@ -65,4 +66,71 @@ async fn what_a_database_does_not_write_in_time_comes_again_in_smaller_parts() {
     }
     assert!(tries > 0, "the target does not delete the page at once");
     assert_eq!(moving.tests[1].live().await, 0);
+}
+
+/// Another move between the same databases, whose writes are small and quick.
+struct Quick {
+    work: Work,
+    epoch: Epoch,
+}
+
+impl Quick {
+    const SHARD: ShardId = ShardId::new(1);
+
+    async fn begin(moving: &Moving) -> Self {
+        let shared = Arc::clone(&moving.work.shared);
+        let (source, target) = (&moving.ends.source.sql, &moving.ends.target.sql);
+        let epoch = source.shard_acquire(&[Self::SHARD], &shared.me).await.unwrap()[0].1;
+        target.move_guard(&[Self::SHARD], false).await.unwrap();
+        source.move_guard(&[Self::SHARD], false).await.unwrap();
+        assert!(target.move_arrive(Self::SHARD, epoch, 0, None).await.unwrap());
+        let work = Work::new(shared, &plan(Self::SHARD, "east"), CancellationToken::new());
+        assert!(source.move_leave(Self::SHARD, epoch, work.next_write()).await.unwrap());
+        Self { work, epoch }
+    }
+
+    /// Writes a short round and a short page.
+    async fn write(&mut self, ends: &Ends) {
+        let id = fixture::fresh_id_of(Self::SHARD);
+        ends.source.sql.task_submit(&[new_task(id)], Sending::First).await.unwrap();
+        while self.work.round(ends, self.epoch).await.unwrap() != Round::Short {}
+        self.work.page = PageCursor::FIRST;
+        while self.work.page != PageCursor::Done {
+            self.work.copy(ends, self.epoch).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn quick_writes_of_another_move_do_not_make_those_of_a_slow_one_larger() {
+    let mut moving = Moving::new().await;
+    moving.copy().await;
+    sqlx::raw_sql(SOME_TASKS).execute(&moving.tests[0].pool).await.unwrap();
+    sqlx::raw_sql(FEW_AT_ONCE).execute(&moving.tests[1].pool).await.unwrap();
+    let mut quick = Quick::begin(&moving).await;
+    let (ends, epoch) = (moving.ends.clone(), moving.epoch);
+    let (mut tries, mut round) = (0, Round::Long);
+    while round != Round::Short {
+        match moving.work.round(&ends, epoch).await {
+            Ok(ended) => round = ended,
+            Err(error) => {
+                assert!(error.is_out_of_time(), "{error:?}");
+                tries += 1;
+                assert!(tries < TRIES, "a round has the same rows again and again");
+                quick.write(&ends).await;
+            }
+        }
+    }
+    assert!(tries > 0, "the target does not take all changes at once");
+
+    (moving.work.page, tries) = (PageCursor::FIRST, 0);
+    while moving.work.page != PageCursor::Done {
+        if let Err(error) = moving.work.copy(&ends, epoch).await {
+            assert!(error.is_out_of_time(), "{error:?}");
+            tries += 1;
+            assert!(tries < TRIES, "a page has the same rows again and again");
+            quick.write(&ends).await;
+        }
+    }
+    assert!(tries > 0, "the target does not take the page at once");
 }
