@@ -226,8 +226,8 @@ impl Database {
         }
     }
 
-    /// Reads them in one try, for a shard that is closed: its tasks wait. After a try that ran out of its time, the
-    /// next read takes a tenth.
+    /// Reads the oldest changes as [`Self::move_changes`] does, in one try: the shard is closed, and its tasks wait.
+    /// After a try that ran out of its time, the next read takes a tenth.
     pub async fn move_last_changes(
         &self,
         shard: ShardId,
