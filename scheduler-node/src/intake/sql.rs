@@ -98,6 +98,9 @@ struct PassState {
     crowded: BTreeSet<ShardId>,
     /// The crowded shard that had the last of these turns.
     crowd_in_turn: Option<ShardId>,
+    /// Whether crowded shards have their turns alone. This changes with each round of them: the rows of all shards have
+    /// their turn, too, and those that are held may be older than a crowd whose lock has ended.
+    are_crowds_alone: bool,
     /// Those of them to which this pass has added rows that it does not keep in mind.
     crowded_now: BTreeSet<ShardId>,
     /// Whether the last pass that was not of others took rows out of the inbox, as far as it knows.
@@ -146,6 +149,10 @@ impl PassState {
         if !self.is_turn_of_others {
             let waits = |id: &TaskId| self.aside.contains_key(id) || self.crowded_now.contains(&id.shard());
             self.drains = rows.iter().any(|row| !waits(&row.id));
+            if head.is_none() && self.alone().is_some() {
+                // The rows of other shards wait meanwhile. The next pass is theirs.
+                return Left::More;
+            }
         } else if head.is_none() && self.has_more && self.drains {
             // The crowd goes on. While its rows are held, this turn gives the database its rest.
             return Left::More;

@@ -47,17 +47,23 @@ type OwnedKey = (QueueName, Option<String>, String);
 impl PassState {
     /// Lets rows and databases take part again whose pause is over. While other rows wait behind them, only every
     /// second pass does so, and for one batch: those that have waited longest. So both kinds have their turn, however
-    /// slow the passes are.
+    /// slow the passes are. A crowded shard that has its turn alone lets in its own rows only: older ones of other
+    /// shards may be so many, or so large, that they fill the batch.
     pub(super) fn let_in_again(&mut self, now: Instant) {
         self.crowded_now.clear();
         self.is_turn_of_others = self.has_more && !self.is_turn_of_others;
         if self.is_turn_of_others {
             return;
         }
-        let next = self.crowd_in_turn.and_then(|last| self.crowded.iter().find(|shard| **shard > last));
-        self.crowd_in_turn = next.or_else(|| self.crowded.first()).copied();
+        let next = self.crowd_in_turn.and_then(|last| self.crowded.iter().find(|shard| **shard > last)).copied();
+        if next.is_none() {
+            self.are_crowds_alone = !self.are_crowds_alone;
+        }
+        self.crowd_in_turn = next.or_else(|| self.crowded.first().copied());
         self.avoided.retain(|_, since| now.saturating_duration_since(*since) < AVOIDED);
-        let over = self.aside.iter().filter(|(_, aside)| aside.until <= now);
+        let alone = self.alone();
+        let is_left_out = |id: &TaskId| alone.is_some_and(|shard| shard != id.shard());
+        let over = self.aside.iter().filter(|(id, aside)| aside.until <= now && !is_left_out(id));
         let mut over: Vec<(Instant, TaskId)> = over.map(|(id, aside)| (aside.until, *id)).collect();
         over.sort_unstable();
         over.truncate(if self.has_more || !self.crowded.is_empty() { BATCH } else { ASIDE_MOST });
@@ -107,7 +113,15 @@ impl PassState {
     /// Whether this pass reads no row of the shard. Two crowds in one pass would hold each other up: that of a lock
     /// that has ended would wait behind one that is still held.
     pub(super) fn leaves_out(&self, shard: ShardId) -> bool {
-        self.crowded.contains(&shard) && (self.is_turn_of_others || self.crowd_in_turn != Some(shard))
+        match self.alone() {
+            Some(alone) => shard != alone,
+            None => self.crowded.contains(&shard) && (self.is_turn_of_others || self.crowd_in_turn != Some(shard)),
+        }
+    }
+
+    /// The crowded shard of which alone this pass reads rows.
+    pub(super) fn alone(&self) -> Option<ShardId> {
+        self.crowd_in_turn.filter(|_| self.are_crowds_alone && !self.is_turn_of_others)
     }
 
     /// Notes whether rows may wait behind those that the pass has read. If none does, the crowded shard that had this
@@ -119,7 +133,7 @@ impl PassState {
         {
             self.crowded.remove(&shard);
         }
-        self.has_more = has_more || !self.crowded.is_empty();
+        self.has_more = has_more || self.alone().is_some() || !self.crowded.is_empty();
     }
 
     /// Leaves rows alone for a while that cannot be judged before their queues are read. Later rows with their keys

@@ -212,22 +212,49 @@ fn each_crowded_shard_has_its_own_turns_and_is_crowded_until_one_of_them_reads_a
     let mut turns = Vec::new();
     let read = |state: &mut PassState, free_is_long: bool| {
         state.let_in_again(Instant::now());
-        assert!(!state.leaves_out(quiet));
-        let read: Vec<ShardId> = [held, free].into_iter().filter(|shard| !state.leaves_out(*shard)).collect();
-        state.note_more(read == [held] || (free_is_long && read == [free]));
+        let read: Vec<ShardId> = [held, free, quiet].into_iter().filter(|shard| !state.leaves_out(*shard)).collect();
+        state.note_more(read.contains(&held) || (free_is_long && read.contains(&free)));
         read
     };
     for _ in 0..8 {
         turns.push(read(&mut state, true));
     }
-    let [of_held, of_free] = [vec![held], vec![free]];
-    let round = [of_held.clone(), Vec::new(), of_free, Vec::new()];
-    assert_eq!(turns, [round.clone(), round].concat());
+    let others = vec![quiet];
+    let alone = [vec![held], others.clone(), vec![free], others.clone()];
+    let beside_others = [vec![held, quiet], others.clone(), vec![free, quiet], others.clone()];
+    assert_eq!(turns, [alone, beside_others].concat());
     assert_eq!(state.crowded, BTreeSet::from([held, free]));
     let turns = [false; 4].map(|is_long| read(&mut state, is_long));
     // The last one is of others, with the shard that is crowded no longer.
-    assert_eq!(turns, [of_held, Vec::new(), vec![free], vec![free]]);
+    assert_eq!(turns, [vec![held], others, vec![free], vec![free, quiet]]);
     assert!(state.crowded.contains(&held) && state.has_more, "the crowd behind the lock waits");
+}
+
+/// They would fill each batch, and the rows of the crowd would never be read.
+#[test]
+fn every_second_turn_of_a_crowd_lets_in_none_of_the_older_held_rows_of_other_shards() {
+    let [other, crowded] = [5, 6].map(ShardId::new);
+    let mut state = PassState { crowded: BTreeSet::from([crowded]), ..PassState::default() };
+    state.leave_alone((0..3 * BATCH).map(|_| fixture::fresh_id_of(other)), Duration::ZERO);
+    let own = fixture::fresh_id_of(crowded);
+    state.leave_alone([own], Duration::ZERO);
+    let others_aside = |state: &PassState| state.aside.keys().filter(|id| id.shard() == other).count();
+    let mut left = 3 * BATCH;
+    for is_alone in [true, false, true, false] {
+        state.let_in_again(Instant::now());
+        left -= if is_alone { 0 } else { BATCH };
+        assert_eq!((others_aside(&state), state.aside.contains_key(&own)), (left, false));
+        assert_eq!((state.leaves_out(other), state.leaves_out(crowded)), (is_alone, false));
+        state.note_more(true);
+        // Also where it reads none: the rows of the other shard may wait.
+        assert_eq!(state.left(&[], false), if is_alone { Left::More } else { Left::Nothing });
+        state.let_in_again(Instant::now());
+        assert!(state.is_turn_of_others && others_aside(&state) == left && !state.leaves_out(other));
+    }
+    // The crowd ends in a turn of its own.
+    state.let_in_again(Instant::now());
+    state.note_more(false);
+    assert!(state.crowded.is_empty() && state.has_more, "those of the other shard were not read");
 }
 
 /// As just after the queue got a longer retention: the former version goes into a partition that is not there yet.
