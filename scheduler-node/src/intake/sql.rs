@@ -224,7 +224,7 @@ impl SqlIntake {
         state.let_in_again(Instant::now());
         let read = self.read(state).await?;
         state.skips_own = false;
-        state.note_more(read.has_more());
+        state.note_more(read.has_more(), &read.reached);
         let (rows, mut refused, mut unknown) = (&read.rows, read.refused(), Vec::new());
         let mut parts: BTreeMap<Route, Vec<NewTask>> = BTreeMap::new();
         let (judged, _room) = self.desk.judge(rows).await;

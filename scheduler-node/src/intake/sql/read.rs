@@ -50,6 +50,8 @@ pub(super) struct Unread {
 #[derive(Debug)]
 pub(super) struct ReadRows {
     pub rows: Vec<InboxRow>,
+    /// The shards whose rows the pass reads.
+    pub reached: Vec<ShardId>,
     /// Rows whose requests can never be read.
     unreadable: Vec<InboxRow>,
     /// Whether the read of many has failed, and that of the oldest row has not.
@@ -169,7 +171,7 @@ impl SqlIntake {
             match found {
                 Found::Rows(rows) | Found::One(rows) => {
                     state.note_read(&rows);
-                    return Ok(ReadRows { rows, unreadable, is_of_one });
+                    return Ok(ReadRows { rows, reached: reachable, unreadable, is_of_one });
                 }
                 // An older row may have come since the read that failed. It is soon read again.
                 Found::Unread(row, error) => {

@@ -124,12 +124,14 @@ impl PassState {
         self.crowd_in_turn.filter(|_| self.are_crowds_alone && !self.is_turn_of_others)
     }
 
-    /// Notes whether rows may wait behind those that the pass has read. If none does, the crowded shard that had this
-    /// turn is crowded no longer. Rows of the others wait.
-    pub(super) fn note_more(&mut self, has_more: bool) {
+    /// Notes whether rows may wait behind those that the pass has read, which are of the shards `reached`. If none
+    /// does, the crowded shard that had this turn is crowded no longer. Rows of the others wait, and so do those of a
+    /// shard whose database does not take them at the moment.
+    pub(super) fn note_more(&mut self, has_more: bool, reached: &[ShardId]) {
         if let Some(shard) = self.crowd_in_turn
             && !has_more
             && !self.is_turn_of_others
+            && reached.contains(&shard)
         {
             self.crowded.remove(&shard);
         }

@@ -151,13 +151,13 @@ fn the_shard_with_most_of_the_rows_aside_makes_room_and_has_the_turns_that_are_n
     assert_eq!(state.crowded, BTreeSet::from([crowded]));
     assert!(state.leave_later(vec![later.clone()]).is_empty(), "the held row is not kept in mind");
     state.let_in_again(Instant::now());
-    state.note_more(false);
+    state.note_more(false, &[quiet]);
     assert!(state.is_turn_of_others && state.crowded.contains(&crowded), "its rows were left out");
     state.let_in_again(Instant::now());
     assert_eq!(state.leave_later(vec![held, later]).len(), 2, "the pass reads them in their order");
-    state.note_more(true);
+    state.note_more(true, &[crowded, quiet]);
     assert!(state.crowded.contains(&crowded));
-    state.note_more(false);
+    state.note_more(false, &[crowded, quiet]);
     assert!(state.crowded.is_empty());
 }
 
@@ -187,20 +187,20 @@ fn an_empty_turn_of_others_beside_a_crowd_waits_only_while_the_rows_of_the_crowd
     for is_held in [true, false, true] {
         let rows = [inbox_row(shard)];
         state.let_in_again(Instant::now());
-        state.note_more(true);
+        state.note_more(true, &[shard]);
         if is_held {
             state.leave_alone([rows[0].id], HELD_AGAIN);
         }
         assert_eq!(state.left(&rows, false), Left::More);
         state.let_in_again(Instant::now());
-        state.note_more(false);
+        state.note_more(false, &[]);
         assert!(state.is_turn_of_others);
         assert_eq!(state.left(&[], false), if is_held { Left::Nothing } else { Left::More });
     }
     // Without a crowd, nothing is left.
     state.crowded.clear();
     (state.drains, state.is_turn_of_others) = (true, true);
-    state.note_more(false);
+    state.note_more(false, &[]);
     assert_eq!(state.left(&[], false), Left::Nothing);
 }
 
@@ -213,7 +213,7 @@ fn each_crowded_shard_has_its_own_turns_and_is_crowded_until_one_of_them_reads_a
     let read = |state: &mut PassState, free_is_long: bool| {
         state.let_in_again(Instant::now());
         let read: Vec<ShardId> = [held, free, quiet].into_iter().filter(|shard| !state.leaves_out(*shard)).collect();
-        state.note_more(read.contains(&held) || (free_is_long && read.contains(&free)));
+        state.note_more(read.contains(&held) || (free_is_long && read.contains(&free)), &read);
         read
     };
     for _ in 0..8 {
@@ -245,7 +245,7 @@ fn every_second_turn_of_a_crowd_lets_in_none_of_the_older_held_rows_of_other_sha
         left -= if is_alone { 0 } else { BATCH };
         assert_eq!((others_aside(&state), state.aside.contains_key(&own)), (left, false));
         assert_eq!((state.leaves_out(other), state.leaves_out(crowded)), (is_alone, false));
-        state.note_more(true);
+        state.note_more(true, &[crowded]);
         // Also where it reads none: the rows of the other shard may wait.
         assert_eq!(state.left(&[], false), if is_alone { Left::More } else { Left::Nothing });
         state.let_in_again(Instant::now());
@@ -253,8 +253,26 @@ fn every_second_turn_of_a_crowd_lets_in_none_of_the_older_held_rows_of_other_sha
     }
     // The crowd ends in a turn of its own.
     state.let_in_again(Instant::now());
-    state.note_more(false);
+    state.note_more(false, &[crowded]);
     assert!(state.crowded.is_empty() && state.has_more, "those of the other shard were not read");
+}
+
+/// As after a failure of its database: its rows would come back as those of a shard that is not crowded.
+#[test]
+fn a_shard_stays_crowded_in_a_turn_that_does_not_reach_it_and_the_next_shard_has_its_turn() {
+    let [away, free] = [5, 6].map(ShardId::new);
+    let mut state = PassState { crowded: BTreeSet::from([away, free]), ..PassState::default() };
+    for reached in [Vec::new(), vec![free]] {
+        state.let_in_again(Instant::now());
+        state.note_more(false, &reached);
+        assert!(state.crowded.contains(&away) && state.has_more);
+        state.let_in_again(Instant::now());
+        assert!(state.is_turn_of_others);
+    }
+    assert!(!state.crowded.contains(&free));
+    state.let_in_again(Instant::now());
+    state.note_more(false, &[away]);
+    assert!(state.crowded.is_empty());
 }
 
 /// As just after the queue got a longer retention: the former version goes into a partition that is not there yet.
