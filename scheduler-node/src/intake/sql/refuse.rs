@@ -55,6 +55,8 @@ impl PassState {
         if self.is_turn_of_others {
             return;
         }
+        // Until the pass has ended well.
+        self.drains = false;
         let next = self.crowd_in_turn.and_then(|last| self.crowded.iter().find(|shard| **shard > last)).copied();
         if next.is_none() {
             self.are_crowds_alone = !self.are_crowds_alone;

@@ -197,6 +197,12 @@ fn an_empty_turn_of_others_beside_a_crowd_waits_only_while_the_rows_of_the_crowd
         assert!(state.is_turn_of_others);
         assert_eq!(state.left(&[], false), if is_held { Left::Nothing } else { Left::More });
     }
+    // A pass that fails takes nothing out, as far as it knows.
+    state.drains = true;
+    state.let_in_again(Instant::now());
+    state.let_in_again(Instant::now());
+    assert!(state.is_turn_of_others);
+    assert_eq!(state.left(&[], false), Left::Nothing);
     // Without a crowd, nothing is left.
     state.crowded.clear();
     (state.drains, state.is_turn_of_others) = (true, true);
