@@ -101,7 +101,7 @@ struct PassState {
     /// Whether crowded shards have their turns alone. This changes with each round of them: the rows of all shards have
     /// their turn, too, and those that are held may be older than a crowd whose lock has ended.
     are_crowds_alone: bool,
-    /// Those of them to which this pass has added rows that it does not keep in mind.
+    /// The crowded shards to which this pass has added rows that it does not keep in mind.
     crowded_now: BTreeSet<ShardId>,
     /// Whether the last pass that was not of others took rows out of the inbox, as far as it knows.
     drains: bool,
