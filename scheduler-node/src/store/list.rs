@@ -94,7 +94,8 @@ impl Database {
     ) -> Result<Option<Page>, Error> {
         // Only a filter by `error` reads histories, which may be slow. Fewer rows would make no other look quicker.
         let reads_histories = filter.error.is_some();
-        let mut pace = self.paces.lists[usize::from(reads_histories)].begin();
+        let paces = &self.paces.lists[usize::from(reads_histories)];
+        let mut pace = paces.begin();
         let mut hops = if among.others && filter.queue.is_none() { HOPS } else { 0 };
         loop {
             let look = if reads_histories { LOOK / i64::from(pace.divisor()) } else { LOOK };
@@ -103,9 +104,10 @@ impl Database {
                 .run(StoreOp::TaskList, |pool| async move { by_key(&pool, table, filter, among, bounds).await })
                 .await;
             let is_late = looked.as_ref().is_err_and(Error::is_out_of_time);
-            let hopped = is_late && std::mem::take(&mut hops) > 0;
-            let has_fewer_rows = reads_histories && pace.comes_again(&looked);
-            if !hopped && !has_fewer_rows {
+            if is_late && std::mem::take(&mut hops) > 0 {
+                // It may be the hop that took so long, which says nothing of the histories.
+                pace = paces.begin();
+            } else if !(reads_histories && pace.comes_again(&looked)) {
                 return looked;
             }
         }

@@ -307,11 +307,11 @@ async fn a_list_by_key_finds_the_tasks_of_queues_that_the_caller_does_not_know()
 }
 
 /// A search of the queue `slow` ends as one that runs out of its time: beside an old transaction it passes very many
-/// tasks that have ended.
+/// tasks that have ended. Any other row takes longer than what a pace takes for quick.
 const SLOW_QUEUE: &str = "
 ALTER TABLE duetime.task RENAME TO plain_task;
 CREATE FUNCTION duetime.is_quick(queue text) RETURNS boolean LANGUAGE plpgsql AS
-    $$BEGIN IF queue = 'slow' THEN RAISE SQLSTATE '57014'; END IF; RETURN true; END$$;
+    $$BEGIN IF queue = 'slow' THEN RAISE SQLSTATE '57014'; END IF; PERFORM pg_sleep(0.3); RETURN true; END$$;
 CREATE VIEW duetime.task AS SELECT * FROM duetime.plain_task WHERE duetime.is_quick(queue)";
 
 #[tokio::test]
@@ -328,6 +328,12 @@ async fn a_list_by_key_that_finds_no_other_queues_in_time_has_those_that_the_cal
     assert_eq!((keys(&page), page.next), (vec![(due_at, here)], None));
     let paced = &test.database.paces.lists[0];
     assert_eq!(paced.begin().divisor(), 1, "other lists look at as many rows as before");
+    // A look at the finished tasks would raise the pace again.
+    let state = Some(TaskState::Scheduled);
+    let with_error = ListFilter { error: Some("e".into()), state, ..filter.clone() };
+    let page = test.database.task_list(&with_error, &among).await.unwrap();
+    assert!(page.tasks.is_empty() && page.next.is_none());
+    assert_eq!(test.database.paces.lists[1].begin().divisor(), 1, "so do those that read histories");
     let names = [QueueName::new("slow")];
     let late = test.database.task_list(&filter, &Among { names: &names, others: true }).await.unwrap_err();
     assert!(late.is_out_of_time(), "{late:?}");
