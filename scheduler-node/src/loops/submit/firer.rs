@@ -52,7 +52,7 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Database, Error, Store,
+        Database, Error, Fault, Store,
         schedules::{DueSchedule, DueSchedules, FireRecord, Revision, Unreadable},
     },
     supervise::at_work,
@@ -250,16 +250,16 @@ impl Firer {
     /// Decides due schedules, and makes fire times that other nodes left. Returns when to look again.
     pub(crate) async fn look(&self) -> Result<Duration, Error> {
         let _work = at_work();
-        self.overdue.lock().look_begins(Instant::now());
-        let unknown = self.unknown_shards();
-        let looked = self.decide_due(&unknown).await;
+        let began = Instant::now();
+        let looked = self.decide_due(&self.unknown_shards()).await;
         // What runs out of its time does so because of the schedules that it reads past.
-        let is_answered = looked.as_ref().err().is_none_or(Error::is_out_of_time);
+        let answers = |error: &Error| error.is_out_of_time() || matches!(error.fault(), Fault::Data | Fault::Bug);
+        let is_answered = looked.as_ref().err().is_none_or(answers);
+        self.overdue.lock().looked(began, is_answered, Instant::now());
         if is_answered {
-            // The look comes first: what a node can decide again, it decides.
-            self.postpone_overdue(&unknown).await;
+            // The look comes first: what a node can decide again, it decides. A database may have come back meanwhile.
+            self.postpone_overdue(&self.unknown_shards()).await;
         }
-        self.overdue.lock().look_ended(is_answered, Instant::now());
         looked
     }
 

@@ -38,8 +38,8 @@ pub(super) enum Read {
 pub(super) struct Looks {
     /// The `wake_at` from which to look, and until when.
     short: Option<(UnixMicros, Instant)>,
-    /// All that had come due by then has been read, as far as looks ended in time: the begin of the last look that read
-    /// all. Before that of the first look, nothing is known.
+    /// All that had come due by then has been read, or was held or left alone, as far as looks ended in time: the begin
+    /// of the last look that read all. Before that of the first look, nothing is known.
     read_until: Option<UnixMicros>,
 }
 
@@ -72,7 +72,8 @@ impl Looks {
             Read::OutOfTime => before,
         };
         let until = match (from, self.short) {
-            (Some(_), Some((_, until))) => Some(until),
+            // One that ran out of its time has used up that rest. The next would begin at the head again.
+            (Some(_), Some((_, until))) if !matches!(read, Read::OutOfTime) => Some(until),
             _ => (took > QUICK).then(|| now + rest(took).min(LONGEST_REST)),
         };
         self.short = until.map(|until| (next, until));
@@ -134,6 +135,7 @@ mod tests {
         now += LONG;
         looks.ended(None, Read::OutOfTime, at(300), LONG, now);
         assert_eq!(looks.from(true, now), Some(at(195)));
+        now += LONGEST_REST;
         looks.ended(Some(at(195)), Read::OutOfTime, at(310), LONG, now);
         assert_eq!(looks.from(true, now), Some(at(305)), "that was too far back");
         looks.ended(Some(at(305)), Read::All, at(320), SLOW, now);

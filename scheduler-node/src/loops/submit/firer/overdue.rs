@@ -46,15 +46,12 @@ pub(super) struct Overdue {
 }
 
 impl Overdue {
-    /// Notes that a look begins. After a gap nothing is postponed for as long as a schedule has to be due.
-    pub(super) fn look_begins(&mut self, now: Instant) {
-        if self.looked_at.is_none_or(|at| at + LONGEST_PAUSE < now) {
-            self.rests_until = Some(now + OVERDUE_AFTER);
+    /// Notes a look that ended at `now`. After a gap nothing is postponed for as long as a schedule has to be due. That
+    /// counts from the end of the look: it may itself have waited for the database.
+    pub(super) fn looked(&mut self, began: Instant, is_answered: bool, now: Instant) {
+        if self.looked_at.is_none_or(|at| at + LONGEST_PAUSE < began) {
+            self.rests_until = self.rests_until.max(Some(now + OVERDUE_AFTER));
         }
-    }
-
-    /// Notes the end of a look.
-    pub(super) fn look_ended(&mut self, is_answered: bool, now: Instant) {
         self.looked_at = is_answered.then_some(now);
     }
 
@@ -114,8 +111,7 @@ mod tests {
         let (mut overdue, began) = (Overdue::default(), Instant::now());
         let may_begin = |overdue: &mut Overdue, at: Instant| overdue.undecided(at).is_some();
         let mut look = |from: Instant, is_answered: bool| {
-            overdue.look_begins(from);
-            overdue.look_ended(is_answered, from);
+            overdue.looked(from, is_answered, from);
             may_begin(&mut overdue, from)
         };
         let seconds = |count: u64| began + Duration::from_secs(count);
@@ -126,6 +122,10 @@ mod tests {
         assert_eq!([7, 9, 11, 12].map(|at| look(seconds(at), true)), [false, false, false, true]);
         // The node stood still, or knew the first database to be away.
         assert_eq!([15, 17, 19, 20].map(|at| look(seconds(at), true)), [false, false, false, true]);
+        // The first look waited for the database, or read past very many schedules.
+        let mut overdue = Overdue::default();
+        overdue.looked(began, true, seconds(8));
+        assert!(!may_begin(&mut overdue, seconds(8)) && may_begin(&mut overdue, seconds(13)));
     }
 
     #[test]
