@@ -93,8 +93,8 @@ struct PassState {
     avoided: BTreeMap<DatabaseIndex, Instant>,
     /// Rows that the database neither moves nor marks as refused, or that are held, and those behind them.
     aside: BTreeMap<TaskId, Aside>,
-    /// Shards with more such rows than a node keeps in mind. The turns of others leave them out. Any other pass reads
-    /// one of them, each in turn, until it reads all rows of that one.
+    /// Shards whose rows made room when more than `ASIDE_MOST` of all shards were aside. The turns of others leave them
+    /// out. Any other pass reads one of them, each in turn, until it reads all rows of that one.
     crowded: BTreeSet<ShardId>,
     /// The crowded shard that had the last of these turns.
     crowd_in_turn: Option<ShardId>,

@@ -3,7 +3,7 @@
 //! A filter by `error` and the groups of dead tasks decompress the history of each row, which may have 2 MB. So the
 //! rows that one table shows within 20 ms take another longer than a statement may. So do the rows of a count where the
 //! table is larger than memory. A look that runs out of its time comes again with a tenth of its rows, and the next one
-//! begins with as few.
+//! begins with as few. The pages and rounds of moves have such paces, and so have the writes that follow them.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},

@@ -27,7 +27,7 @@ pub(super) enum Left {
     Fresh,
     /// The same after a pass of many rows: more come quickly.
     FreshAfterMany,
-    /// Perhaps rows beyond the batch, or beyond the bytes that one read takes.
+    /// Perhaps rows beyond the batch, beyond the bytes of one read, or of shards that this pass left out.
     More,
 }
 

@@ -49,8 +49,8 @@ pub struct ClaimHandler<S = Arc<Database>> {
 }
 
 impl<S: Statements> ClaimHandler<S> {
-    /// Notes how a statement ended that began then, of so many tasks, and whether it ran out of its time; `of`: the
-    /// most tasks of any statement.
+    /// Notes how a statement of so many tasks ended that began then: in time, too late for its messages, or out of its
+    /// time. `of`: the most tasks of any statement.
     pub fn note_end(
         &self,
         size: &mut PartSize,

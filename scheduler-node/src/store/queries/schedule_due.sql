@@ -4,7 +4,7 @@
 -- schedules with it. An application's open transaction delays its own schedule and no other. The lock is shared, so
 -- two nodes that read at the same moment skip nothing.
 -- It passes over a schedule whose decision depends on a last task that this node cannot learn of. Another node may be
--- able to, so nothing is written about it, and it takes no place here.
+-- able to, so it takes no place here. If none has decided it after some seconds, schedule_overdue.sql postpones it.
 -- $1 how long the statement leaves a due schedule to other nodes; $2 the limit of schedules; $3 the revisions of
 -- schedules that this node leaves alone; $4 the `wake_at` before which schedules are not looked at; $5 the shards whose
 -- tasks this node cannot learn of.

@@ -41,7 +41,8 @@ use crate::{
     },
 };
 
-/// Messages of one pass. All of them together need one read and at most three writes in each database.
+/// Messages of one pass. All of them together need one read and at most three writes in each database. While a pass is
+/// delayed, the deadlines need one more read and one more write. So do those of reports that come meanwhile.
 pub(super) const BATCH: usize = 500;
 
 /// The most reports that wait to be tried again, of one database. They take places in the prefetch, which is mostly 500

@@ -20,9 +20,9 @@ use crate::{
     working_set::database::NodeDatabase,
 };
 
-/// The time that a deadline gets. Each pass over such reports gives it once more when less than half is left. Between
-/// two passes over a held report there are up to 180 s: a pass over 100 held ones (some 40 s), a pause of the same
-/// time, and new batches, of which the last may take 70 s. That is less than the half.
+/// The time that a deadline gets. Each pass over such reports gives it once more when less than half is left. Two
+/// passes over a held report begin some 150 s apart at the most: 40 s for 100 held ones, as long a pause, and 70 s for
+/// a new batch that began in it. That is less than the half.
 const PROLONGED_BY_MS: i64 = 600_000;
 
 impl<S: Statements> Reporter<S> {

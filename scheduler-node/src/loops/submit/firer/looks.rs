@@ -1,13 +1,13 @@
 //! Where this node's looks at due schedules begin while they pass over some.
 //!
 //! A look passes over the schedules whose last tasks this node cannot learn of. While it does not find as many others
-//! as it may read, it reads all of them, however many they are. So after a slow look from the head the next ones begin
-//! later, for nine times as long as it took, 5 s at the most. After looks of more than 0.56 s, those from the head use
-//! more than a tenth of the time.
+//! as it may read, it reads all of them, however many they are. So after a slow look from the head, or a later one that
+//! ran out of its time, the next ones begin later: for nine times as long as it took, 5 s at the most. After looks of
+//! more than 0.56 s, those from the head use more than a tenth of the time.
 //!
 //! The next ones begin where all before has been read: 5 s before a look that found fewer than it may read, or where a
 //! look found its first schedule. A look that runs out of its time has read nothing, so they begin before the last one
-//! that has read all.
+//! that has read all. A later look that runs out of its time has the next begin 5 s before itself.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use common::{delay::rest, time::UnixMicros};
 /// A look that took less passed over few: another one soon after it hardly takes longer.
 const QUICK: Duration = Duration::from_millis(50);
 
-/// The longest time without a look from the head. What came due before, and could not be decided then, waits for it.
+/// The longest rest after a slow look. What came due before, and could not be decided then, waits for a look from the
+/// head. A short look that runs out of its time begins another rest, so the look from the head may come later.
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
 /// How far before a look the next ones begin. A schedule may be written with a `wake_at` that has passed, or its

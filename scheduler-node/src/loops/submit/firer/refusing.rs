@@ -2,7 +2,8 @@
 //!
 //! Takes pass over their fire times, as over those whose database is away. Otherwise each node would take all of them
 //! on again and again, 100 at a time and without a pause. No glance shows that a database takes tasks again. So each
-//! node tries a few of its fire times every second. Once one of their tasks is written, takes pass over none.
+//! node tries a few of its fire times every second. Once a database writes one of them, or refuses one alone, takes no
+//! longer pass over it. So it is after 10 s without a failure.
 
 use std::{
     collections::BTreeMap,
