@@ -107,14 +107,16 @@ impl PartSize {
         took > if bytes > LIGHT_BYTES { hold / 4 * 3 } else { hold }
     }
 
-    /// Records that a statement of so many tasks passed, and how long it took. One of few says nothing about more.
-    pub fn passed(&mut self, tasks: usize, took: Duration, hold: Duration, now: Instant) {
-        if tasks <= self.most / 2 || took > hold / 2 {
+    /// Records that a statement of so many tasks, with payloads of so many bytes, passed, and how long it took. One of
+    /// few says nothing about more. A slow one with few bytes says that the database is slow whatever it does.
+    pub fn passed(&mut self, tasks: usize, bytes: i64, took: Duration, hold: Duration, now: Instant) {
+        let is_slow = took > hold / 2;
+        if tasks <= self.most / 2 || is_slow && (bytes > LIGHT_BYTES || self.most >= FEW) {
             return;
         }
         let (rests, is_quick) = (self.rests_until.is_some_and(|until| now < until), took < hold / QUICK);
         let more = if is_quick { self.most } else { self.most.div_ceil(SLOWLY) };
-        let larger = self.most.saturating_add(more);
+        let larger = self.most.saturating_add(more).min(if is_slow { FEW } else { usize::MAX });
         if !rests {
             (self.most, self.grew, self.stays) = (larger, false, false);
         } else if is_quick && !self.stays && self.most < FEW {

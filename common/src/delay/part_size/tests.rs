@@ -14,7 +14,7 @@ fn sizes(size: &mut PartSize, statements: usize, each: Duration, now: Instant) -
         if took > TIME {
             size.ran_out_of_time(tasks, 500, now, now);
         } else {
-            size.passed(tasks, took, TIME, now);
+            size.passed(tasks, HEAVY, took, TIME, now);
         }
         size.most(500)
     };
@@ -32,7 +32,7 @@ fn answers(statements: u32, each: Duration, hold: Duration, now: Instant) -> Vec
         if PartSize::is_too_late(took, HEAVY, hold) {
             size.came_too_late(tasks, HEAVY, ended);
         } else {
-            size.passed(tasks, took, hold, ended);
+            size.passed(tasks, HEAVY, took, hold, ended);
         }
         began = ended;
         tasks
@@ -142,7 +142,7 @@ fn a_few_heavy_tasks_are_halved_although_light_ones_pass_beside_them() {
         let tasks = size.most(12);
         size.ran_out_of_time(tasks, 500, began, began + TIME);
         began += TIME;
-        (0..5).for_each(|_| size.passed(size.most(500), Duration::from_millis(1), TIME, began));
+        (0..5).for_each(|_| size.passed(size.most(500), HEAVY, Duration::from_millis(1), TIME, began));
         tasks
     };
     assert_eq!([0; 9].map(|_| heavy()), [12, 12, 12, 12, 12, 12, 8, 4, 2]);
@@ -152,8 +152,25 @@ fn a_few_heavy_tasks_are_halved_although_light_ones_pass_beside_them() {
 fn small_statements_that_pass_say_nothing_about_larger_ones() {
     let (mut size, now) = (PartSize::default(), Instant::now());
     size.ran_out_of_time(500, 500, now, now);
-    size.passed(125, Duration::ZERO, TIME, now + REST);
+    size.passed(125, HEAVY, Duration::ZERO, TIME, now + REST);
     assert_eq!(size.most(500), 250);
-    size.passed(126, Duration::ZERO, TIME, now + REST);
+    size.passed(126, HEAVY, Duration::ZERO, TIME, now + REST);
     assert_eq!(size.most(500), 500);
+}
+
+/// As after an outage. Otherwise the database would have one task a statement for as long as it is slow.
+#[test]
+fn a_database_that_is_slow_whatever_it_does_soon_has_a_few_tasks_a_statement_again() {
+    let began = Instant::now();
+    for (bytes, most) in [(LIGHT_BYTES, FEW), (HEAVY, 1)] {
+        let mut size = PartSize::default();
+        for nth in 0..9 {
+            let at = began + TIME * nth;
+            size.ran_out_of_time(size.most(500), 500, at, at + TIME);
+        }
+        assert_eq!(size.most(500), 1);
+        let now = began + TIME * 9 + REST;
+        (0..100).for_each(|_| size.passed(size.most(500), bytes, TIME / 5 * 3, TIME, now));
+        assert_eq!(size.most(500), most);
+    }
 }

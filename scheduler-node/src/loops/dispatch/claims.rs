@@ -66,7 +66,7 @@ impl<S: Statements> ClaimHandler<S> {
                 let took = now.saturating_duration_since(claimed.sent_at);
                 let bytes: i64 = claimed.deliveries.iter().map(|delivery| delivery.content.usage().bytes).sum();
                 if !PartSize::is_too_late(took, bytes, self.longest_hold) {
-                    size.passed(tasks, took, self.longest_hold, now);
+                    size.passed(tasks, bytes, took, self.longest_hold, now);
                 } else if !claimed.deliveries.is_empty() {
                     // An answer without payloads was late because of something else, such as a lock.
                     size.came_too_late(claimed.deliveries.len(), bytes, now);
