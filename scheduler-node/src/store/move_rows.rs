@@ -165,7 +165,7 @@ impl WritePaces {
             MoveRead::Page => &self.pages,
             MoveRead::Round => &self.rounds,
         };
-        pace.begun(began).comes_again(written);
+        pace.begun(began).wrote(written);
     }
 }
 
