@@ -317,9 +317,11 @@ impl Database {
             let arrived = Instant::now();
             let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
             let (now, next_wake_at) = (super::moment(first, "now")?, super::optional_moment(first, "next_wake_at")?);
-            let first_wake_at = super::optional_moment(first, "wake_at")?;
-            let mut schedules = Vec::with_capacity(rows.len());
+            let (mut first_wake_at, mut schedules) = (None, Vec::with_capacity(rows.len()));
             for row in &rows {
+                // One that was postponed before this read locked it comes with its new moment.
+                let wake_at = super::optional_moment(row, "wake_at")?;
+                first_wake_at = first_wake_at.into_iter().chain(wake_at).min();
                 if row.try_get::<Option<&str>, _>("name")?.is_some() {
                     schedules.push(due(row)?);
                 }
