@@ -196,24 +196,26 @@ async fn what_was_on_its_way_to_a_queue_that_is_deleted_is_known_long_before_the
 }
 
 /// Publishes four batches of 50 to a broker that stands still for longer than a confirm is awaited without
-/// doubt. Returns the outcomes and how many copies of these messages are in the queue afterwards.
-async fn published_to_a_slow_broker(bench: &Bench, hand: &Hand) -> (Vec<Published>, usize) {
+/// doubt. Returns the outcomes, how many copies of these messages are in the queue afterwards, and how long the
+/// confirms took.
+async fn published_to_a_slow_broker(bench: &Bench, hand: &Hand) -> (Vec<Published>, usize, Duration) {
     // Opens enough channels first: a broker that does not open one in time loses the connection.
     until_together(bench).await;
     hand.take_all("mail").await;
     let route = route("mail");
     bench.rabbit.pause().unwrap();
+    let began = Instant::now();
     let slow = async {
         tokio::time::sleep(DOUBTED_AFTER + Duration::from_secs(1)).await;
         bench.rabbit.resume().unwrap();
     };
     let batches = (0..4).map(|_| bench.broker.publish(&route, batch("mail", 50)));
     let (published, ()) = tokio::join!(join_all(batches), slow);
-    let published: Vec<_> = published.into_iter().flatten().collect();
+    let (published, took): (Vec<_>, _) = (published.into_iter().flatten().collect(), began.elapsed());
     bench.until_taken("mail").await;
     let sent: HashSet<_> = published.iter().map(|of| format!("{}:1", of.id)).collect();
     let copies = hand.take_all("mail").await.iter().filter(|id| sent.contains(*id)).count();
-    (published, copies)
+    (published, copies, took)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -223,9 +225,10 @@ async fn a_slow_broker_gets_one_copy_of_one_message_at_most() {
     let hand = bench.hand().await;
     for _ in 0..5 {
         let reconnects = bench.metrics.reconnects.get();
-        let (published, copies) = published_to_a_slow_broker(&bench, &hand).await;
-        if bench.metrics.reconnects.get() > reconnects {
-            // On a busy machine the broker may need so long to go on that two heartbeats are missing.
+        let (published, copies, took) = published_to_a_slow_broker(&bench, &hand).await;
+        if bench.metrics.reconnects.get() > reconnects || took >= 2 * DOUBTED_AFTER {
+            // On a busy machine the broker may need so long to go on that two heartbeats are missing, or that the copy
+            // is in doubt itself.
             bench.until_up().await;
             continue;
         }
@@ -234,7 +237,7 @@ async fn a_slow_broker_gets_one_copy_of_one_message_at_most() {
         assert!((sent..=sent + 1).contains(&copies), "{copies} of {sent} messages");
         return;
     }
-    panic!("the connection is lost each time, although the broker stands still for less than two heartbeats");
+    panic!("the broker needs too long to go on each time, although it stands still for less than two heartbeats");
 }
 
 /// How long a broker stands still that makes a batch too late. It is shorter than a confirm is awaited without doubt.
