@@ -30,10 +30,8 @@ impl Tree {
         environment: impl IntoIterator<Item = (String, String)>,
         complaints: &mut Complaints,
     ) -> Result<Self, Error> {
-        let mut tree = file.map_or_else(|| Ok(Self::default()), Self::of_file)?;
-        tree.overlay(environment, complaints);
-        tree.complete(complaints);
-        Ok(tree)
+        let tree = file.map_or_else(|| Ok(Self::default()), Self::of_file)?;
+        Ok(tree.overlaid_with(environment, complaints))
     }
 
     /// The same of `sections` alone. Neither secrets nor variables of another section are read. A variable of an
@@ -54,9 +52,17 @@ impl Tree {
             let first = first.to_lowercase();
             sections.contains(&first.as_str()) || !known.contains(first.as_str())
         });
-        tree.overlay(environment, complaints);
-        tree.complete(complaints);
-        Ok(tree)
+        Ok(tree.overlaid_with(environment, complaints))
+    }
+
+    fn overlaid_with(
+        mut self,
+        environment: impl IntoIterator<Item = (String, String)>,
+        complaints: &mut Complaints,
+    ) -> Self {
+        self.overlay(environment, complaints);
+        self.complete(complaints);
+        self
     }
 
     /// Reads the secrets from the files that the configuration file names, unless a variable has set them. Adds a

@@ -187,7 +187,7 @@ impl<S: Statements> Settler<S> {
                 }
                 first = confirms.recv(), if !unwritten.are_all => match first {
                     Some(first) => {
-                        let new = self.gather(first, &mut confirms, pause).await;
+                        let new = gather(first, &mut confirms, pause).await;
                         (at_work(), self.give_way(new, &mut unwritten), false)
                     }
                     None => {
@@ -218,24 +218,6 @@ impl<S: Statements> Settler<S> {
         }
     }
 
-    /// Gathers all confirms that have come, from the first on, after a pause for more of them. None is left in the
-    /// channel, where those that something waits for would stand behind the others.
-    async fn gather(
-        &self,
-        first: Vec<Confirmed>,
-        confirms: &mut mpsc::Receiver<Vec<Confirmed>>,
-        pause: Duration,
-    ) -> Vec<Confirmed> {
-        if !pause.is_zero() {
-            tokio::time::sleep(pause).await;
-        }
-        let mut new = first;
-        while let Ok(more) = confirms.try_recv() {
-            new.extend(more);
-        }
-        new
-    }
-
     /// Writes confirms, and moves those to `held` whose rows another transaction holds. `is_wary`: it asks for such
     /// rows first, because there were some a moment ago. Then it writes tasks of each time of keeping by themselves,
     /// as they go into other partitions: no lock on one of those delays all.
@@ -256,8 +238,8 @@ impl<S: Statements> Settler<S> {
 
     /// Adds new confirms to those that wait until due messages are sent. Returns the next ones to write, as many as one
     /// statement takes, so that those that come meanwhile wait for no more. Those that something waits for are written
-    /// with the next statement that has room for them. New ones are looked at for that at once. The others may be tens
-    /// of thousands, so they are looked at again in the rhythm of [`GATHER`], however quick the statements are.
+    /// with the next statement that has room for them. Whether its task is to be tried again is asked for a new one at
+    /// once. The others may be tens of thousands, so it is asked for them in the rhythm of [`GATHER`].
     ///
     /// While rows are held, what is returned goes into several statements, in the order of the times of keeping.
     fn give_way(&self, new: Vec<Confirmed>, unwritten: &mut Unwritten) -> Vec<Confirmed> {
@@ -469,6 +451,23 @@ impl<S: Statements> Settler<S> {
         }
         (succeeded, held)
     }
+}
+
+/// Gathers all confirms that have come, from the first on, after a pause for more of them. None is left in the channel,
+/// where those that something waits for would stand behind the others.
+async fn gather(
+    first: Vec<Confirmed>,
+    confirms: &mut mpsc::Receiver<Vec<Confirmed>>,
+    pause: Duration,
+) -> Vec<Confirmed> {
+    if !pause.is_zero() {
+        tokio::time::sleep(pause).await;
+    }
+    let mut new = first;
+    while let Ok(more) = confirms.try_recv() {
+        new.extend(more);
+    }
+    new
 }
 
 /// How long the archive keeps a task that succeeds by its confirm.
