@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use common::ids::{DatabaseName, ShardId};
+use common::{
+    ids::{DatabaseName, ShardId},
+    time::UnixMicros,
+};
 
 use super::{
     Counter,
@@ -50,10 +53,11 @@ async fn with_last_tasks_in_east(more: i32) -> (Counter, [TestDatabase; 2]) {
     (counter, tests)
 }
 
-/// How many schedules are not due before this time.
-async fn postponed_for(test: &TestDatabase, seconds: i32) -> i64 {
-    let later = "SELECT count(*) FROM duetime.schedule WHERE wake_at > now() + $1 * interval '1 s'";
-    sqlx::query_scalar(later).bind(seconds).fetch_one(&test.pool).await.unwrap()
+/// How many schedules are due only after this moment. After one from before a look, a back-off that has ended counts
+/// too.
+async fn due_after(test: &TestDatabase, moment: UnixMicros) -> i64 {
+    let later = "SELECT count(*) FROM duetime.schedule WHERE wake_at > $1";
+    sqlx::query_scalar(later).bind(moment.to_utc()).fetch_one(&test.pool).await.unwrap()
 }
 
 /// Otherwise the next looks read past it, and past all that was deleted from the index since it came due.
@@ -90,12 +94,12 @@ async fn what_no_node_has_decided_for_some_seconds_is_postponed_and_looks_begin_
 async fn a_node_postpones_nothing_before_it_has_looked_for_some_seconds() {
     let (counter, tests) = with_last_tasks_in_east(1).await;
     let (master, _) = just_started(&counter);
+    let began = fixture::now(&tests[0].pool).await;
     master.look().await.expect("it answers");
-    // They have been due for an hour.
-    assert_eq!(postponed_for(&tests[0], -60).await, 0);
+    assert_eq!(due_after(&tests[0], began).await, 0);
     master.has_looked();
     master.look().await.expect("it answers");
-    assert_eq!(postponed_for(&tests[0], -60).await, 2);
+    assert_eq!(due_after(&tests[0], began).await, 2);
 }
 
 #[tokio::test]
@@ -116,26 +120,34 @@ async fn a_node_postpones_what_no_other_transaction_holds() {
     let mut holder = tests[0].pool.acquire().await.unwrap();
     let hold = "BEGIN; SELECT FROM duetime.schedule WHERE name = 's1' FOR SHARE";
     sqlx::raw_sql(hold).execute(&mut *holder).await.unwrap();
+    let began = fixture::now(&tests[0].pool).await;
     let (master, _) = cut_off(&counter);
     master.look().await.expect("it answers");
-    assert_eq!(postponed_for(&tests[0], -60).await, 2);
+    assert_eq!(due_after(&tests[0], began).await, 2);
     sqlx::query("ROLLBACK").execute(&mut *holder).await.unwrap();
 }
 
 #[tokio::test]
 async fn of_very_many_that_no_node_can_decide_a_bounded_number_is_written_and_for_longer() {
     let (counter, tests) = with_last_tasks_in_east(599).await;
+    let began = fixture::now(&tests[0].pool).await;
     let (master, _) = cut_off(&counter);
     master.look().await.expect("it answers");
-    assert_eq!((postponed_for(&tests[0], 2).await, postponed_for(&tests[0], 0).await), (500, 500));
+    let later = began.plus(Duration::from_secs(2));
+    assert_eq!((due_after(&tests[0], later).await, due_after(&tests[0], began).await), (500, 500));
+    // Otherwise they may be overdue again before the others are postponed.
+    let out_of_the_way = "UPDATE duetime.schedule SET wake_at = wake_at + interval '1 h' WHERE wake_at > $1";
+    sqlx::query(out_of_the_way).bind(began.to_utc()).execute(&tests[0].pool).await.unwrap();
     let the_others = async {
-        while postponed_for(&tests[0], 0).await <= 500 {
+        while due_after(&tests[0], began).await <= 500 {
             master.look().await.expect("it answers");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(20), the_others).await.expect("half a second later");
-    assert!(postponed_for(&tests[0], 2).await <= 500, "the others are few");
+    // The back-off of few ends within a second from now.
+    let later = fixture::now(&tests[0].pool).await.plus(Duration::from_secs(1));
+    assert_eq!(due_after(&tests[0], later).await, 500, "the others are few");
 }
 
 /// Three hundred schedules with unreadable last tasks in `east`, except for each fiftieth if `some_can_be_read`. Behind
