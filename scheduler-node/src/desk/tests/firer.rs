@@ -1,9 +1,6 @@
 //! The firer beside a clock that was set back, other rules of a time zone, and a database that is slow or away.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use common::{
     ids::{DatabaseName, ShardId},
@@ -20,6 +17,7 @@ use super::{
     with_two_databases,
 };
 use crate::{
+    coordination::tests::soon,
     loops::upkeep::{
         prober::{NodeFitness, Unfit},
         queue_reader::catch_up,
@@ -344,15 +342,16 @@ async fn a_fire_time_whose_task_fails_as_with_a_bug_beside_others_is_set_aside_a
     set_back(&test, 1).await;
     test.fail_with("XX001", "INSERT", "task", "queue", "poison").await;
     let (master, metrics) = firer(&counter, true);
-    let began = Instant::now();
-    while test.quarantine().await.is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(60), "never found at fault");
-        master.look().await.expect("it answers");
-        drop(master.keep_from_making().await);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        // The hold of the last look is over.
-        sqlx::query("UPDATE duetime.fire SET wake_at = now()").execute(&test.pool).await.unwrap();
-    }
+    let looking = async {
+        while test.quarantine().await.is_empty() {
+            master.look().await.expect("it answers");
+            drop(master.keep_from_making().await);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            // The hold of the last look is over.
+            sqlx::query("UPDATE duetime.fire SET wake_at = now()").execute(&test.pool).await.unwrap();
+        }
+    };
+    soon("the fire time is found at fault", looking).await;
     let kept: Vec<String> = test.quarantine().await.into_iter().map(|(source, _)| source).collect();
     assert_eq!((kept, made(&metrics), test.live().await), (vec!["fire".to_owned()], 2, 1));
     assert!(test.refusals().await > 1, "the server may be at fault for a while");

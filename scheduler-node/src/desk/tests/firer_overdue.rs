@@ -98,7 +98,7 @@ async fn what_no_node_has_decided_for_some_seconds_is_postponed_and_looks_begin_
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), decides_both).await.expect("a second later");
+    soon("both are decided", decides_both).await;
     assert_eq!(made(&metrics), 0);
 }
 
@@ -157,7 +157,7 @@ async fn of_very_many_that_no_node_can_decide_a_bounded_number_is_written_and_fo
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), the_others).await.expect("half a second later");
+    soon("the others are postponed", the_others).await;
     // The back-off of few ends within a second from now.
     let later = fixture::now(&tests[0].pool).await.plus(Duration::from_secs(1));
     assert_eq!(due_after(&tests[0], later).await, 500, "the others are few");
@@ -194,7 +194,7 @@ async fn schedules_whose_last_tasks_cannot_be_read_keep_none_behind_them_from_fi
             tokio::time::sleep(Duration::from_millis(1_050)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), looking).await.expect("looks get past the others");
+    soon("looks get past the others", looking).await;
 }
 
 #[tokio::test]
