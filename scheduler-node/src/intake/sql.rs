@@ -13,6 +13,7 @@ mod read;
 mod refuse;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +22,7 @@ use std::{
 };
 
 use common::{
-    ids::{DatabaseName, QueueName, ShardId, TaskId},
+    ids::{DatabaseName, QueueName, TaskId},
     task::{NewTask, TaskState},
     wire::Problem,
 };
@@ -31,9 +32,9 @@ use tokio_util::sync::CancellationToken;
 use self::{
     copied_queues::CopiedQueues,
     key_order::KeyOrder,
-    looks::{LOOK_AGAIN, LOOK_EVERY, Left, MANY},
+    looks::{LOOK_AGAIN, LOOK_EVERY, Left},
     read::Unread,
-    refuse::Aside,
+    turns::{Aside, Turns},
 };
 use crate::{
     desk::{Desk, refusal},
@@ -45,7 +46,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error, StoreOp,
-        inbox::{CancelledRow, Collected, InboxRow, LeavingRow},
+        inbox::{CancelledRow, Collected, LeavingRow},
         put::{PutOutcome, Retention},
     },
     supervise::at_work,
@@ -93,18 +94,8 @@ struct PassState {
     avoided: BTreeMap<DatabaseIndex, Instant>,
     /// Rows that the database neither moves nor marks as refused, or that are held, and those behind them.
     aside: BTreeMap<TaskId, Aside>,
-    /// Shards whose rows made room when more than `ASIDE_MOST` of all shards were aside. The turns of others leave them
-    /// out. Any other pass reads one of them, each in turn, until it reads all rows of that one.
-    crowded: BTreeSet<ShardId>,
-    /// The crowded shard that had the last of these turns.
-    crowd_in_turn: Option<ShardId>,
-    /// Whether crowded shards have their turns alone. This changes with each round of them: the rows of all shards have
-    /// their turn, too, and those that are held may be older than a crowd whose lock has ended.
-    are_crowds_alone: bool,
-    /// The crowded shards to which this pass has added rows that it does not keep in mind.
-    crowded_now: BTreeSet<ShardId>,
-    /// Whether the last pass that was not of others took rows out of the inbox, as far as it knows.
-    drains: bool,
+    /// Which of those aside and of the crowded shards this pass leaves out: see [`turns`].
+    turns: Turns,
     /// Rows that could not be read alone. No batch has them.
     unread: BTreeMap<TaskId, Unread>,
     /// When rows among `unread` may be read again. `None`: at once.
@@ -114,8 +105,6 @@ struct PassState {
     skips_own: bool,
     /// Whether rows may wait behind those that the last pass read.
     has_more: bool,
-    /// Whether this pass leaves out all of `aside`, however long they have waited, and all crowded shards.
-    is_turn_of_others: bool,
 }
 
 /// The way of rows out of the inbox.
@@ -138,33 +127,6 @@ struct HandedOver {
     known: BTreeSet<TaskId>,
     /// The failure of the other rows, after which the pass ends.
     failed: Option<Error>,
-}
-
-impl PassState {
-    /// What the pass that has read `rows` leaves in the inbox. `is_unread`: some of them wait for a read of the queues.
-    fn left(&mut self, rows: &[InboxRow], is_unread: bool) -> Left {
-        // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
-        let head = rows.first().map(|row| row.id);
-        let is_new = head.is_some() && std::mem::replace(&mut self.head, head) != head;
-        if !self.is_turn_of_others {
-            let waits = |id: &TaskId| self.aside.contains_key(id) || self.crowded_now.contains(&id.shard());
-            self.drains = rows.iter().any(|row| !waits(&row.id));
-            if head.is_none() && self.alone().is_some() {
-                // The rows of other shards wait meanwhile. The next pass is theirs.
-                return Left::More;
-            }
-        } else if head.is_none() && self.has_more && self.drains {
-            // The crowd goes on. While its rows are held, this turn gives the database its rest.
-            return Left::More;
-        }
-        // While queues cannot be read, passes may wait for that. Each finds other rows first.
-        match (is_new && !is_unread, self.has_more) {
-            (false, _) => Left::Nothing,
-            (true, false) if rows.len() < MANY => Left::Fresh,
-            (true, false) => Left::FreshAfterMany,
-            (true, true) => Left::More,
-        }
-    }
 }
 
 impl SqlIntake {

@@ -16,7 +16,7 @@ use common::{
     wire::Problem,
 };
 
-use super::{BATCH, OTHERS_AFTER, PassState, SqlIntake, refuse::ASIDE_MOST};
+use super::{BATCH, OTHERS_AFTER, PassState, SqlIntake, turns::ASIDE_MOST};
 use crate::store::{
     Error,
     inbox::{InboxRow, InboxScope},

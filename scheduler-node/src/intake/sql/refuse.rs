@@ -13,7 +13,10 @@ use common::{
 };
 use serde::Deserialize;
 
-use super::{AVOIDED, BATCH, HELD_AGAIN, PassState, Route, SqlIntake};
+use super::{
+    HELD_AGAIN, PassState, Route, SqlIntake,
+    turns::{ASIDE_MOST, Aside, OwnedKey},
+};
 use crate::{
     desk::ROWS_WAIT,
     store::{Error, StoreOp, inbox::InboxRow},
@@ -24,120 +27,16 @@ use crate::{
     },
 };
 
-/// The most rows that are left alone. Each look sends their ids. Beyond it, shards are crowded.
-pub(super) const ASIDE_MOST: usize = 10_000;
-
 /// The most rows that are left alone because their queues cannot be read. The others stay at the head of the inbox.
 const UNKNOWN_MOST: usize = ASIDE_MOST / 2;
 
 /// The pause before a row is tried again that may be at fault, so that the rows behind it have their turn.
 const SUSPECT_AGAIN: Duration = Duration::from_secs(2);
 
-/// A row that is left alone for a while.
-#[derive(Debug)]
-pub(super) struct Aside {
-    pub until: Instant,
-    /// The key of a row that is held, or waits behind one: later rows with it wait behind this one.
-    key: Option<OwnedKey>,
-}
-
-/// A [`common::task::TaskKey`] that outlives its task.
-type OwnedKey = (QueueName, Option<String>, String);
-
 impl PassState {
-    /// Lets rows and databases take part again whose pause is over. While other rows wait behind them, only every
-    /// second pass does so, and for one batch: those that have waited longest. So both kinds have their turn, however
-    /// slow the passes are. A crowded shard that has its turn alone lets in its own rows only: older ones of other
-    /// shards may be so many, or so large, that they fill the batch.
-    pub(super) fn let_in_again(&mut self, now: Instant) {
-        self.crowded_now.clear();
-        self.is_turn_of_others = self.has_more && !self.is_turn_of_others;
-        if self.is_turn_of_others {
-            return;
-        }
-        // Until the pass has ended well.
-        self.drains = false;
-        let next = self.crowd_in_turn.and_then(|last| self.crowded.iter().find(|shard| **shard > last)).copied();
-        if next.is_none() {
-            self.are_crowds_alone = !self.are_crowds_alone;
-        }
-        self.crowd_in_turn = next.or_else(|| self.crowded.first().copied());
-        self.avoided.retain(|_, since| now.saturating_duration_since(*since) < AVOIDED);
-        let alone = self.alone();
-        let is_left_out = |id: &TaskId| alone.is_some_and(|shard| shard != id.shard());
-        let over = self.aside.iter().filter(|(id, aside)| aside.until <= now && !is_left_out(id));
-        let mut over: Vec<(Instant, TaskId)> = over.map(|(id, aside)| (aside.until, *id)).collect();
-        over.sort_unstable();
-        over.truncate(if self.has_more || !self.crowded.is_empty() { BATCH } else { ASIDE_MOST });
-        for (_, id) in over {
-            self.aside.remove(&id);
-        }
-    }
-
     /// Leaves rows alone for a while.
     pub(super) fn leave_alone(&mut self, ids: impl IntoIterator<Item = TaskId>, pause: Duration) {
         self.put_aside(ids.into_iter().map(|id| (id, None)), Instant::now() + pause);
-    }
-
-    fn put_aside(&mut self, rows: impl IntoIterator<Item = (TaskId, Option<OwnedKey>)>, until: Instant) {
-        self.put_each_aside(rows.into_iter().map(|(id, key)| (id, Aside { until, key })));
-    }
-
-    /// Makes room once for all of them: to find the largest crowd costs a look at all rows aside.
-    fn put_each_aside(&mut self, rows: impl IntoIterator<Item = (TaskId, Aside)>) {
-        self.aside.extend(rows);
-        while self.aside.len() > ASIDE_MOST {
-            self.crowd_out();
-        }
-    }
-
-    /// Forgets the rows of the shard that has most of those aside. They come back at the head of the inbox and fill
-    /// batches, so the turns of others leave out the whole shard. A key has one shard: no later row of theirs goes
-    /// first, unless the `placement` of their queue has changed between the two, and with it the shard of the key. A
-    /// mark from which the others are read would pass rows that this node knows nothing of.
-    ///
-    /// A shard that is not crowded yet goes before one that is: else its rows fill the turns of others each time the
-    /// other makes room again. One with less than a batch aside fills none.
-    fn crowd_out(&mut self) {
-        let mut rows: BTreeMap<ShardId, usize> = BTreeMap::new();
-        for id in self.aside.keys() {
-            *rows.entry(id.shard()).or_default() += 1;
-        }
-        let is_new_crowd = |shard: &ShardId, rows: usize| rows >= BATCH && !self.crowded.contains(shard);
-        let most = rows.into_iter().max_by_key(|(shard, rows)| (is_new_crowd(shard, *rows), *rows));
-        if let Some((shard, _)) = most {
-            self.aside.retain(|id, _| id.shard() != shard);
-            self.crowded.insert(shard);
-            self.crowded_now.insert(shard);
-        }
-    }
-
-    /// Whether this pass reads no row of the shard. Two crowds in one pass would hold each other up: that of a lock
-    /// that has ended would wait behind one that is still held.
-    pub(super) fn leaves_out(&self, shard: ShardId) -> bool {
-        match self.alone() {
-            Some(alone) => shard != alone,
-            None => self.crowded.contains(&shard) && (self.is_turn_of_others || self.crowd_in_turn != Some(shard)),
-        }
-    }
-
-    /// The crowded shard of which alone this pass reads rows.
-    pub(super) fn alone(&self) -> Option<ShardId> {
-        self.crowd_in_turn.filter(|_| self.are_crowds_alone && !self.is_turn_of_others)
-    }
-
-    /// Notes whether rows may wait behind those that the pass has read, which are of the shards `reached`. If none
-    /// does, the crowded shard that had this turn is crowded no longer. Rows of the others wait, and so do those of a
-    /// shard whose database does not take them at the moment.
-    pub(super) fn note_more(&mut self, has_more: bool, reached: &[ShardId]) {
-        if let Some(shard) = self.crowd_in_turn
-            && !has_more
-            && !self.is_turn_of_others
-            && reached.contains(&shard)
-        {
-            self.crowded.remove(&shard);
-        }
-        self.has_more = has_more || self.alone().is_some() || !self.crowded.is_empty();
     }
 
     /// Leaves rows alone for a while that cannot be judged before their queues are read. Later rows with their keys
@@ -182,7 +81,7 @@ impl PassState {
     /// time, so the held row may be a task before the last of them is tried. A row that could not be read may have any
     /// key of its shard, and so may those that this pass has crowded out. Returns the others.
     pub(super) fn leave_later(&mut self, mut tasks: Vec<NewTask>) -> Vec<NewTask> {
-        tasks.retain(|task| task.keyed.is_none() || !self.crowded_now.contains(&task.id.shard()));
+        tasks.retain(|task| task.keyed.is_none() || !self.turns.crowded_now.contains(&task.id.shard()));
         let mut first_held: BTreeMap<&OwnedKey, (TaskId, Instant)> = BTreeMap::new();
         let mut first_unread: BTreeMap<ShardId, (TaskId, Instant)> = BTreeMap::new();
         for (id, aside) in &self.aside {

@@ -1,6 +1,7 @@
 mod copied;
 mod forget;
 mod held;
+mod turns;
 mod unread;
 
 use common::{
@@ -10,7 +11,7 @@ use common::{
 use futures::FutureExt;
 use prometheus::{Registry, TextEncoder};
 
-use super::*;
+use super::{looks::MANY, *};
 use crate::{
     coordination::tests::soon,
     desk::tests::{Counter, fresh, with_two_databases},
@@ -136,29 +137,6 @@ async fn a_later_submission_of_a_key_takes_the_place_of_one_that_has_the_last_ro
     assert_eq!((made.payload.as_deref(), test.live().await), (Some(b"1".as_slice()), 1));
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.inbox").fetch_one(&test.pool).await.unwrap();
     assert_eq!(left, 0);
-}
-
-#[test]
-fn rows_that_are_tried_again_leave_every_second_pass_to_those_behind_them() {
-    let (shard, away) = (ShardId::new(0), DatabaseIndex::HOME);
-    let ids: Vec<TaskId> = (0..3 * BATCH).map(|_| TaskId::mint(uuid::Uuid::now_v7(), shard)).collect();
-    let mut state = PassState { has_more: true, ..PassState::default() };
-    state.avoided.insert(away, Instant::now());
-    let begin = Instant::now() + AVOIDED;
-    state.leave_alone(ids.iter().copied(), Duration::ZERO);
-    state.let_in_again(begin);
-    assert_eq!((state.aside.len(), state.avoided.len()), (3 * BATCH, 1), "it is the turn of others");
-    state.let_in_again(begin);
-    assert_eq!((state.aside.len(), state.avoided.len()), (2 * BATCH, 0));
-    // These are still held. Those that have waited for longer come before them.
-    state.leave_alone(ids[..BATCH].iter().copied(), Duration::ZERO);
-    for _ in 0..4 {
-        state.let_in_again(begin + AVOIDED);
-    }
-    assert!(state.aside.keys().eq(&ids[..BATCH]), "each had its turn");
-    state.has_more = false;
-    state.let_in_again(begin + AVOIDED);
-    assert!(state.aside.is_empty(), "none waits behind them");
 }
 
 /// A read takes 1 MiB at most.
