@@ -54,6 +54,15 @@ fn intake(counter: &Counter) -> SqlIntake {
     }
 }
 
+/// A node that owns all shards.
+async fn owner() -> (Counter, TestDatabase, SqlIntake) {
+    let (counter, test) = fresh().await;
+    let database = &counter.databases.all()[0];
+    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
+    let intake = intake(&counter);
+    (counter, test, intake)
+}
+
 #[tokio::test]
 async fn a_submission_waits_behind_an_earlier_one_of_its_key_that_is_held() {
     let (counter, test) = fresh().await;

@@ -29,15 +29,6 @@ pub(super) fn inbox_row(shard: ShardId) -> InboxRow {
     }
 }
 
-/// A node that owns all shards.
-async fn owner() -> (Counter, TestDatabase, SqlIntake) {
-    let (counter, test) = fresh().await;
-    let database = &counter.databases.all()[0];
-    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
-    let intake = intake(&counter);
-    (counter, test, intake)
-}
-
 /// Submits so many tasks that replace the one with the key `k`, with the payloads 1 to `rows`.
 async fn replace_often(test: &TestDatabase, rows: usize) {
     let submit = format!(

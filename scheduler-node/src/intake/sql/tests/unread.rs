@@ -35,15 +35,6 @@ async fn submit(test: &TestDatabase, payload: i32) -> TaskId {
     TaskId::from_uuid(submit.fetch_one(&test.pool).await.unwrap())
 }
 
-/// A node that owns all shards.
-async fn owner() -> (Counter, TestDatabase, SqlIntake) {
-    let (counter, test) = fresh().await;
-    let database = &counter.databases.all()[0];
-    database.owned_shards.adopt(&fixture::all_shards().iter().map(|id| (id, Epoch::from_store(1))).collect::<Vec<_>>());
-    let intake = intake(&counter);
-    (counter, test, intake)
-}
-
 /// Collects until a pass has read a batch: one that looks for long for rows that cannot be read ends without.
 async fn collect_a_batch(intake: &SqlIntake, state: &mut PassState) {
     let batch = Box::pin(async { while intake.collect(state).await.is_err() {} });
