@@ -7,13 +7,15 @@
 //!
 //! An answer that comes in the time of a statement may still come too late. Its messages may be sent for a while only,
 //! the hold, which counts from the sending of the statement. After it, their rows must be read again, by a statement
-//! that would come as late. So the statements after it take at most half as many as it brought. Statements grow only as
-//! long as half of the hold is left for the way to the broker. Four claims may be under way together. Where they share
-//! a slow way, some that grew by what a single one took may be late once, and are halved again.
+//! that would come as late. So the statements after it take at most half as many as it brought. Statements of more than
+//! [`FEW`] grow only as long as half of the hold is left for the way to the broker. Four claims may be under way
+//! together. Where they share a slow way, some that grew by what a single one took may be late once, and are halved
+//! again.
 //!
 //! A database may be slow whatever a statement takes, as with commits that take seconds. Then smaller ones only make
 //! fewer tasks leave in time. An answer with so few bytes that they were not what took long shows such a database. It
-//! counts as late only if nothing of it can be sent, and makes statements no smaller than [`FEW`].
+//! counts as late only if nothing of it can be sent, and makes statements no smaller than [`FEW`]. Those that are, as
+//! after an outage, grow to [`FEW`] with such answers, however slow these are.
 //!
 //! In an outage all statements run out of their time, small ones too, and a small one shows the same as a large one. So
 //! where no answer came, it is the bound that is halved, and not the statement's own size. Statements that were under
@@ -108,10 +110,11 @@ impl PartSize {
     }
 
     /// Records that a statement of so many tasks, with payloads of so many bytes, passed, and how long it took. One of
-    /// few says nothing about more. A slow one with few bytes says that the database is slow whatever it does.
+    /// few says nothing about more. A slow one with few bytes says that the database is slow whatever it does, and one
+    /// without any was slow because of a lock or the like.
     pub fn passed(&mut self, tasks: usize, bytes: i64, took: Duration, hold: Duration, now: Instant) {
         let is_slow = took > hold / 2;
-        if tasks <= self.most / 2 || is_slow && (bytes > LIGHT_BYTES || self.most >= FEW) {
+        if tasks <= self.most / 2 || is_slow && (bytes == 0 || bytes > LIGHT_BYTES || self.most >= FEW) {
             return;
         }
         let (rests, is_quick) = (self.rests_until.is_some_and(|until| now < until), took < hold / QUICK);

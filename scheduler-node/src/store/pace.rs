@@ -14,8 +14,7 @@ use super::Error;
 use crate::clock;
 
 /// The most times that the rows of a look are divided by ten: a hundredth of them ends in time even where each has the
-/// longest history. The three tries of a table end within 15 s, and clients wait for
-/// 30 s.
+/// longest history. The three tries of a table end within 15 s, and clients wait for 30 s.
 const MOST_TENTHS: u32 = 2;
 
 /// After a quicker look the next one examines ten times as many rows. That should take half of a statement's time.
@@ -81,8 +80,8 @@ impl PacedLook<'_> {
         10_u16.pow(self.tenths)
     }
 
-    /// The same, where what is read here is then written at the pace of `writes`.
-    /// A try that is smaller for the sake of the writes says nothing of larger ones.
+    /// The same, where what is read here is then written at the pace of `writes`. A quick try that is smaller for the
+    /// sake of the writes says nothing of larger ones.
     pub(super) fn divisor_before(&mut self, writes: &Pace) -> u16 {
         self.is_of_writes = writes.divisor() > self.divisor();
         self.divisor().max(writes.divisor())

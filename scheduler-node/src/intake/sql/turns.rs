@@ -5,8 +5,8 @@
 //!
 //! - **Turn of others**: rows aside are old, so after their pauses they come first and may fill each batch. While other
 //!   rows wait behind them, every second pass is a turn of others: it leaves out all rows aside.
-//! - **Crowd**: when more rows are aside than a node keeps in mind, it forgets those of the shard that has most. These
-//!   are a crowd, and their shard is crowded: turns of others leave out all its rows.
+//! - **Crowd**: when more rows are aside than a node keeps in mind, it forgets those of the shard that has most, first
+//!   of one that is not crowded. These are a crowd, and their shard is crowded: turns of others leave out all its rows.
 //! - **In turn**: two crowds in one pass would hold each other up. So of the crowded shards, a pass that is no turn of
 //!   others reads only the next in turn. That one is crowded until such a pass has read all its rows.
 //! - **Alone**: older rows of other shards may fill the batch before a crowd is read. So in every second round of the

@@ -238,8 +238,8 @@ impl<S: Statements> Settler<S> {
 
     /// Adds new confirms to those that wait until due messages are sent. Returns the next ones to write, as many as one
     /// statement takes, so that those that come meanwhile wait for no more. Those that something waits for are written
-    /// with the next statement that has room for them. Whether its task is to be tried again is asked for a new one at
-    /// once. The others may be tens of thousands, so it is asked for them in the rhythm of [`GATHER`].
+    /// with the next statement that has room for them. A new one is asked at once whether its task is to
+    /// be tried again. The others may be tens of thousands, so they are asked in the rhythm of [`GATHER`].
     ///
     /// While rows are held, what is returned goes into several statements, in the order of the times of keeping.
     fn give_way(&self, new: Vec<Confirmed>, unwritten: &mut Unwritten) -> Vec<Confirmed> {
