@@ -4,6 +4,8 @@
 //! Only the modules that `main.rs`, the tests and the fuzz targets use are public, so that the compiler reports code
 //! without a caller.
 
+// The optimiser works out the layouts of futures within futures, which nest deeper than the default of 128.
+#![recursion_limit = "256"]
 #![allow(unreachable_pub, reason = "`pub` inside a private module means: for the whole crate")]
 
 #[macro_use]
