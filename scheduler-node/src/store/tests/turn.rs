@@ -289,7 +289,7 @@ async fn a_confirm_whose_write_waits_for_a_connection_counts_from_when_it_came()
         let policy = QueuePolicy { settle, ..QueuePolicy::default() };
         test.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room");
     };
-    let confirm = async {
+    let confirm = Box::pin(async {
         loop {
             put(Settle::Confirm).await;
             let occupied = test.occupy(PoolKind::Fire).await;
@@ -304,7 +304,7 @@ async fn a_confirm_whose_write_waits_for_a_connection_counts_from_when_it_came()
                 break;
             }
         }
-    };
+    });
     soon("a write that waits for a connection and has one in time", confirm).await;
     assert_eq!(predate_reports(&test, &ids).await, [true]);
 }
