@@ -258,7 +258,7 @@ impl Firer {
         self.overdue.lock().looked(began, is_answered, Instant::now());
         if is_answered {
             // The look comes first: what a node can decide again, it decides. A database may have come back meanwhile.
-            self.postpone_overdue(&self.unknown_shards()).await;
+            self.postpone_overdue().await;
         }
         looked
     }

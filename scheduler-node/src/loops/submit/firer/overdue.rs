@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{delay::rest, ids::ShardId};
+use common::delay::rest;
 
 use super::{Firer, LEFT_ALONE_MOST, POSTPONE};
 use crate::store::schedules::Revision;
@@ -81,10 +81,11 @@ impl Overdue {
 
 impl Firer {
     /// Postpones schedules that no node has decided for some seconds and that this one cannot decide: those that it
-    /// could not, and those that depend on a last task of the shards in `unknown`. It uses a tenth of the time.
-    pub(super) async fn postpone_overdue(&self, unknown: &[ShardId]) {
+    /// could not, and those that depend on a last task of which it cannot learn now. It uses a tenth of the time.
+    pub(super) async fn postpone_overdue(&self) {
         let began = Instant::now();
         let Some(undecided) = self.overdue.lock().undecided(began) else { return };
+        let unknown = self.unknown_shards();
         if undecided.is_empty() && unknown.is_empty() {
             return;
         }
@@ -92,7 +93,7 @@ impl Firer {
         // Others leave this to the master.
         let (home, during) = (self.store.home(), OVERDUE_AFTER + self.lag());
         let later = [POSTPONE, POSTPONE_MANY];
-        let postponed = home.schedule_overdue(during, POSTPONED_AT_ONCE, &undecided, unknown, later).await;
+        let postponed = home.schedule_overdue(during, POSTPONED_AT_ONCE, &undecided, &unknown, later).await;
         drop(one);
         if let Err(error) = postponed {
             let error = &error as &dyn std::error::Error;
