@@ -15,7 +15,11 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use super::{Database, Error, StoreOp, moves::MoveFence, pace::Pace};
+use super::{
+    Database, Error, StoreOp,
+    moves::MoveFence,
+    pace::{Pace, PacedLook},
+};
 
 /// The most rows of a page: some 10 ms of work in each database.
 const PAGE_ROWS: u16 = 500;
@@ -218,9 +222,8 @@ impl Database {
     pub async fn move_changes(&self, shard: ShardId, after: i64, writes: &WritePaces) -> Result<MoveChanges, Error> {
         let mut pace = self.paces.rounds.begin();
         loop {
-            let divisor = pace.divisor_before(&writes.rounds);
-            let changes = self.some_changes(shard, after, ROUND_CHANGES / i64::from(divisor)).await;
-            if !pace.comes_again(&changes) {
+            let (changes, comes_again) = self.try_changes(shard, after, writes, &mut pace).await;
+            if !comes_again {
                 return changes;
             }
         }
@@ -234,11 +237,22 @@ impl Database {
         after: i64,
         writes: &WritePaces,
     ) -> Result<MoveChanges, Error> {
-        let mut pace = self.paces.rounds.begin();
-        let divisor = pace.divisor_before(&writes.rounds);
-        let changes = self.some_changes(shard, after, ROUND_CHANGES / i64::from(divisor)).await;
-        pace.comes_again(&changes);
+        let (changes, _) = self.try_changes(shard, after, writes, &mut self.paces.rounds.begin()).await;
         changes
+    }
+
+    /// Tries to read changes once. Returns also whether another try would take fewer.
+    async fn try_changes(
+        &self,
+        shard: ShardId,
+        after: i64,
+        writes: &WritePaces,
+        pace: &mut PacedLook<'_>,
+    ) -> (Result<MoveChanges, Error>, bool) {
+        let most = ROUND_CHANGES / i64::from(pace.divisor_before(&writes.rounds));
+        let changes = self.some_changes(shard, after, most).await;
+        let comes_again = pace.comes_again(&changes);
+        (changes, comes_again)
     }
 
     async fn some_changes(&self, shard: ShardId, after: i64, most: i64) -> Result<MoveChanges, Error> {
