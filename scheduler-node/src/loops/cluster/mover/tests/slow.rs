@@ -26,13 +26,8 @@ const FEW_AT_ONCE: &str = "
 /// The tries after which a page and a round are a hundredth, and one more.
 const TRIES: usize = 4;
 
-#[tokio::test]
-async fn what_a_database_does_not_write_in_time_comes_again_in_smaller_parts() {
-    let mut moving = Moving::new().await;
-    let (source, target) = (moving.tests[0].pool.clone(), moving.tests[1].pool.clone());
-    moving.copy().await;
-    sqlx::raw_sql(SOME_TASKS).execute(&source).await.unwrap();
-    sqlx::raw_sql(FEW_AT_ONCE).execute(&target).await.unwrap();
+/// Writes rounds until one is short, and after each that comes too late those of another move.
+async fn write_rounds(moving: &mut Moving, mut another: Option<&mut Quick>) {
     let (ends, epoch) = (moving.ends.clone(), moving.epoch);
     let (mut tries, mut round) = (0, Round::Long);
     while round != Round::Short {
@@ -42,23 +37,47 @@ async fn what_a_database_does_not_write_in_time_comes_again_in_smaller_parts() {
                 assert!(error.is_out_of_time(), "{error:?}");
                 tries += 1;
                 assert!(tries < TRIES, "a round has the same rows again and again");
+                if let Some(another) = &mut another {
+                    another.write(&ends).await;
+                }
             }
         }
     }
     assert!(tries > 0, "the target does not take all changes at once");
-    assert_eq!(moving.tests[1].live().await, 120);
+}
 
-    (moving.work.page, tries) = (PageCursor::FIRST, 0);
+/// Writes all pages, and after each that comes too late those of another move.
+async fn write_pages(moving: &mut Moving, mut another: Option<&mut Quick>) {
+    let (ends, epoch) = (moving.ends.clone(), moving.epoch);
+    moving.work.page = PageCursor::FIRST;
+    let mut tries = 0;
     while moving.work.page != PageCursor::Done {
         if let Err(error) = moving.work.copy(&ends, epoch).await {
             assert!(error.is_out_of_time(), "{error:?}");
             tries += 1;
             assert!(tries < TRIES, "a page has the same rows again and again");
+            if let Some(another) = &mut another {
+                another.write(&ends).await;
+            }
         }
     }
     assert!(tries > 0, "the target does not take the page at once");
+}
 
-    (moving.work.write_paces, tries) = (WritePaces::default(), 0);
+#[tokio::test]
+async fn what_a_database_does_not_write_in_time_comes_again_in_smaller_parts() {
+    let mut moving = Moving::new().await;
+    let (source, target) = (moving.tests[0].pool.clone(), moving.tests[1].pool.clone());
+    moving.copy().await;
+    sqlx::raw_sql(SOME_TASKS).execute(&source).await.unwrap();
+    sqlx::raw_sql(FEW_AT_ONCE).execute(&target).await.unwrap();
+    write_rounds(&mut moving, None).await;
+    assert_eq!(moving.tests[1].live().await, 120);
+
+    write_pages(&mut moving, None).await;
+
+    moving.work.write_paces = WritePaces::default();
+    let (ends, epoch, mut tries) = (moving.ends.clone(), moving.epoch, 0);
     while let Err(error) = moving.work.empty_target(&ends, epoch, &[]).await {
         assert!(error.is_out_of_time(), "{error:?}");
         tries += 1;
@@ -108,29 +127,7 @@ async fn quick_writes_of_another_move_do_not_make_those_of_a_slow_one_larger() {
     sqlx::raw_sql(SOME_TASKS).execute(&moving.tests[0].pool).await.unwrap();
     sqlx::raw_sql(FEW_AT_ONCE).execute(&moving.tests[1].pool).await.unwrap();
     let mut quick = Quick::begin(&moving).await;
-    let (ends, epoch) = (moving.ends.clone(), moving.epoch);
-    let (mut tries, mut round) = (0, Round::Long);
-    while round != Round::Short {
-        match moving.work.round(&ends, epoch).await {
-            Ok(ended) => round = ended,
-            Err(error) => {
-                assert!(error.is_out_of_time(), "{error:?}");
-                tries += 1;
-                assert!(tries < TRIES, "a round has the same rows again and again");
-                quick.write(&ends).await;
-            }
-        }
-    }
-    assert!(tries > 0, "the target does not take all changes at once");
+    write_rounds(&mut moving, Some(&mut quick)).await;
 
-    (moving.work.page, tries) = (PageCursor::FIRST, 0);
-    while moving.work.page != PageCursor::Done {
-        if let Err(error) = moving.work.copy(&ends, epoch).await {
-            assert!(error.is_out_of_time(), "{error:?}");
-            tries += 1;
-            assert!(tries < TRIES, "a page has the same rows again and again");
-            quick.write(&ends).await;
-        }
-    }
-    assert!(tries > 0, "the target does not take the page at once");
+    write_pages(&mut moving, Some(&mut quick)).await;
 }
